@@ -300,6 +300,8 @@ impl Graph {
             // anywhere in its row.
             let fits = if rule.types == Types::Cache {
                 is_state && value.shape[0] >= want[0] && value.shape[1..] == want[1..]
+            } else if node.kind == OpKind::SelectRows {
+                value.shape[0] >= want[0] && value.shape[1..] == want[1..]
             } else if node.kind == OpKind::View {
                 value.shape[0] == want[0] && view_fits(node.attrs(), value.shape)
             } else {
