@@ -1,1 +1,5 @@
 //! placeholder
+
+pub mod checkpoint;
+pub mod quant;
+pub mod weights;

@@ -6,3 +6,4 @@
 
 pub mod dtype;
 pub mod op;
+pub mod quant;
