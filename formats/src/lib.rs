@@ -6,4 +6,5 @@
 
 pub mod dtype;
 pub mod op;
+pub mod plan;
 pub mod quant;

@@ -328,9 +328,10 @@ ops! {
     Rope = 23, "rope", true,
         &[input("x", RHD), input("table", [Attr(0), One, Twice(3)]), output("out", RHD)],
         &[ROWS, a("heads"), a("dim"), a("half")];
-    /// Rounds `x` (to nearest even) into cache rows; the cache operand starts at the position written.
+    /// Rounds `x` (to nearest even) into cache rows `pos..pos+rows`.
     KvWrite = 24, "kv_write", true,
-        &[input("x", RHD), operand("cache", Mode::InOut, Types::Cache, RHD)], RHD_ATTRS;
+        &[input("x", RHD), operand("cache", Mode::InOut, Types::Cache, [Sum(0, 3), Attr(1), Attr(2)])],
+        &[ROWS, a("heads"), a("dim"), pos("pos")];
     /// Causal attention of `rows` queries at positions `pos..pos+rows` over keys and values `0..=position`
     /// (with `window > 0`: the last `window` positions only). Query head `h` reads KV head
     /// `h / (heads / kv_heads)`. Positions are folded in blocks of [`ATTENTION_BLOCK`] counted from 0. Within a
@@ -371,6 +372,10 @@ ops! {
           typed("state", Mode::InOut, DType::F32, [Attr(2), Attr(3), Attr(4)]),
           output("out", [Attr(0), Attr(2), Attr(4)])],
         &[ROWS, a("k_heads"), a("v_heads"), a("k_dim"), a("v_dim")];
+    /// Copies rows `pos..pos+rows` of `x`.
+    SelectRows = 31, "select_rows", true,
+        &[input("x", [Sum(0, 2), One, Attr(1)]), output("out", [Attr(0), One, Attr(1)])],
+        &[ROWS, a("dim"), pos("pos")];
 }
 
 /// Positions folded together by [`OpKind::Attention`] before blocks are merged.

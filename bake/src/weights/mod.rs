@@ -8,8 +8,8 @@
 //! What always holds: the bytes depend on checkpoint, declarations and options alone, never on threads or block
 //! order; quantised tensors of the checkpoint are copied untouched; memory is bounded by threads times a block.
 
-mod decl;
 mod names;
+mod options;
 mod produce;
 mod random;
 mod resolve;
@@ -20,7 +20,8 @@ use loaf_formats::dtype::{DType, WeightFormat};
 
 use crate::checkpoint::{Error, Shard};
 
-pub use decl::{QuantOptions, WeightClass, WeightDecl};
+pub use loaf_recipes::model::{WeightClass, WeightDecl};
+pub use options::QuantOptions;
 pub use produce::{BLOCK_BYTES, ProduceError, produce};
 pub use random::resolve_random;
 pub use resolve::{Resolution, resolve};

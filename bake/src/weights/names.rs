@@ -3,7 +3,7 @@
 //! Prefixes: `model.` (most), `model.language_model.` (multimodal Hugging Face), `language_model.model.` (multimodal
 //! MLX). Expert stacks: one tensor (MLX), one tensor per expert, or gate and up fused in one (Hugging Face).
 
-use super::decl::{WeightClass, WeightDecl};
+use super::{WeightClass, WeightDecl};
 
 /// Part of a weight: some rows of one checkpoint tensor, or all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

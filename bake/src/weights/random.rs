@@ -11,8 +11,7 @@ use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::quant::{float_at, push_float};
 use sha2::{Digest, Sha256};
 
-use super::decl::{QuantOptions, WeightClass, WeightDecl};
-use super::{Origin, Resolved, check_options, stored_tensors, target_format};
+use super::{Origin, QuantOptions, Resolved, WeightClass, WeightDecl, check_options, stored_tensors, target_format};
 use crate::checkpoint::Error;
 
 /// ln(1), ln(2), .. ln(16).

@@ -8,9 +8,10 @@ use std::collections::BTreeSet;
 
 use loaf_formats::dtype::{DType, WeightFormat};
 
-use super::decl::{QuantOptions, WeightClass, WeightDecl};
 use super::names::{self, Piece, RowsOf};
-use super::{Origin, Resolved, Stretches, check_options, stored_tensors, target_format};
+use super::{
+    Origin, QuantOptions, Resolved, Stretches, WeightClass, WeightDecl, check_options, stored_tensors, target_format,
+};
 use crate::checkpoint::{Checkpoint, Entry, Error, expect_dtype};
 
 /// All declared weights, and what else the checkpoint holds.
