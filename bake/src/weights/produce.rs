@@ -193,3 +193,75 @@ fn quantise_rows(w: &Resolved, source: &Stretches, dtype: DType, first: u64, row
     }
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::weights::{QuantOptions, WeightClass, WeightDecl, resolve, resolve_random};
+
+    /// All stored bytes, tensor by tensor, produced on `threads` threads.
+    fn bytes_on(threads: usize, weights: &[Resolved]) -> Vec<Vec<u8>> {
+        let starts: Vec<usize> = weights
+            .iter()
+            .scan(0, |n, w| {
+                *n += w.stored.len();
+                Some(*n - w.stored.len())
+            })
+            .collect();
+        let tensors = weights.iter().flat_map(|w| &w.stored).map(|t| Mutex::new(vec![0; t.bytes as usize]));
+        let out: Vec<Mutex<Vec<u8>>> = tensors.collect();
+        let sink = |weight: usize, stored: usize, offset: u64, bytes: &[u8]| {
+            let offset = offset as usize;
+            out[starts[weight] + stored].lock().unwrap()[offset..offset + bytes.len()].copy_from_slice(bytes);
+            Ok::<(), String>(())
+        };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| produce(weights, &sink, &|_| {})).unwrap();
+        out.into_iter().map(|tensor| tensor.into_inner().unwrap()).collect()
+    }
+
+    fn decl(out: u64, inp: u64) -> WeightDecl {
+        WeightDecl { name: "model.w.weight".into(), shape: vec![out, inp], class: WeightClass::Linear }
+    }
+
+    #[test]
+    fn bytes_do_not_depend_on_the_number_of_threads() {
+        // Three blocks of f32 source, the last of them short.
+        let (rows, inp) = (2500u64, 2048u64);
+        let header = format!(
+            r#"{{"model.w.weight":{{"dtype":"F32","shape":[{rows},{inp}],"data_offsets":[0,{}]}}}}"#,
+            rows * inp * 4
+        );
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend_from_slice(header.as_bytes());
+        file.extend((0..rows * inp).flat_map(|i| ((i.wrapping_mul(2_654_435_761) >> 9) as u16 as f32).to_le_bytes()));
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), "{}").unwrap();
+        std::fs::write(dir.path().join("model.safetensors"), &file).unwrap();
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let q3 = QuantOptions { bits: Some(3), group: 64 };
+        let copied = resolve(&checkpoint, &[decl(rows, inp)], &QuantOptions::default()).unwrap().weights;
+        let quantised = resolve(&checkpoint, &[decl(rows, inp)], &q3).unwrap().weights;
+        let drawn = resolve_random(&[decl(9 * rows, inp)], &q3, DType::BF16, 3).unwrap();
+        assert!(cut(0, &copied[0]).len() == 3 && cut(0, &quantised[0]).len() == 3 && cut(0, &drawn[0]).len() > 3);
+        assert!(bytes_on(2, &copied)[0] == file[8 + header.len()..]);
+        for weights in [copied, quantised, drawn] {
+            let one = bytes_on(1, &weights);
+            for threads in [2, 3, 7] {
+                assert!(bytes_on(threads, &weights) == one, "{threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn the_error_of_the_first_failing_block_is_reported_whatever_the_threads() {
+        let weights = resolve_random(&[decl(20_000, 2048)], &QuantOptions::default(), DType::BF16, 0).unwrap();
+        for threads in [1, 2, 3, 7] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let sink = |_, _, offset: u64, _: &[u8]| if offset >= 2 * BLOCK_BYTES { Err(offset) } else { Ok(()) };
+            let error = pool.install(|| produce(&weights, &sink, &|_| {})).unwrap_err();
+            assert!(matches!(error, ProduceError::Sink(offset) if offset == 2 * BLOCK_BYTES), "{error}");
+        }
+    }
+}
