@@ -8,3 +8,4 @@ pub mod container;
 pub mod dtype;
 pub mod op;
 pub mod plan;
+pub mod quant;
