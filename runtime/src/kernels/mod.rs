@@ -6,7 +6,7 @@
 //! do not depend on each other ([`units`]), so a caller may give any ranges of them to any threads.
 //!
 //! - `naive` is the contract spelled out in plain loops, and the oracle of the tests.
-//! - `simd` is the small set of vector operations the fast kernels need; `scalar` (arrays), `avx2` and `vnni`
+//! - `simd` is the small set of vector operations the fast kernels need; `scalar` (arrays) and `avx2`
 //!   implement it. The algorithms (`elementwise`, `dense`, `quant`, `attention`, `recurrent`) are written once
 //!   over it.
 //!
@@ -24,7 +24,18 @@ use std::ops::Range;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{ATTENTION_BLOCK, OPS, OpKind};
 
+mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod dense;
+mod elementwise;
+mod isa;
 mod naive;
+mod quant;
+mod recurrent;
+mod scalar;
+mod scratch;
+mod simd;
 
 /// Rows of a weight matrix in one work unit, and lanes of a vector.
 pub const LANES: usize = 8;
@@ -103,6 +114,10 @@ pub type Kernel = unsafe fn(call: &OpCall<'_>, units: Range<usize>, scratch: &mu
 pub enum Isa {
     /// The contract in plain loops; slow.
     Naive,
+    /// The vector algorithms on arrays; any CPU.
+    Scalar,
+    /// AVX2 with FMA and F16C.
+    Avx2,
 }
 
 impl Isa {
@@ -110,6 +125,8 @@ impl Isa {
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Naive => "naive",
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
         }
     }
 }
@@ -124,7 +141,23 @@ pub struct Kernels {
 impl Kernels {
     /// The best table this CPU can run.
     pub fn detect() -> Kernels {
-        Kernels::naive()
+        Kernels::avx2().unwrap_or_else(Kernels::scalar)
+    }
+
+    /// The vector algorithms on arrays, for any CPU.
+    pub fn scalar() -> Kernels {
+        Kernels { isa: Isa::Scalar, table: isa::scalar::table() }
+    }
+
+    /// The AVX2 table, if this CPU has AVX2, FMA and F16C.
+    pub fn avx2() -> Option<Kernels> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            has.then(|| Kernels { isa: Isa::Avx2, table: isa::avx2::table() })
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        None
     }
 
     /// The contract in plain loops: the oracle of tests, far too slow for anything else.
@@ -178,7 +211,7 @@ pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> usize {
     let at = |i: usize| attrs[i] as usize;
     let pad = |n: usize| n.next_multiple_of(LANES);
     // Each buffer carved from scratch starts on 64 bytes.
-    let slack = 64 * 8;
+    let slack = 64 * 12;
     slack
         + match kind {
             LinearDense => LANES * pad(at(1)) * 4,
