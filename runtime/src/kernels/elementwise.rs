@@ -223,17 +223,17 @@ pub(super) unsafe fn rope_table<S: Simd>(call: &OpCall<'_>, units: Range<usize>,
 
 #[inline(always)]
 pub(super) unsafe fn kv_write<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, dim) = (call.operands, call.count(2));
+    let (o, dim, pos) = (call.operands, call.count(2), call.count(3));
     for u in units {
         let (r, h) = (u / call.count(1), u % call.count(1));
         // SAFETY: row `r` and head `h` are within the extents.
         unsafe {
             let x = o[0].at::<f32>(r, h);
             if o[1].dtype != DType::F16 {
-                std::ptr::copy_nonoverlapping(x, o[1].at::<f32>(r, h), dim);
+                std::ptr::copy_nonoverlapping(x, o[1].at::<f32>(pos + r, h), dim);
                 continue;
             }
-            let out = o[1].at::<u16>(r, h);
+            let out = o[1].at::<u16>(pos + r, h);
             for i in (0..dim).step_by(LANES) {
                 let n = LANES.min(dim - i);
                 let mut eight = [0; LANES];
@@ -241,6 +241,15 @@ pub(super) unsafe fn kv_write<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _
                 std::ptr::copy_nonoverlapping(eight.as_ptr(), out.add(i), n);
             }
         }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn select_rows<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, dim, pos) = (call.operands, call.count(1), call.count(2));
+    for r in units {
+        // SAFETY: row `pos + r` of `x` and row `r` of `out` are within the extents, which do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(o[0].at::<f32>(pos + r, 0), o[1].at::<f32>(r, 0), dim) }
     }
 }
 

@@ -41,6 +41,7 @@ macro_rules! isa {
                 Rope = elementwise::rope, KvWrite = elementwise::kv_write, Attention = attention::attention,
                 Conv = recurrent::conv, ConvSilu = recurrent::conv_silu, L2Norm = elementwise::l2_norm,
                 GdnGates = elementwise::gdn_gates, GdnScan = recurrent::gdn_scan,
+                SelectRows = elementwise::select_rows,
             );
             isa!(@quant $attr, $simd, linear, linear_case, 3,
                 (2, 32) (2, 64) (2, 128) (3, 32) (3, 64) (3, 128) (5, 32) (5, 64) (5, 128) (6, 32) (6, 64) (6, 128)

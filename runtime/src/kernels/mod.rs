@@ -192,7 +192,7 @@ pub fn units(kind: OpKind, attrs: &[u64]) -> usize {
     let at = |i: usize| attrs[i] as usize;
     match kind {
         View | Linear | ExpertLinear => 0,
-        Embed | MulRows | WeightedSum | Softmax | TopK | RopeTable | GdnGates => at(0),
+        Embed | MulRows | WeightedSum | Softmax | TopK | RopeTable | GdnGates | SelectRows => at(0),
         RmsNorm | AddRmsNorm | Add | Mul | Silu | Sigmoid | SiluMul | SigmoidMul | Quantize | Rope | KvWrite | L2Norm => {
             at(0) * at(1)
         }
@@ -258,7 +258,7 @@ pub fn cost(kind: OpKind, attrs: &[u64]) -> u64 {
             matrix(slots.min(at(2)), slots, at(3), at(4), at(5))
         }
         ExpertSort => 8 * at(0) * at(1) + 8 * at(2),
-        MulRows | Softmax => 16 * at(0) * at(1),
+        MulRows | Softmax | SelectRows => 16 * at(0) * at(1),
         TopK => 8 * at(0) * at(1),
         RopeTable => 64 * at(0) * at(1),
         GdnGates => 64 * at(0) * at(1) * at(2),

@@ -318,6 +318,7 @@ unsafe fn run_unit(call: &OpCall<'_>, u: usize) {
             SiluMul => binary(|a, b| silu(a) * b),
             SigmoidMul => binary(|a, b| sigmoid(a) * b),
             MulRows => (0..n(1)).for_each(|i| set(&o[2], u, 0, i, get(&o[0], u, 0, i) * get(&o[1], u, 0, 0))),
+            SelectRows => (0..n(1)).for_each(|i| set(&o[1], u, 0, i, get(&o[0], n(2) + u, 0, i))),
             Quantize => {
                 let x = row(&o[0], r, h, n(2));
                 for (g, x) in x.chunks(n(3)).enumerate() {
@@ -408,8 +409,8 @@ unsafe fn run_unit(call: &OpCall<'_>, u: usize) {
                 for i in 0..n(2) {
                     let x = get(&o[0], r, h, i);
                     match o[1].dtype {
-                        DType::F16 => *o[1].at::<u16>(r, h).add(i) = f16::from_f32(x).to_bits(),
-                        _ => set(&o[1], r, h, i, x),
+                        DType::F16 => *o[1].at::<u16>(n(3) + r, h).add(i) = f16::from_f32(x).to_bits(),
+                        _ => set(&o[1], n(3) + r, h, i, x),
                     }
                 }
             }
