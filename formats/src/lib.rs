@@ -4,6 +4,7 @@
 //! ([`dtype`]), the closed op set ([`op`]), plan records with their encoding and verifier ([`plan`]). Neither
 //! side may know more of the other than what stands here.
 
+pub mod chat;
 pub mod container;
 pub mod dtype;
 pub mod op;

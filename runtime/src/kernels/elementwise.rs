@@ -524,7 +524,13 @@ unsafe fn decode_affine<S: Simd, const BITS: u8>(group: u8, w: &[RawOperand], ro
 /// Float parameters `g..g + n` of eight weight rows as eight vectors, one per group, a lane per row: scales as
 /// the integer matmul multiplies with them (halved for E2M1), or biases.
 #[inline(always)]
-pub(super) unsafe fn params<S: Simd>(kind: u8, o: &RawOperand, rows: &[usize; LANES], g: usize, n: usize) -> [S::F; LANES] {
+pub(super) unsafe fn params<S: Simd>(
+    kind: u8,
+    o: &RawOperand,
+    rows: &[usize; LANES],
+    g: usize,
+    n: usize,
+) -> [S::F; LANES] {
     // SAFETY: the caller names `n <= 8` groups of valid rows.
     unsafe {
         let mut by_row = [S::splat(0.0); LANES];
