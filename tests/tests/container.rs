@@ -128,6 +128,10 @@ fn what_is_written_is_read() {
         assert_eq!(loaf.verify_section(kind).unwrap(), expected);
     }
     assert_eq!(loaf.section(SectionKind::Graphs), None);
+    let plan = loaf.leaves(SectionKind::Plan).unwrap();
+    assert_eq!((plan.count(), plan.check(0).unwrap()), (1, 8));
+    assert!(matches!(plan.check(1), Err(Error::Range { .. })));
+    assert!(matches!(loaf.leaves(SectionKind::HashTree), Err(Error::MissingSection { .. })));
     let (layout, _) = rich_layout();
     let placed = layout.finish().unwrap();
     let tensors = loaf.tensors().unwrap();
