@@ -71,7 +71,8 @@ fn small_loaf() -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.loaf");
     let mut layout = Layout::new();
-    let ix = [("a", 100), ("b", 64), ("c", 300)].map(|(n, len)| layout.weight(n, DType::U8, &[len]).unwrap());
+    let ix = [("model.layers.0.mlp.weight", 100), ("model.norm", 64), ("lm_head", 300)]
+        .map(|(n, len)| layout.weight(n, DType::U8, &[len]).unwrap());
     let writer = create(&path, layout);
     for (w, ix) in ix.iter().enumerate() {
         writer.write_at(*ix, 0, &content(w, writer.layout().weights()[*ix].len)).unwrap();
@@ -127,6 +128,10 @@ fn what_is_written_is_read() {
         assert_eq!(loaf.verify_section(kind).unwrap(), expected);
     }
     assert_eq!(loaf.section(SectionKind::Graphs), None);
+    let plan = loaf.leaves(SectionKind::Plan).unwrap();
+    assert_eq!((plan.count(), plan.check(0).unwrap()), (1, 8));
+    assert!(matches!(plan.check(1), Err(Error::Range { .. })));
+    assert!(matches!(loaf.leaves(SectionKind::HashTree), Err(Error::MissingSection { .. })));
     let (layout, _) = rich_layout();
     let placed = layout.finish().unwrap();
     let tensors = loaf.tensors().unwrap();

@@ -164,8 +164,8 @@ impl Head {
             .filter(|n| *n <= MAX_SECTIONS)
             .ok_or_else(|| Error::field(Where::Head, "number of sections", format!("at most {MAX_SECTIONS}"), count))?;
         // What this version does not use must be zero, unless a later minor version may have given it a meaning.
-        let strict = minor <= VERSION_MINOR;
-        if strict && record[TABLE + count * ENTRY_BYTES..ID].iter().any(|b| *b != 0) {
+        let newer = minor > VERSION_MINOR;
+        if !newer && record[TABLE + count * ENTRY_BYTES..ID].iter().any(|b| *b != 0) {
             return Err(Error::field(Where::Head, "unused bytes", "zero", "something else"));
         }
         let entries = record[TABLE..TAIL].chunks_exact(ENTRY_BYTES).take(count);
@@ -178,7 +178,7 @@ impl Head {
             json_len: u64_at(record, 40),
             data_len: u64_at(record, 48),
             header_sha256: bytes(record, 64),
-            sections: entries.map(|entry| decode_section(entry, strict)).collect::<Result<_, _>>()?,
+            sections: entries.map(|entry| decode_section(entry, newer)).collect::<Result<_, _>>()?,
         };
         head.check_sections()?;
         Ok((head, ArtifactId(id)))
@@ -225,7 +225,7 @@ impl Head {
     }
 }
 
-fn decode_section(entry: &[u8], strict: bool) -> Result<Section, Error> {
+fn decode_section(entry: &[u8], newer: bool) -> Result<Section, Error> {
     let section = Section {
         kind: u32_at(entry, 0),
         flags: u32_at(entry, 4),
@@ -234,7 +234,7 @@ fn decode_section(entry: &[u8], strict: bool) -> Result<Section, Error> {
         alignment: u32_at(entry, 24),
         root: bytes(entry, 32),
     };
-    if strict {
+    if !newer {
         expect(Where::Section(section.kind), "unknown flags", 0, (section.flags & !FLAG_OPTIONAL).into())?;
         expect(Where::Section(section.kind), "reserved word", 0, u32_at(entry, 28).into())?;
     }
@@ -260,7 +260,7 @@ fn u64_at(record: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes(record, at))
 }
 
-const _: () = assert!(TAIL <= ID && LINE_BYTES.is_power_of_two() && HEAD_BYTES % LINE_BYTES == 0);
+const _: () = assert!(TAIL <= ID && HEAD_BYTES.is_multiple_of(LINE_BYTES));
 const _: () = assert!(SectionKind::ALL.len() <= MAX_SECTIONS);
 
 #[cfg(test)]

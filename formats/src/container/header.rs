@@ -258,6 +258,8 @@ impl<'de> Visitor<'de> for TensorsVisitor {
 
 #[cfg(test)]
 mod tests {
+    use super::super::head::Section;
+    use super::super::layout::{FileLayout, Layout};
     use super::*;
 
     fn header(json: &str) -> Vec<u8> {
@@ -323,5 +325,77 @@ mod tests {
         assert!(with("[1,1,1,1,1,1,1,1,1]", "[0,4]").contains("at most 8 dimensions"));
         assert!(with("[18446744073709551616]", "[0,4]").contains("invalid type"));
         assert!(with("[1]", "[0,4,8]").contains("trailing"), "{}", with("[1]", "[0,4,8]"));
+    }
+
+    /// A file of two weights with padding around them and two sections, as its header and its table have it.
+    fn agreeing() -> (Vec<TensorEntry>, Head) {
+        let mut layout = Layout::new();
+        layout.weight("a", DType::F32, &[3]).unwrap();
+        layout.weight("b", DType::F16, &[2, 4]).unwrap();
+        let file = FileLayout::new(layout.finish().unwrap(), &[(SectionKind::Plan, 5)]).unwrap();
+        let sections = [SectionKind::Weights, SectionKind::Plan, SectionKind::HashTree].map(|kind| {
+            let span = file.section(kind).unwrap();
+            let (offset, len, alignment) = (span.start, span.end - span.start, kind.alignment() as u32);
+            Section { kind: kind.code(), flags: 0, offset, len, alignment, root: [0; 32] }
+        });
+        let head = Head {
+            major: 1,
+            minor: 0,
+            required_features: 0,
+            optional_features: 0,
+            file_len: file.file_len(),
+            json_len: file.data_start() - 8,
+            data_len: file.data_len(),
+            header_sha256: [0; 32],
+            sections: sections.to_vec(),
+        };
+        (parse(file.header()).unwrap(), head)
+    }
+
+    #[test]
+    fn header_and_table_must_name_the_same_bytes() {
+        let (tensors, head) = agreeing();
+        check(&tensors, &head).unwrap();
+        let names: Vec<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
+        let expected =
+            ["loaf.head", "loaf.pad.0", "a", "loaf.pad.1", "b", "loaf.pad.2", "loaf.plan", "loaf.pad.3", "loaf.hashes"];
+        assert_eq!(names, expected);
+
+        let refused = |change: &dyn Fn(&mut Vec<TensorEntry>, &mut Head), message: &str| {
+            let (mut tensors, mut head) = (tensors.clone(), head.clone());
+            change(&mut tensors, &mut head);
+            let found = check(&tensors, &head).unwrap_err().to_string();
+            assert!(found.contains(message), "expected \"{message}\", found \"{found}\"");
+        };
+        let shorten =
+            |t: &mut TensorEntry, by: u64| *t = TensorEntry { len: t.len - by, shape: vec![t.len - by], ..t.clone() };
+        refused(&|t, _| t.truncate(0), "end of the last tensor: expected");
+        refused(&|t, _| drop(t.remove(0)), "tensor \"loaf.pad.0\": offset: expected 0, found 2048");
+        refused(&|t, _| t[0].name = "head".into(), "loaf.head first");
+        refused(&|t, _| t[2].name = "loaf.head".into(), "loaf.head first");
+        refused(&|t, _| t[0].dtype = DType::I8, "type: expected a row of U8");
+        refused(&|t, _| t[6].shape = vec![1, 5], "type: expected a row of U8");
+        refused(&|t, _| t[1].name = "loaf.pad.1".into(), "name: expected loaf.pad.0");
+        refused(&|t, _| t[1].name = "stowaway".into(), "offset of the first weight: expected 16384, found 2048");
+        refused(&|t, _| t[3].name = "stowaway".into(), "span: expected some bytes at a multiple of 64");
+        refused(&|t, _| t[6].name = "stowaway".into(), "end: expected at most");
+        refused(&|t, _| t[4].name = "".into(), "expected a name, found an empty one");
+        refused(&|t, _| t[6].name = "loaf.chat".into(), "name: expected that of section plan");
+        refused(&|t, _| t[2].name = "loaf.extra".into(), "type: expected a row of U8");
+        refused(&|t, _| shorten(&mut t[3], 1), "tensor \"b\": offset: expected");
+        refused(&|t, _| t[8].len += 1, "tensor \"loaf.hashes\": length: expected at most 64, found 65");
+        refused(&|t, _| shorten(&mut t[8], 1), "tensor \"loaf.hashes\": length: expected 64, found 63");
+        refused(&|t, _| t[8].len = u64::MAX, "tensor \"loaf.hashes\": length: expected at most 64");
+        refused(&|_, h| h.sections[0].len += 1, "section weights: end");
+        refused(&|_, h| h.sections[1].len += 1, "tensor \"loaf.plan\": length: expected 6, found 5");
+        refused(&|_, h| h.sections[1].kind = 77, "name: expected that of section of unknown kind 77");
+        refused(&|_, h| h.sections.retain(|s| s.kind != 2), "name: expected that of section hashes");
+        refused(&|_, h| h.sections.push(h.sections[2].clone()), "section hashes: tensor: expected one, found none");
+        let split_pad = |t: &mut Vec<TensorEntry>, _: &mut Head| {
+            let len = t[7].len;
+            shorten(&mut t[7], len - 1);
+            t.insert(8, TensorEntry::own("loaf.pad.4".into(), t[7].offset + 1, len - 1));
+        };
+        refused(&split_pad, "length: expected one run of 1..16384 bytes");
     }
 }

@@ -6,7 +6,7 @@
 //! | [`Container::verify_section`] | one section | its bytes are those its root stands for |
 //! | [`Container::verify_small`] | everything but the weights | the same for all small sections, header and hash tree |
 //! | [`Container::tensors`] | the header | header and table name the same bytes |
-//! | [`Leaves::check`] | 1 MiB of weights | the same for this leaf; any thread may take any leaf |
+//! | [`Leaves::check`] | 1 MiB of a section | the same for this leaf; any thread may take any leaf |
 //! | [`Container::verify_all`] | everything | the file is the one its artifact id names |
 //!
 //! Whether it is the file one *wanted* is for the caller to say, by comparing [`Container::artifact_id`].
@@ -107,36 +107,50 @@ impl<'a> Container<'a> {
     }
 
     /// Proves everything but the weights and what the header says of them: the bytes of the header, of every other
-    /// section, of the padding around sections, and of the hash tree, whose leaves it returns.
+    /// section, of the padding around sections, and of the hash tree. Returns the leaves of the weights, still to check.
     ///
     /// # Errors
     /// [`Error::Hash`] or [`Error::Padding`] for the first byte range that is not as it was written.
     pub fn verify_small(&self) -> Result<Leaves<'a>, Error> {
         same_hash(Where::Header, None, self.head.header_sha256, sha256(self.header))?;
-        let tree = self.verify_section(SectionKind::HashTree)?;
-        let (mut hashes, _) = tree.as_chunks::<32>();
-        let mut weights: &[Digest] = &[];
+        let tree = self.verify_tree()?;
         let mut end = HEAD_BYTES;
         for section in &self.head.sections {
             self.zero(end, section.offset)?;
             end = section.end();
-            if section.kind == SectionKind::HashTree.code() {
-                continue;
+            if section.kind != SectionKind::HashTree.code() && section.kind != SectionKind::Weights.code() {
+                let leaves = self.leaves_in(tree, section)?;
+                (0..leaves.count()).try_for_each(|ix| leaves.check(ix).map(drop))?;
             }
-            let (at, count) = (Where::Section(section.kind), leaf_count(section.len));
-            let own = usize::try_from(count).ok().and_then(|n| hashes.split_at_checked(n));
-            let (own, rest) =
-                own.ok_or_else(|| Error::field(Where::section(SectionKind::HashTree), "leaves", count, hashes.len()))?;
-            hashes = rest;
-            same_hash(at, None, section.root, root(own))?;
-            if section.kind == SectionKind::Weights.code() {
-                weights = own;
-                continue;
-            }
-            let leaves = Leaves { kind: section.kind, bytes: self.section_bytes(section)?, hashes: own };
-            (0..leaves.count()).try_for_each(|ix| leaves.check(ix).map(drop))?;
         }
-        Ok(Leaves { kind: SectionKind::Weights.code(), bytes: self.weights(), hashes: weights })
+        let kind = SectionKind::Weights;
+        self.leaves_in(tree, self.head.section(kind).ok_or(Error::MissingSection { kind })?)
+    }
+
+    /// The leaves of a section other than the hash tree, whose hashes are proven here and whose bytes are not yet:
+    /// to hash a long section on several threads, where [`Container::verify_section`] has but one.
+    ///
+    /// # Errors
+    /// [`Error::MissingSection`], or [`Error::Hash`] if the hash tree is not what it was.
+    pub fn leaves(&self, kind: SectionKind) -> Result<Leaves<'a>, Error> {
+        let section = self.head.section(kind).filter(|_| kind != SectionKind::HashTree);
+        self.leaves_in(self.verify_tree()?, section.ok_or(Error::MissingSection { kind })?)
+    }
+
+    fn verify_tree(&self) -> Result<&'a [Digest], Error> {
+        Ok(self.verify_section(SectionKind::HashTree)?.as_chunks().0)
+    }
+
+    fn leaves_in(&self, tree: &'a [Digest], section: &Section) -> Result<Leaves<'a>, Error> {
+        let hashed = self.head.sections.iter().filter(|s| s.kind != SectionKind::HashTree.code());
+        let first: u64 = hashed.take_while(|s| s.kind != section.kind).map(|s| leaf_count(s.len)).sum();
+        let range = usize::try_from(first).ok().zip(usize::try_from(first + leaf_count(section.len)).ok());
+        let hashes = range.and_then(|(first, end)| tree.get(first..end)).ok_or_else(|| {
+            let expected = format!("those of {}", Where::Section(section.kind));
+            Error::field(Where::section(SectionKind::HashTree), "leaves", expected, tree.len())
+        })?;
+        same_hash(Where::Section(section.kind), None, section.root, root(hashes))?;
+        Ok(Leaves { kind: section.kind, bytes: self.section_bytes(section)?, hashes })
     }
 
     /// [`Container::tensors`], and that all padding is zero. With [`Container::verify_small`] and every leaf of
