@@ -7,6 +7,8 @@
 //!
 //! No transcendental function is called: outputs are the same on every platform.
 
+use std::f32::consts::{LN_2, LN_10};
+
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::quant::{float_at, push_float};
 use sha2::{Digest, Sha256};
@@ -16,12 +18,12 @@ use crate::checkpoint::Error;
 
 /// ln(1), ln(2), .. ln(16).
 const LN_1_TO_16: [f32; 16] = [
-    0.0, 0.6931472, 1.0986123, 1.3862944, 1.609438, 1.7917595, 1.9459101, 2.0794415, 2.1972246, 2.3025851, 2.3978953,
-    2.4849066, 2.5649494, 2.6390574, 2.7080502, 2.7725887,
+    0.0, LN_2, 1.0986123, 1.3862944, 1.609438, 1.7917595, 1.9459101, 2.0794415, 2.1972246, LN_10, 2.3978953, 2.4849066,
+    2.5649494, 2.6390574, 2.7080502, 2.7725887,
 ];
 
 /// Inverse softplus of 0.001 and of 0.1.
-const DT_BIAS: (f32, f32) = (-6.9072552, -2.2521687);
+const DT_BIAS: (f32, f32) = (-6.907_255, -2.2521687);
 
 /// Decides how every declared weight will be stored and drawn, without a checkpoint.
 ///
