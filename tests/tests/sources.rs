@@ -27,7 +27,11 @@ fn fixtures() -> PathBuf {
 // What MLX answers.
 
 fn mlx_answers(run: impl FnOnce(&SafeTensors)) {
-    let bytes = fs::read(fixtures().join("sources/quant.safetensors")).unwrap();
+    answers("mlx/quant.safetensors", run);
+}
+
+fn answers(file: &str, run: impl FnOnce(&SafeTensors)) {
+    let bytes = fs::read(fixtures().join(file)).unwrap();
     run(&SafeTensors::deserialize(&bytes).unwrap());
 }
 
@@ -35,7 +39,7 @@ fn each_affine(mut run: impl FnMut(&str, u8, u8, DType)) {
     for (name, dtype) in [("f32", DType::F32), ("bf16", DType::BF16), ("f16", DType::F16)] {
         for bits in [2, 3, 4, 5, 6, 8] {
             for group in [32, 64, 128] {
-                run(&format!("{name}.{bits}.{group}"), bits, group, dtype);
+                run(&format!("affine.{name}.b{bits}.g{group}"), bits, group, dtype);
             }
         }
     }
@@ -49,7 +53,7 @@ fn floats(dtype: DType, bytes: &[u8]) -> Vec<f32> {
 fn the_quantiser_equals_mlx_bit_for_bit() {
     mlx_answers(|mlx| {
         each_affine(|key, bits, group, dtype| {
-            let w = mlx.tensor(&format!("{}.w", key.split('.').next().unwrap())).unwrap();
+            let w = mlx.tensor(&format!("src.{}", key.split('.').nth(1).unwrap())).unwrap();
             let (mut codes, mut scales, mut biases) = (vec![], vec![], vec![]);
             for row in floats(dtype, w.data()).chunks(w.shape()[1]) {
                 quantise_row(row, bits, group.into(), dtype, &mut codes, &mut scales, &mut biases).unwrap();
@@ -82,11 +86,13 @@ fn same_bits(ours: &[f32], theirs: &[f32], what: &str) {
 }
 
 #[test]
-fn affine_decoding_equals_mlx_with_widened_scales() {
+fn affine_decoding_equals_mlx_bit_for_bit_when_scales_are_f32() {
     mlx_answers(|mlx| {
         each_affine(|key, bits, group, params| {
-            let ours = decode_all(mlx, key, WeightFormat::Affine { bits, group, params });
-            same_bits(&ours, &floats(DType::F32, mlx.tensor(&format!("{key}.decoded")).unwrap().data()), key);
+            if params == DType::F32 {
+                let ours = decode_all(mlx, key, WeightFormat::Affine { bits, group, params });
+                same_bits(&ours, &floats(DType::F32, mlx.tensor(&format!("{key}.dequant")).unwrap().data()), key);
+            }
         });
     });
 }
@@ -99,11 +105,13 @@ fn mlx_in_half_precision_rounds_after_the_product_and_after_the_sum() {
     };
     mlx_answers(|mlx| {
         each_affine(|key, bits, group, params| {
-            let Ok(native) = mlx.tensor(&format!("{key}.native")) else { return };
+            if params == DType::F32 {
+                return;
+            }
             let part = |name: &str| floats(params, mlx.tensor(&format!("{key}.{name}")).unwrap().data());
             let (scales, biases) = (part("scales"), part("biases"));
             let weight = mlx.tensor(&format!("{key}.weight")).unwrap();
-            let theirs = floats(params, native.data());
+            let theirs = part("dequant");
             let ours: Vec<f32> = (0..theirs.len())
                 .map(|i| {
                     let code = code_at(bits.into(), weight.data(), i as u64).unwrap();
@@ -117,12 +125,12 @@ fn mlx_in_half_precision_rounds_after_the_product_and_after_the_sum() {
 }
 
 #[test]
-fn block_float_decoding_equals_mlx() {
-    mlx_answers(|mlx| {
+fn block_float_decoding_equals_mlx_for_every_scale_byte_and_every_code() {
+    answers("sources/block_floats.safetensors", |mlx| {
         for (key, format) in
             [("mxfp4", WeightFormat::Mxfp4), ("nvfp4", WeightFormat::Nvfp4), ("mxfp8", WeightFormat::Mxfp8)]
         {
-            let theirs = floats(DType::F32, mlx.tensor(&format!("{key}.decoded")).unwrap().data());
+            let theirs = floats(DType::F32, mlx.tensor(&format!("{key}.dequant")).unwrap().data());
             same_bits(&decode_all(mlx, key, format), &theirs, key);
         }
     });
@@ -199,10 +207,42 @@ fn every_published_fixture_resolves_with_nothing_left_over() {
 }
 
 #[test]
+fn every_mlx_fixture_passes_through_untouched() {
+    let mut seen = 0;
+    for entry in fs::read_dir(fixtures().join("mlx")).unwrap() {
+        let dir = entry.unwrap().path();
+        if !dir.is_dir() {
+            continue;
+        }
+        let checkpoint = Checkpoint::open(&dir).unwrap();
+        let has_convolution = checkpoint.names().any(|n| n.ends_with("conv1d.weight"));
+        assert_eq!(checkpoint.norms_shifted(), has_convolution, "{dir:?}");
+        let options = loaf_recipes::Options { context: 64, chunk: 16, norms_shifted: has_convolution };
+        let model = loaf_recipes::open(checkpoint.config(), options).unwrap();
+        let found = resolve(&checkpoint, &model.decls.weights, &DENSE).unwrap_or_else(|e| panic!("{dir:?}: {e}"));
+        assert_eq!(found.unused, Vec::<String>::new(), "{dir:?}");
+        let stored = collect(&found.weights);
+        assert_eq!(stored.len(), checkpoint.names().count(), "{dir:?}");
+        for name in checkpoint.names() {
+            let canonical = name.strip_prefix("language_model.").unwrap_or(name);
+            assert!(checkpoint.tensor(name).unwrap().bytes == stored[canonical], "{dir:?}: {name}");
+        }
+        seen += 1;
+    }
+    assert!(seen >= 5, "only {seen} fixtures");
+}
+
+#[test]
 fn quantised_tensors_pass_through_untouched() {
     mlx_answers(|mlx| {
         let mut tensors = Tensors::new();
-        let modules = [("a", "bf16.4.64"), ("b", "f16.8.32"), ("c", "mxfp4"), ("d", "nvfp4"), ("e", "mxfp8")];
+        let modules = [
+            ("a", "affine.bf16.b4.g64"),
+            ("b", "affine.f16.b8.g32"),
+            ("c", "mxfp4.f32"),
+            ("d", "nvfp4.bf16"),
+            ("e", "mxfp8.f16"),
+        ];
         for (module, key) in modules {
             for part in ["weight", "scales", "biases"] {
                 if let Ok(t) = mlx.tensor(&format!("{key}.{part}")) {
@@ -217,8 +257,9 @@ fn quantised_tensors_pass_through_untouched() {
             "language_model.model.d": {"mode": "nvfp4", "group_size": 16, "bits": 4},
             "language_model.model.e": {"mode": "mxfp8", "group_size": 32, "bits": 8}}});
         let dir = folder(config, &tensors);
-        let rows = [("a", 10), ("b", 10), ("c", 32), ("d", 32), ("e", 32)];
-        let decls = rows.map(|(m, rows)| linear(&format!("model.{m}.weight"), rows, 256));
+        // The f16 source is three rows of 128, the others are six of 256.
+        let shape = |key: &str| if key.contains("f16") && !key.contains("bf16") { (3, 128) } else { (6, 256) };
+        let decls = modules.map(|(m, key)| linear(&format!("model.{m}.weight"), shape(key).0, shape(key).1));
         let found = resolve(&Checkpoint::open(dir.path()).unwrap(), &decls, &Q4).unwrap();
         let formats: Vec<_> = found.weights.iter().map(|w| w.format.to_string()).collect();
         assert_eq!(formats, ["q4g64/bf16", "q8g32/f16", "mxfp4", "nvfp4", "mxfp8"]);
@@ -236,28 +277,28 @@ fn a_config_that_disagrees_with_the_tensors_is_refused() {
     mlx_answers(|mlx| {
         let mut tensors = Tensors::new();
         for part in ["weight", "scales", "biases"] {
-            let t = mlx.tensor(&format!("bf16.4.64.{part}")).unwrap();
+            let t = mlx.tensor(&format!("affine.bf16.b4.g64.{part}")).unwrap();
             tensors.insert(format!("model.a.{part}"), (t.dtype(), t.shape().to_vec(), t.data().to_vec()));
         }
         let error = |quantization: Value, tensors: &Tensors| {
             let dir = folder(json!({"quantization": quantization}), tensors);
             let checkpoint = Checkpoint::open(dir.path()).unwrap();
-            resolve(&checkpoint, &[linear("model.a.weight", 10, 256)], &DENSE).unwrap_err().to_string()
+            resolve(&checkpoint, &[linear("model.a.weight", 6, 256)], &DENSE).unwrap_err().to_string()
         };
         let right = json!({"group_size": 64, "bits": 4});
         let wrong = error(json!({"group_size": 64, "bits": 8}), &tensors);
-        assert!(wrong.contains("[10, 64], model.a.weight has [10, 32]"), "{wrong}");
+        assert!(wrong.contains("[6, 64], model.a.weight has [6, 32]"), "{wrong}");
         // 8 bits in groups of 32 fit the same shapes; only the declared width tells.
         let alias = error(json!({"group_size": 32, "bits": 8}), &tensors);
-        assert!(alias.contains("expected shape [10, 256], found [10, 128]"), "{alias}");
+        assert!(alias.contains("expected shape [6, 256], found [6, 128]"), "{alias}");
         let denied = error(json!({"group_size": 64, "bits": 4, "model.a": false}), &tensors);
         assert!(denied.contains("model.a") && denied.contains("not quantised"), "{denied}");
         assert!(error(Value::Null, &tensors).contains("no `quantization`"));
         let (dtype, _, bytes) = tensors.remove("model.a.biases").unwrap();
         assert!(error(right.clone(), &tensors).contains("model.a.biases"));
-        tensors.insert("model.a.biases".into(), (dtype, vec![5, 8], bytes));
+        tensors.insert("model.a.biases".into(), (dtype, vec![3, 8], bytes));
         let shape = error(right, &tensors);
-        assert!(shape.contains("expected shape [10, 4], found [5, 8]"), "{shape}");
+        assert!(shape.contains("expected shape [6, 4], found [3, 8]"), "{shape}");
     });
 }
 

@@ -7,8 +7,10 @@
 //!
 //! No transcendental function is called: outputs are the same on every platform.
 
+use std::f32::consts::{LN_2, LN_10};
+
+use half::{bf16, f16};
 use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::quant::{float_at, push_float};
 use sha2::{Digest, Sha256};
 
 use super::{Origin, QuantOptions, Resolved, WeightClass, WeightDecl, check_options, stored_tensors, target_format};
@@ -16,12 +18,12 @@ use crate::checkpoint::Error;
 
 /// ln(1), ln(2), .. ln(16).
 const LN_1_TO_16: [f32; 16] = [
-    0.0, 0.6931472, 1.0986123, 1.3862944, 1.609438, 1.7917595, 1.9459101, 2.0794415, 2.1972246, 2.3025851, 2.3978953,
-    2.4849066, 2.5649494, 2.6390574, 2.7080502, 2.7725887,
+    0.0, LN_2, 1.0986123, 1.3862944, 1.609438, 1.7917595, 1.9459101, 2.0794415, 2.1972246, LN_10, 2.3978953, 2.4849066,
+    2.5649494, 2.6390574, 2.7080502, 2.7725887,
 ];
 
 /// Inverse softplus of 0.001 and of 0.1.
-const DT_BIAS: (f32, f32) = (-6.9072552, -2.2521687);
+const DT_BIAS: (f32, f32) = (-6.907_255, -2.2521687);
 
 /// Decides how every declared weight will be stored and drawn, without a checkpoint.
 ///
@@ -105,19 +107,20 @@ pub(super) struct Fill {
 impl Fill {
     /// Bytes `begin..begin + bytes` of the tensor. `begin` must be a multiple of 8, which blocks are.
     pub fn draw(&self, begin: u64, bytes: u64) -> Vec<u8> {
-        let mut out = Vec::with_capacity(bytes as usize + 8);
-        let words = begin / 8..(begin + bytes).div_ceil(8);
+        let words = (begin + bytes).div_ceil(8) - begin / 8;
+        let mut out = vec![0; words as usize * 8];
+        let lanes = out.chunks_exact_mut(8).zip(begin / 8..);
         match self.law {
-            Law::Bits => words.for_each(|i| out.extend_from_slice(&word(self.key, i).to_le_bytes())),
-            Law::Constant(value) => words.for_each(|_| self.push_lanes(0, &mut out, |_| value)),
+            Law::Bits => lanes.for_each(|(out, i)| out.copy_from_slice(&word(self.key, i).to_le_bytes())),
+            Law::Constant(value) => lanes.for_each(|(out, _)| self.put_lanes(0, out, |_| value)),
             Law::Uniform { low, high } => {
-                words.for_each(|i| self.push_lanes(word(self.key, i), &mut out, |u| low + u * (high - low)));
+                lanes.for_each(|(out, i)| self.put_lanes(word(self.key, i), out, |u| low + u * (high - low)));
             }
-            Law::Centre { low, high, half, scales_key } => words.for_each(|i| {
-                self.push_lanes(word(scales_key, i), &mut out, |u| half * self.as_stored(low + u * (high - low)));
+            Law::Centre { low, high, half, scales_key } => lanes.for_each(|(out, i)| {
+                self.put_lanes(word(scales_key, i), out, |u| half * self.as_stored(low + u * (high - low)));
             }),
-            Law::LogOfInteger => words.for_each(|i| {
-                self.push_lanes(word(self.key, i), &mut out, |u| LN_1_TO_16[(u * 16.0) as usize % 16]);
+            Law::LogOfInteger => lanes.for_each(|(out, i)| {
+                self.put_lanes(word(self.key, i), out, |u| LN_1_TO_16[(u * 16.0) as usize % 16]);
             }),
         }
         out.truncate(bytes as usize);
@@ -125,24 +128,33 @@ impl Fill {
     }
 
     /// The elements that one word gives: two of 32 bits or four of 16, each from its own bits, `u` in 0..1.
-    fn push_lanes(&self, word: u64, out: &mut Vec<u8>, value: impl Fn(f32) -> f32) {
+    #[inline(always)]
+    fn put_lanes(&self, word: u64, out: &mut [u8], value: impl Fn(f32) -> f32) {
         if self.dtype.bytes() == 4 {
-            for lane in [word as u32, (word >> 32) as u32] {
+            for (lane, out) in out.chunks_exact_mut(4).enumerate() {
                 // 24 bits: exact in f32, and never rounds up to 1.
-                push_float(self.dtype, value((lane >> 8) as f32 / 16_777_216.0), out);
+                let u = ((word >> (32 * lane)) as u32 >> 8) as f32 / 16_777_216.0;
+                out.copy_from_slice(&value(u).to_le_bytes());
             }
         } else {
-            for shift in [0, 16, 32, 48] {
-                push_float(self.dtype, value(f32::from((word >> shift) as u16) / 65_536.0), out);
+            for (lane, out) in out.chunks_exact_mut(2).enumerate() {
+                let element = value(f32::from((word >> (16 * lane)) as u16) / 65_536.0);
+                out.copy_from_slice(&match self.dtype {
+                    DType::F16 => f16::from_f32(element).to_le_bytes(),
+                    _ => bf16::from_f32(element).to_le_bytes(),
+                });
             }
         }
     }
 
     /// `value` after its rounding to this tensor's type.
+    #[inline(always)]
     fn as_stored(&self, value: f32) -> f32 {
-        let mut bytes = Vec::with_capacity(4);
-        push_float(self.dtype, value, &mut bytes);
-        float_at(self.dtype, &bytes, 0).unwrap_or(value)
+        match self.dtype {
+            DType::F16 => f16::from_f32(value).to_f32(),
+            DType::BF16 => bf16::from_f32(value).to_f32(),
+            _ => value,
+        }
     }
 }
 
