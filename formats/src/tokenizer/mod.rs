@@ -23,7 +23,7 @@
 //!  19  u8     normaliser: 0 = none, 1 = NFC, 2 = " " becomes ▁, 3 = prepend ▁, then " " becomes ▁
 //!  20  u8     decoder: 0 = bytes, 1 = byte fallback, 2 = metaspace, 3 = metaspace whose first token loses its ▁
 //!  21  u8     decoder 1: how many leading spaces the whole text loses; else 0
-//!  22  u8     model bits: 1 = a piece that is a token is not merged, 2 = adjacent unknowns fuse, 4 = unknown characters fall back to bytes
+//!  22  u8     model bits: 1 = adjacent unknowns fuse, 2 = unknown characters fall back to bytes
 //!  23  u8     1 = the keys differ from the texts and have a table of their own
 //!  24  u32    id of the unknown token, or NONE
 //!  28  u32    tokens (highest id + 1)
@@ -58,7 +58,7 @@
 //!
 //! **Texts and keys.** A token's *text* is the bytes it stands for when decoded: GPT-2's printable alphabet is undone,
 //! `▁` is a space, `<0x0A>` is one byte. Its *key* is the bytes the encoder looks it up by: the same for byte-level
-//! models; with `▁` in place of spaces for the others. A token with an empty key is not found by any lookup.
+//! models; with `▁` in place of spaces for the others. A token that no vocabulary slot names is not found by any lookup.
 //!
 //! **Slots.** A slot is 0 (empty) or `tag << 24 | (index + 1)`, `tag` being the top byte of the hash and `index` a merge's
 //! rank or a token's id. Probing starts at `hash & (slots - 1)` and goes up by one, wrapping, until it meets an empty slot;
@@ -105,7 +105,8 @@ const CLASS_INDEX_LEN: usize = 0x11_0000 / 256;
 pub mod flag {
     /// The id is in use.
     pub const PRESENT: u8 = 1;
-    /// Encoding the key as one piece gives this token alone, so that a lookup can stand for the merging.
+    /// A piece equal to the key becomes this token without merging: because merging would give it, or because the
+    /// model says so (`ignore_merges`).
     pub const WHOLE: u8 = 2;
     /// Left out of decoded text when special tokens are skipped.
     pub const SPECIAL: u8 = 4;
@@ -227,8 +228,6 @@ pub enum Decoder {
 /// The part of the byte-pair model that is not a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// A piece that is a token becomes that token, without merging.
-    pub ignore_merges: bool,
     /// Adjacent unknown characters become one unknown token.
     pub fuse_unk: bool,
     /// Unknown characters become their bytes' tokens.

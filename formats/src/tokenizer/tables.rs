@@ -496,13 +496,12 @@ fn read_decoder(header: &[u8]) -> Result<Decoder, Error> {
 }
 
 fn read_model(bits: u8, unk: u32) -> Result<Model, Error> {
-    if bits > 7 {
-        return Err(bad_code("model bits", "0 to 7", bits));
+    if bits > 3 {
+        return Err(bad_code("model bits", "0 to 3", bits));
     }
     Ok(Model {
-        ignore_merges: bits & 1 != 0,
-        fuse_unk: bits & 2 != 0,
-        byte_fallback: bits & 4 != 0,
+        fuse_unk: bits & 1 != 0,
+        byte_fallback: bits & 2 != 0,
         unk: (unk != NONE).then_some(unk),
     })
 }

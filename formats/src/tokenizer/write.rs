@@ -36,8 +36,10 @@ pub struct TokenizerParts {
     pub after: Vec<u32>,
     /// What each id decodes to.
     pub texts: Vec<Vec<u8>>,
-    /// What each id is looked up by; as many as `texts`. Empty: by nothing.
-    pub keys: Vec<Vec<u8>>,
+    /// What each id is looked up by, as many as `texts`; none: by its text.
+    pub keys: Option<Vec<Vec<u8>>>,
+    /// Whether each id can be looked up at all; as many as `texts`.
+    pub keyed: Vec<bool>,
     /// Bits of [`flag`] for each id; as many as `texts`.
     pub flags: Vec<u8>,
     /// `(left, right, result)` in order of rank; no pair twice.
@@ -58,7 +60,9 @@ impl TokenizerParts {
     pub fn write(&self) -> Result<Vec<u8>, Error> {
         let tokens = self.texts.len();
         same_count("token flags", self.flags.len(), tokens)?;
-        same_count("keys", self.keys.len(), tokens)?;
+        let keys = self.keys.as_ref().unwrap_or(&self.texts);
+        same_count("keys", keys.len(), tokens)?;
+        same_count("key marks", self.keyed.len(), tokens)?;
         same_count("character classes", self.classes.len(), CLASS_INDEX_LEN * 256)?;
         count("token count", tokens, MAX_ENTRIES)?;
         count("merge count", self.merges.len(), MAX_ENTRIES)?;
@@ -67,13 +71,14 @@ impl TokenizerParts {
             self.merges.iter().zip(0u32..).map(|(&(left, right, _), rank)| (merge_hash(left, right), rank)).collect();
         let merge_slots = fill_slots("merge slots", &merge_hashes)?;
         let key_hashes: Vec<(u64, u32)> =
-            self.keys.iter().zip(0u32..).filter(|(key, _)| !key.is_empty()).map(|(key, id)| (key_hash(key), id)).collect();
+            keys.iter().zip(0u32..).zip(&self.keyed).filter(|(_, keyed)| **keyed).map(|((key, id), _)| (key_hash(key), id)).collect();
         let vocab_slots = fill_slots("vocabulary slots", &key_hashes)?;
         let (class_index, class_blocks) = two_stage(&self.classes);
         let (text_offsets, text) = join("bytes of token text", &self.texts)?;
-        // Equal only when every token's key is its text, as in byte-level models: then one table serves for both.
-        let keys_differ = self.keys != self.texts;
-        let (key_offsets, keys) = if keys_differ { join("bytes of keys", &self.keys)? } else { Default::default() };
+        let (key_offsets, keys) = match &self.keys {
+            Some(keys) => join("bytes of keys", keys)?,
+            None => Default::default(),
+        };
         let mut strings = Vec::new();
         let mut added = Vec::new();
         for list in [&self.added_raw, &self.added_normalised] {
@@ -90,7 +95,7 @@ impl TokenizerParts {
         }
 
         let mut out = self.header();
-        out[23] = u8::from(keys_differ);
+        out[23] = u8::from(self.keys.is_some());
         let counts = [
             tokens,
             self.merges.len(),
@@ -164,8 +169,8 @@ impl TokenizerParts {
             Decoder::Metaspace { strip_first } => [2 + u8::from(strip_first), 0],
         };
         out[20..22].copy_from_slice(&decoder);
-        let Model { ignore_merges, fuse_unk, byte_fallback, unk } = self.model;
-        out[22] = u8::from(ignore_merges) | u8::from(fuse_unk) << 1 | u8::from(byte_fallback) << 2;
+        let Model { fuse_unk, byte_fallback, unk } = self.model;
+        out[22] = u8::from(fuse_unk) | u8::from(byte_fallback) << 1;
         out[24..28].copy_from_slice(&unk.unwrap_or(NONE).to_le_bytes());
         out
     }
