@@ -9,4 +9,5 @@ pub mod interp;
 pub mod passes;
 pub mod plan;
 pub mod quant;
+pub mod tokenizer;
 pub mod weights;

@@ -10,3 +10,4 @@ pub mod dtype;
 pub mod op;
 pub mod plan;
 pub mod quant;
+pub mod tokenizer;

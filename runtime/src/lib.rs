@@ -11,3 +11,4 @@ pub mod memory;
 pub mod pool;
 mod replay;
 pub mod session;
+pub mod tokenizer;

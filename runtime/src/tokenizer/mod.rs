@@ -1,0 +1,208 @@
+//! Text to token ids and back, straight from the mapped tables of [`loaf_formats::tokenizer`].
+//!
+//! The way of a text: cut at added tokens → normalise → cut at added tokens written in normalised form → cut into
+//! pieces → each piece is a token, or is merged from its bytes or characters. Ids are those of the Hugging Face
+//! `tokenizers` crate for the same `tokenizer.json`, for every text. What always holds: nothing here can fail or panic
+//! on any text, id or verified table; time is linear in the text, times a logarithm for pieces that are merged through
+//! a heap; buffers live in [`Scratch`] and are reused. What this module does not do: it has no regex engine, no offsets,
+//! no truncation, no pairs.
+
+mod added;
+mod bpe;
+mod decode;
+mod pieces;
+
+pub use decode::Detokenizer;
+
+use added::AddedList;
+use loaf_formats::tokenizer::{Error, META, MetaSplit, Normaliser, Prepend, Scanner, TokenizerTables, flag};
+use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+
+/// A tokenizer over verified tables. Copying it copies references.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokenizer<'a> {
+    tables: TokenizerTables<'a>,
+    raw: AddedList,
+    normalised: AddedList,
+}
+
+/// What to do about special tokens when encoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncodeOptions {
+    /// Put the template's ids (a beginning-of-text token, say) around the text.
+    pub add_special: bool,
+    /// Text that spells a special token becomes that token. Without it such text is encoded as the characters it is made
+    /// of, which is how text from outside should go into a prompt. Added tokens that are not special match either way.
+    pub parse_special: bool,
+}
+
+/// Buffers that encoding reuses from call to call.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    normalised: String,
+    stretch: String,
+    merging: bpe::Merging,
+}
+
+impl<'a> Tokenizer<'a> {
+    /// Verifies a tokenizer section and wraps it.
+    ///
+    /// # Errors
+    /// What [`TokenizerTables::verify`] finds.
+    pub fn open(section: &'a [u8]) -> Result<Self, Error> {
+        TokenizerTables::verify(section).map(Self::new)
+    }
+
+    /// Wraps verified tables.
+    pub fn new(tables: TokenizerTables<'a>) -> Self {
+        let (raw, normalised) = tables.added_counts();
+        Tokenizer {
+            raw: AddedList::new(&tables, 0, raw),
+            normalised: AddedList::new(&tables, raw, raw + normalised),
+            tables,
+        }
+    }
+
+    /// The tables underneath.
+    pub fn tables(&self) -> &TokenizerTables<'a> {
+        &self.tables
+    }
+
+    /// Highest id in use plus one.
+    pub fn token_count(&self) -> u32 {
+        self.tables.token_count()
+    }
+
+    /// The bytes that token `id` stands for; empty for an id not in use. Not always UTF-8 by themselves.
+    pub fn token_bytes(&self, id: u32) -> &'a [u8] {
+        self.tables.token_bytes(id)
+    }
+
+    /// Whether `id` is left out of text when special tokens are skipped.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.tables.token_flags(id) & flag::SPECIAL != 0
+    }
+
+    /// The id of one token by its text: an added token as `tokenizer.json` writes it, or else a token of the vocabulary
+    /// (with real spaces in byte-level vocabularies, with `▁` in SentencePiece-style ones).
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        let (raw, normalised) = self.tables.added_counts();
+        let added = (0..raw + normalised).map(|i| self.tables.added_at(i)).find(|t| t.content == token.as_bytes());
+        added.map(|t| t.id).or_else(|| self.tables.id_of_key(token.as_bytes()))
+    }
+
+    /// Appends the ids of `text` to `out`, special tokens in it matched.
+    pub fn encode(&self, text: &str, add_special: bool, scratch: &mut Scratch, out: &mut Vec<u32>) {
+        self.encode_with(text, EncodeOptions { add_special, parse_special: true }, scratch, out);
+    }
+
+    /// Appends the ids of `text` to `out`.
+    pub fn encode_with(&self, text: &str, options: EncodeOptions, scratch: &mut Scratch, out: &mut Vec<u32>) {
+        let (before, after) = self.tables.template();
+        if options.add_special {
+            out.extend(before);
+        }
+        for (stretch, token) in self.raw.cuts(&self.tables, text, options.parse_special) {
+            if !stretch.is_empty() {
+                let first = stretch.start == 0;
+                self.encode_raw(&text[stretch], first, options.parse_special, scratch, out);
+            }
+            out.extend(token);
+        }
+        if options.add_special {
+            out.extend(after);
+        }
+    }
+
+    /// A stretch of raw text between added tokens; `first` if the whole input starts with it.
+    fn encode_raw(&self, raw: &str, first: bool, parse_special: bool, scratch: &mut Scratch, out: &mut Vec<u32>) {
+        let mut buffer = core::mem::take(&mut scratch.normalised);
+        buffer.clear();
+        let text = match self.tables.normaliser() {
+            Normaliser::None => raw,
+            Normaliser::Nfc if raw.is_ascii() || is_nfc_quick(raw.chars()) == IsNormalized::Yes => raw,
+            Normaliser::Nfc => {
+                buffer.extend(raw.nfc().map(|(c, _)| c));
+                &buffer
+            }
+            Normaliser::Meta { prepend } => {
+                buffer.extend(prepend.then_some(META));
+                push_meta(raw, &mut buffer);
+                &buffer
+            }
+        };
+        for (stretch, token) in self.normalised.cuts(&self.tables, text, parse_special) {
+            if !stretch.is_empty() {
+                let first = first && stretch.start == 0;
+                self.encode_stretch(&text[stretch], first, scratch, out);
+            }
+            out.extend(token);
+        }
+        scratch.normalised = buffer;
+    }
+
+    /// A stretch of normalised text: cuts it into pieces and encodes each.
+    fn encode_stretch(&self, text: &str, first: bool, scratch: &mut Scratch, out: &mut Vec<u32>) {
+        let Scratch { stretch: buffer, merging, .. } = scratch;
+        buffer.clear();
+        match self.tables.scanner() {
+            scanner @ (Scanner::Gpt2 { .. } | Scanner::Tiktoken { .. }) => {
+                let text = match scanner {
+                    Scanner::Gpt2 { prefix_space: true } if !text.starts_with(' ') => {
+                        buffer.push(' ');
+                        buffer.push_str(text);
+                        buffer
+                    }
+                    _ => text,
+                };
+                for piece in pieces::words(&self.tables, scanner, text) {
+                    merging.encode_bytes(&self.tables, piece.as_bytes(), out);
+                }
+            }
+            Scanner::Meta { prepend, split } => {
+                let wanted = match prepend {
+                    Prepend::Never => false,
+                    Prepend::First => first,
+                    Prepend::Always => true,
+                };
+                let text = if self.tables.normaliser() == Normaliser::None {
+                    buffer.extend((wanted && !text.starts_with([' ', META])).then_some(META));
+                    push_meta(text, buffer);
+                    buffer
+                } else {
+                    text
+                };
+                match split {
+                    MetaSplit::None => merging.encode_chars(&self.tables, text, out),
+                    MetaSplit::EachMeta | MetaSplit::MetaRun => {
+                        for piece in pieces::metas(text, split == MetaSplit::MetaRun) {
+                            merging.encode_chars(&self.tables, piece, out);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The text of `ids`, with what is not UTF-8 as U+FFFD; ids not in use are passed over.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut out = String::new();
+        let mut detokenizer = Detokenizer::unbounded(self, skip_special);
+        for &id in ids {
+            detokenizer.push(self, id, &mut out);
+        }
+        detokenizer.finish(&mut out);
+        out
+    }
+}
+
+/// Appends `text` with each space as `▁`.
+fn push_meta(text: &str, out: &mut String) {
+    out.reserve(text.len());
+    for (i, part) in text.split(' ').enumerate() {
+        if i > 0 {
+            out.push(META);
+        }
+        out.push_str(part);
+    }
+}

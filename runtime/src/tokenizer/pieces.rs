@@ -1,0 +1,160 @@
+//! Cutting text into the pieces that are merged one by one.
+//!
+//! The word scanners do what the regular expressions in [`Scanner`]'s docs do, branch by branch in the same order, on the
+//! tables' own character classes. Each looks at a character a bounded number of times, so that no text is slow.
+
+use loaf_formats::tokenizer::{META, Scanner, TokenizerTables, class};
+
+/// The pieces of `text` under a word scanner; together they are the whole text.
+pub(super) fn words<'t>(
+    tables: &'t TokenizerTables<'_>,
+    scanner: Scanner,
+    text: &'t str,
+) -> impl Iterator<Item = &'t str> {
+    let classes = Classes { tables, latin: tables.latin_classes(), text };
+    let mut at = 0;
+    core::iter::from_fn(move || {
+        let (kind, next) = classes.at(at)?;
+        let end = match scanner {
+            Scanner::Tiktoken { marks, max_digits } => classes.tiktoken(at, kind, next, marks, max_digits),
+            Scanner::Gpt2 { .. } | Scanner::Meta { .. } => classes.gpt2(at, kind, next),
+        };
+        let piece = &text[at..end];
+        at = end;
+        Some(piece)
+    })
+}
+
+/// `text` cut before each `▁`, or before each run of them.
+pub(super) fn metas(text: &str, runs: bool) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    core::iter::from_fn(move || {
+        let first = rest.chars().next()?;
+        let skip = if runs { rest.len() - rest.trim_start_matches(META).len() } else { first.len_utf8() };
+        // A run at the end of the text leaves nothing to search.
+        let skip = skip.max(first.len_utf8());
+        let end = rest[skip..].find(META).map_or(rest.len(), |i| skip + i);
+        let (piece, tail) = rest.split_at(end);
+        rest = tail;
+        Some(piece)
+    })
+}
+
+struct Classes<'t, 'a> {
+    tables: &'t TokenizerTables<'a>,
+    latin: &'t [u8; 256],
+    text: &'t str,
+}
+
+impl Classes<'_, '_> {
+    /// Class of the character at byte `i` and where the next one starts; nothing at the end.
+    #[inline]
+    fn at(&self, i: usize) -> Option<(u8, usize)> {
+        let &b = self.text.as_bytes().get(i)?;
+        if b < 0x80 {
+            return Some((self.latin[usize::from(b)], i + 1));
+        }
+        let c = self.text[i..].chars().next()?;
+        Some((self.tables.class(c), i + c.len_utf8()))
+    }
+
+    /// End of the run of characters from `i` on whose class has a bit of `any` and no bit of `none`.
+    #[inline]
+    fn run(&self, mut i: usize, accepts: impl Fn(u8) -> bool) -> usize {
+        while let Some((kind, next)) = self.at(i)
+            && accepts(kind)
+        {
+            i = next;
+        }
+        i
+    }
+
+    fn gpt2(&self, at: usize, kind: u8, next: usize) -> usize {
+        if let Some(end) = self.contraction(at, false) {
+            return end;
+        }
+        // ` ?` goes with letters, numbers and the rest alike.
+        let (kind, start) = match self.at(next) {
+            Some((after, _)) if self.byte(at) == Some(b' ') && after & class::SPACE == 0 => (after, next),
+            _ => (kind, at),
+        };
+        if kind & class::SPACE != 0 {
+            return self.whitespace(at, next);
+        }
+        let kinds = class::LETTER | class::NUMBER | class::SPACE;
+        self.run(start, |k| k & kinds == kind & kinds)
+    }
+
+    fn tiktoken(&self, at: usize, kind: u8, next: usize, marks: bool, max_digits: u8) -> usize {
+        if let Some(end) = self.contraction(at, true) {
+            return end;
+        }
+        let letters = if marks { class::LETTER | class::MARK } else { class::LETTER };
+        let is_letter = |k: u8| k & letters != 0;
+        // `[^\r\n\p{L}\p{N}]?\p{L}+`
+        if is_letter(kind) {
+            return self.run(next, is_letter);
+        }
+        if kind & (class::NEWLINE | class::NUMBER) == 0 {
+            let end = self.run(next, is_letter);
+            if end > next {
+                return end;
+            }
+        }
+        if kind & class::NUMBER != 0 {
+            let mut end = next;
+            for _ in 1..max_digits {
+                match self.at(end) {
+                    Some((k, after)) if k & class::NUMBER != 0 => end = after,
+                    _ => break,
+                }
+            }
+            return end;
+        }
+        // ` ?[^\s\p{L}\p{N}]+[\r\n]*`
+        let is_punctuation = |k: u8| k & (letters | class::SPACE | class::NUMBER) == 0;
+        let start = if self.byte(at) == Some(b' ') { next } else { at };
+        let end = self.run(start, is_punctuation);
+        if end > start {
+            return self.run(end, |k| k & class::NEWLINE != 0);
+        }
+        // `\s*[\r\n]+` before the two branches that the scanners share.
+        let end = self.run(next, |k| k & class::SPACE != 0);
+        let run = &self.text.as_bytes()[at..end];
+        match run.iter().rposition(|&b| b == b'\r' || b == b'\n') {
+            Some(last) => at + last + 1,
+            None => self.whitespace(at, next),
+        }
+    }
+
+    /// `\s+(?!\S)|\s+` at whitespace: all of a run that ends the text, else all but its last character, if there are two.
+    fn whitespace(&self, at: usize, next: usize) -> usize {
+        let end = self.run(next, |k| k & class::SPACE != 0);
+        if end == self.text.len() || end == next {
+            return end;
+        }
+        let last = self.text[at..end].chars().next_back().map_or(0, char::len_utf8);
+        end - last
+    }
+
+    /// `'s|'t|'re|'ve|'m|'ll|'d`. In any case also `'ſ`, the one other character that folds to one of these letters.
+    fn contraction(&self, at: usize, any_case: bool) -> Option<usize> {
+        if self.byte(at) != Some(b'\'') {
+            return None;
+        }
+        let fold = |b: u8| if any_case { b.to_ascii_lowercase() } else { b };
+        let first = fold(self.byte(at + 1)?);
+        match first {
+            b's' | b't' | b'm' | b'd' => return Some(at + 2),
+            0xC5 if any_case && self.byte(at + 2) == Some(0xBF) => return Some(at + 3),
+            _ => {}
+        }
+        let second = fold(self.byte(at + 2)?);
+        matches!((first, second), (b'r', b'e') | (b'v', b'e') | (b'l', b'l')).then_some(at + 3)
+    }
+
+    #[inline]
+    fn byte(&self, i: usize) -> Option<u8> {
+        self.text.as_bytes().get(i).copied()
+    }
+}

@@ -1,0 +1,2 @@
+//! placeholder
+use tokenizers as _;
