@@ -2,3 +2,4 @@
 
 pub mod kernels;
 pub mod math;
+pub mod pool;
