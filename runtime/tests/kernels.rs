@@ -6,7 +6,7 @@
 
 use half::{bf16, f16};
 use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::op::{Dim, Mode, OpKind, OPS, Types};
+use loaf_formats::op::{Dim, Mode, OPS, OpKind, Types};
 use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, in_place, scratch_bytes, units};
 
 /// SplitMix64.
@@ -441,6 +441,27 @@ fn quantize_edges(kernels: Kernels) {
     }
 }
 
+/// The largest codes of either sign against the largest weights: no partial sum may saturate.
+fn extreme_codes_do_not_saturate(kernels: Kernels) {
+    let mut rng = Rng(10);
+    for format in quant_formats() {
+        for rows in [1, 7] {
+            for sign in [127u8, 127u8.wrapping_neg()] {
+                for weights in [0xff, 0x77, 0x00] {
+                    let group = format.group().unwrap();
+                    let mut case = Case::new(OpKind::LinearQuant, vec![rows, 3 * group, 19, format.code()], &mut rng);
+                    case.buffers[0].as_mut().unwrap().memory.bytes_mut().fill(sign);
+                    case.buffers[3].as_mut().unwrap().memory.bytes_mut().fill(weights);
+                    let (expected, got) = (case.copy(), case.copy());
+                    expected.run(&Kernels::naive(), usize::MAX);
+                    got.run(&kernels, usize::MAX);
+                    expected.assert_same(&got, "extreme codes");
+                }
+            }
+        }
+    }
+}
+
 /// Whatever the numbers, no panic and nothing out of bounds; ids and slots may be nonsense too.
 fn nonsense_is_harmless(kernels: Kernels) {
     for_cases(6, 2, |case, rng| {
@@ -471,7 +492,10 @@ fn exp_is_the_scalar_exp(kernels: Kernels) {
             let float = |b: &[u8]| f32::from_ne_bytes(b.try_into().unwrap());
             let (x, y) = (float(x), float(y));
             let expected = loaf_runtime::math::sigmoid(x);
-            assert!(y.to_bits() == expected.to_bits() || (y.is_nan() && expected.is_nan()), "{x:e}: {y:e} {expected:e}");
+            assert!(
+                y.to_bits() == expected.to_bits() || (y.is_nan() && expected.is_nan()),
+                "{x:e}: {y:e} {expected:e}"
+            );
         }
     }
 }
@@ -481,7 +505,7 @@ macro_rules! suite {
         mod $isa {
             use super::*;
             suite!(@tests $kernels, agrees_with_the_contract, any_partition_gives_the_same,
-                rows_together_are_rows_apart, in_place_is_the_same, quantize_edges, nonsense_is_harmless,
+                rows_together_are_rows_apart, in_place_is_the_same, quantize_edges, extreme_codes_do_not_saturate, nonsense_is_harmless,
                 exp_is_the_scalar_exp);
         }
     )* };
@@ -522,8 +546,7 @@ fn embedding_reads_codes_least_significant_bit_first() {
         for kernels in [Some(Kernels::naive()), Some(Kernels::scalar()), Kernels::avx2()].into_iter().flatten() {
             case.run(&kernels, 1);
             let out = case.buffers[4].as_ref().unwrap().memory.bytes();
-            let got: Vec<u64> =
-                out.chunks_exact(4).map(|b| f32::from_ne_bytes(b.try_into().unwrap()) as u64).collect();
+            let got: Vec<u64> = out.chunks_exact(4).map(|b| f32::from_ne_bytes(b.try_into().unwrap()) as u64).collect();
             assert_eq!(got, codes, "{bits} bits, {}", kernels.isa().name());
         }
     }

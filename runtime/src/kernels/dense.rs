@@ -44,8 +44,7 @@ impl Slots<'_> {
 pub(super) unsafe fn linear<S: Simd>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
     let (o, rows, inp, out) = (call.operands, call.count(0), call.count(1), call.count(2));
     let Some(format) = WeightFormat::from_code(call.attrs[3]) else { return };
-    let slots =
-        Slots { x: &o[0], out: &o[3], order: std::ptr::null(), n: rows, k: 1, x_slots: 1, limit: rows };
+    let slots = Slots { x: &o[0], out: &o[3], order: std::ptr::null(), n: rows, k: 1, x_slots: 1, limit: rows };
     let panel = Scratch::new(scratch).take::<f32>(LANES * inp.next_multiple_of(LANES));
     for u in units {
         // SAFETY: output rows `8u..` below `out`; the panel holds eight padded rows.

@@ -153,7 +153,8 @@ impl Kernels {
     pub fn avx2() -> Option<Kernels> {
         #[cfg(target_arch = "x86_64")]
         {
-            let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            let has =
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
             has.then(|| Kernels { isa: Isa::Avx2, table: isa::avx2::table() })
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -177,7 +178,8 @@ impl Kernels {
 }
 
 /// Whether the op's last output may be the very same view (address, strides) as one of its `f32` inputs of the
-/// same extent. Everything else must not overlap.
+/// same extent; for `AddRmsNorm` that holds of each of its outputs, as long as the two differ from each other.
+/// Everything else must not overlap.
 pub const fn in_place(kind: OpKind) -> bool {
     use OpKind::*;
     matches!(
@@ -193,9 +195,8 @@ pub fn units(kind: OpKind, attrs: &[u64]) -> usize {
     match kind {
         View | Linear | ExpertLinear => 0,
         Embed | MulRows | WeightedSum | Softmax | TopK | RopeTable | GdnGates => at(0),
-        RmsNorm | AddRmsNorm | Add | Mul | Silu | Sigmoid | SiluMul | SigmoidMul | Quantize | Rope | KvWrite | L2Norm => {
-            at(0) * at(1)
-        }
+        RmsNorm | AddRmsNorm | Add | Mul | Silu | Sigmoid | SiluMul | SigmoidMul | Quantize | Rope | KvWrite
+        | L2Norm => at(0) * at(1),
         LinearDense | LinearQuant => at(2).div_ceil(LANES),
         ExpertLinearDense | ExpertLinearQuant => at(4).div_ceil(LANES),
         ExpertSort => 1,

@@ -116,7 +116,14 @@ unsafe fn dense_dot(format: WeightFormat, x: &[f32], w: &[RawOperand], o: usize)
 }
 
 /// One output of `LinearQuant`; `x` is codes, scales, sums.
-unsafe fn quant_dot(format: WeightFormat, x: &[RawOperand], at: (usize, usize), w: &[RawOperand], o: usize, n: usize) -> f32 {
+unsafe fn quant_dot(
+    format: WeightFormat,
+    x: &[RawOperand],
+    at: (usize, usize),
+    w: &[RawOperand],
+    o: usize,
+    n: usize,
+) -> f32 {
     let group = format.group().unwrap_or(1) as usize;
     let (r, h) = at;
     let mut acc = 0.0f32;
@@ -227,7 +234,8 @@ unsafe fn conv(call: &OpCall<'_>, h: usize, i: usize) {
 
 unsafe fn gdn_scan(call: &OpCall<'_>, head: usize) {
     let o = call.operands;
-    let (rows, k_heads, v_heads, k_dim, v_dim) = (call.count(0), call.count(1), call.count(2), call.count(3), call.count(4));
+    let (rows, k_heads, v_heads, k_dim, v_dim) =
+        (call.count(0), call.count(1), call.count(2), call.count(3), call.count(4));
     let key_head = head / (v_heads / k_heads);
     // SAFETY: the caller stays in the operands' extents.
     unsafe {

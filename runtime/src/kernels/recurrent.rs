@@ -47,7 +47,11 @@ unsafe fn convolve<S: Simd, const SILU: bool>(call: &OpCall<'_>, units: Range<us
             }
             // Input row `i` of state and rows laid end to end.
             let input = |i: usize| {
-                if i < kernel - 1 { o[2].at::<f32>(i, 0).add(first) } else { o[0].at::<f32>(i + 1 - kernel, h).add(start) }
+                if i < kernel - 1 {
+                    o[2].at::<f32>(i, 0).add(first)
+                } else {
+                    o[0].at::<f32>(i + 1 - kernel, h).add(start)
+                }
             };
             for r in 0..rows {
                 let out = o[3].at::<f32>(r, 0).add(first);
