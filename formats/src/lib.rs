@@ -1,2 +1,13 @@
-//! placeholder
+//! What a loaf *is*.
+//!
+//! The contract between `bake` and `loaf`, and the only thing they share: element types and weight formats
+//! ([`dtype`]), the closed op set ([`op`]), plan records with their encoding and verifier ([`plan`]). Neither
+//! side may know more of the other than what stands here.
+
+pub mod chat;
+pub mod container;
+pub mod dtype;
+pub mod op;
+pub mod plan;
+pub mod quant;
 pub mod tokenizer;

@@ -1,0 +1,140 @@
+//! What can be wrong with a checkpoint, said so that its owner can mend it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Why a checkpoint could not be read or does not hold the model that was declared.
+#[derive(Debug)]
+pub enum Error {
+    /// The operating system refused.
+    Io {
+        /// File or folder.
+        path: PathBuf,
+        /// Its answer.
+        source: std::io::Error,
+    },
+    /// A file is there but is not what its name says.
+    Malformed {
+        /// File.
+        path: PathBuf,
+        /// What is wrong, and where.
+        what: String,
+    },
+    /// A folder without weights that can be read.
+    NoWeights {
+        /// Folder.
+        dir: PathBuf,
+    },
+    /// One file of a sharded checkpoint is not there.
+    MissingShard {
+        /// The file that was looked for.
+        path: PathBuf,
+        /// What says that it should be there.
+        wanted_by: String,
+    },
+    /// Two files hold a tensor of the same name.
+    DuplicateTensor {
+        /// Tensor.
+        name: String,
+        /// The two files.
+        files: [String; 2],
+    },
+    /// A weight the model needs is under none of its published names.
+    MissingTensor {
+        /// Canonical name.
+        weight: String,
+        /// Every name that was tried, in order.
+        tried: Vec<String>,
+    },
+    /// A tensor has another shape than the model, or its quantisation, says.
+    Shape {
+        /// Tensor, by its name in the checkpoint.
+        tensor: String,
+        /// Any of these would do.
+        expected: Vec<Vec<u64>>,
+        /// What is there.
+        found: Vec<u64>,
+    },
+    /// A tensor has an element type that cannot stand there.
+    Dtype {
+        /// Tensor, by its name in the checkpoint.
+        tensor: String,
+        /// The types that can.
+        expected: String,
+        /// What is there, as the file spells it.
+        found: String,
+    },
+    /// A quantised module disagrees with config.json, or with its own parts.
+    Quantisation {
+        /// Module path: tensor names without `.weight`.
+        module: String,
+        /// What disagrees.
+        what: String,
+    },
+    /// A weight that should be quantised is NaN or infinite.
+    NotFinite {
+        /// Canonical name.
+        weight: String,
+        /// Row, experts flattened.
+        row: u64,
+        /// Column.
+        column: u64,
+    },
+    /// A request that no format answers, e.g. 7 bits.
+    Options(String),
+}
+
+impl Error {
+    /// Attaches a path to an I/O error.
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
+        move |source| Error::Io { path: path.to_path_buf(), source }
+    }
+
+    pub(crate) fn malformed(path: &Path, what: impl fmt::Display) -> Error {
+        Error::Malformed { path: path.to_path_buf(), what: what.to_string() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Io { path, source } => write!(f, "{}: {source}", path.display()),
+            Error::Malformed { path, what } => write!(f, "{}: {what}", path.display()),
+            Error::NoWeights { dir } => write!(
+                f,
+                "{}: no model.safetensors, no model.safetensors.index.json and no model-00001-of-0000N.safetensors",
+                dir.display()
+            ),
+            Error::MissingShard { path, wanted_by } => {
+                write!(f, "{}: the shard is missing, although {wanted_by}", path.display())
+            }
+            Error::DuplicateTensor { name, files } => {
+                write!(f, "tensor {name} is in both {} and {}", files[0], files[1])
+            }
+            Error::MissingTensor { weight, tried } => {
+                write!(f, "weight {weight} is not in the checkpoint; looked for {}", tried.join(", "))
+            }
+            Error::Shape { tensor, expected, found } => {
+                let expected: Vec<String> = expected.iter().map(|e| format!("{e:?}")).collect();
+                write!(f, "tensor {tensor}: expected shape {}, found {found:?}", expected.join(" or "))
+            }
+            Error::Dtype { tensor, expected, found } => {
+                write!(f, "tensor {tensor}: expected element type {expected}, found {found}")
+            }
+            Error::Quantisation { module, what } => write!(f, "quantised module {module}: {what}"),
+            Error::NotFinite { weight, row, column } => {
+                write!(f, "weight {weight}, row {row}, column {column}: not a finite number, cannot be quantised")
+            }
+            Error::Options(what) => f.write_str(what),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

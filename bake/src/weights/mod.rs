@@ -1,0 +1,156 @@
+//! From a model's declared weights to the bytes a loaf stores.
+//!
+//! Three steps, each of which knows only the one before: declarations ([`WeightDecl`]) are **resolved** against a
+//! checkpoint ([`resolve`]) or against nothing but a seed ([`resolve_random`]); a [`Resolved`] weight knows the
+//! tensors it will be stored as, down to the byte, before a single weight was read; [`produce`] then streams those
+//! bytes, block by block, in parallel, into a sink.
+//!
+//! What always holds: the bytes depend on checkpoint, declarations and options alone, never on threads or block
+//! order; quantised tensors of the checkpoint are copied untouched; memory is bounded by threads times a block.
+
+mod names;
+mod options;
+mod produce;
+mod random;
+mod resolve;
+
+use std::sync::Arc;
+
+use loaf_formats::dtype::{DType, WeightFormat};
+
+use crate::checkpoint::{Error, Shard};
+
+pub use loaf_recipes::model::{WeightClass, WeightDecl};
+pub use options::QuantOptions;
+pub use produce::{BLOCK_BYTES, ProduceError, produce};
+pub use random::resolve_random;
+pub use resolve::{Resolution, resolve};
+
+/// A tensor as a loaf stores it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Name: the canonical weight name, or its module's `.scales` / `.biases`.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Stored extents, outermost first (packed codes: `u32` words in the last).
+    pub shape: Vec<u64>,
+    /// Length in bytes: the product of the extents and the element size.
+    pub bytes: u64,
+}
+
+/// A weight whose stored tensors are known and can be produced.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// Canonical name.
+    pub name: String,
+    /// How it is stored.
+    pub format: WeightFormat,
+    /// Logical extents `[.., out, in]`, outermost first.
+    pub shape: Vec<u64>,
+    /// What is stored, in the order weight, scales, biases.
+    pub stored: Vec<StoredTensor>,
+    origin: Origin,
+}
+
+impl Resolved {
+    /// Bytes of all stored tensors together.
+    pub fn bytes(&self) -> u64 {
+        self.stored.iter().map(|t| t.bytes).sum()
+    }
+}
+
+/// Where the bytes come from.
+#[derive(Clone, Debug)]
+enum Origin {
+    /// Each stored tensor is these stretches of the checkpoint, one after another.
+    Copy(Vec<Stretches>),
+    /// The stored tensors are the quantised form of these stretches of `dtype` elements.
+    Quantise { source: Stretches, dtype: DType },
+    /// Each stored tensor is drawn.
+    Random(Vec<random::Fill>),
+}
+
+/// Byte ranges of mapped files, read as one sequence.
+#[derive(Clone, Debug, Default)]
+struct Stretches(Vec<Stretch>);
+
+#[derive(Clone, Debug)]
+struct Stretch {
+    shard: Arc<Shard>,
+    /// First byte in the file.
+    begin: u64,
+    /// Length.
+    bytes: u64,
+    /// Position of the first byte in the sequence.
+    at: u64,
+}
+
+impl Stretches {
+    /// Appends bytes, joining them to the last stretch where they follow it.
+    fn push(&mut self, shard: &Arc<Shard>, begin: u64, bytes: u64) {
+        let at = self.0.last().map_or(0, |s| s.at + s.bytes);
+        match self.0.last_mut() {
+            Some(last) if Arc::ptr_eq(&last.shard, shard) && last.begin + last.bytes == begin => last.bytes += bytes,
+            _ => self.0.push(Stretch { shard: shard.clone(), begin, bytes, at }),
+        }
+    }
+
+    /// The parts of files that are bytes `begin..begin + bytes` of the sequence, in order.
+    fn parts(&self, begin: u64, bytes: u64) -> impl Iterator<Item = (&Shard, std::ops::Range<u64>)> {
+        let end = begin + bytes;
+        let first = self.0.partition_point(|s| s.at + s.bytes <= begin);
+        self.0[first..].iter().take_while(move |s| s.at < end).map(move |s| {
+            let from = begin.saturating_sub(s.at);
+            let to = s.bytes.min(end - s.at);
+            (&*s.shard, s.begin + from..s.begin + to)
+        })
+    }
+}
+
+/// The tensors a weight of `shape` is stored as in `format`; `None` if the format cannot hold it or a length
+/// overflows.
+fn stored_tensors(name: &str, format: WeightFormat, shape: &[u64]) -> Option<Vec<StoredTensor>> {
+    let (&in_dim, lead) = shape.split_last()?;
+    let module = name.strip_suffix(".weight").unwrap_or(name);
+    let tensor = |name: String, dtype: DType, last: u64| {
+        let shape = [lead, &[last]].concat();
+        let bytes = shape.iter().try_fold(dtype.bytes(), |n, &extent| n.checked_mul(extent))?;
+        Some(StoredTensor { name, dtype, shape, bytes })
+    };
+    let groups = format.row_groups(in_dim)?;
+    let mut stored = vec![tensor(name.to_string(), format.weight_dtype(), format.row_elems(in_dim)?)?];
+    if let Some(dtype) = format.scales_dtype() {
+        stored.push(tensor(format!("{module}.scales"), dtype, groups)?);
+    }
+    if let Some(dtype) = format.biases_dtype() {
+        stored.push(tensor(format!("{module}.biases"), dtype, groups)?);
+    }
+    stored.iter().try_fold(0u64, |n, t| n.checked_add(t.bytes))?;
+    Some(stored)
+}
+
+/// How a weight that is dense in `dtype` will be stored.
+fn target_format(class: WeightClass, in_dim: u64, dtype: DType, quant: &QuantOptions) -> WeightFormat {
+    let dense = WeightFormat::Dense(dtype);
+    let (bits, group) = match (class, quant.bits) {
+        (_, None) | (WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector, _) => return dense,
+        (WeightClass::Router, Some(_)) => (8, 64),
+        // `QuantOptions` were checked: the group is at most 128.
+        (_, Some(bits)) => (bits, quant.group as u8),
+    };
+    let affine = WeightFormat::Affine { bits, group, params: dtype };
+    if affine.divides(in_dim) { affine } else { dense }
+}
+
+/// Refuses options that MLX's affine packing does not have.
+fn check_options(quant: &QuantOptions) -> Result<(), Error> {
+    let Some(bits) = quant.bits else { return Ok(()) };
+    if !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) {
+        return Err(Error::Options(format!("cannot quantise to {bits} bits: choose 2, 3, 4, 5, 6 or 8")));
+    }
+    if !matches!(quant.group, 32 | 64 | 128) {
+        return Err(Error::Options(format!("cannot quantise in groups of {}: choose 32, 64 or 128", quant.group)));
+    }
+    Ok(())
+}

@@ -1,0 +1,411 @@
+//! Writes a loaf: bytes to places a [`FileLayout`] has settled, from any number of threads.
+//!
+//! [`Writer`] takes bytes; [`Writer::seal`] proves that every byte of every weight and section has been written,
+//! exactly once, and gives a [`Sealed`], whose leaves can be hashed in parallel; [`Sealed::finish`] writes hash
+//! tree, header and head, syncs, and renames into place.
+//!
+//! What always holds: until the rename the file has a temporary name in the same folder, so nothing that happens
+//! (an error, a drop, a killed process) leaves a part of a file under the final name, and short of a kill the
+//! temporary file is removed; a loaf that was there before stays whole until it is replaced at once. A write that
+//! failed cannot be forgotten: the file can then not be finished. Padding is never written: the file is first
+//! extended to its full length, which fills it with zeros. Order and threads leave no trace in the bytes.
+
+use super::error::{Error, Where};
+use super::hash::{ArtifactId, Digest, LEAF_BYTES, hash_leaf, leaf_count, root, root_of, sha256};
+use super::head::{FLAG_OPTIONAL, Head, Section, VERSION_MAJOR, VERSION_MINOR};
+use super::layout::{FileLayout, PlacedSection, WeightIx};
+use super::{SectionKind, align_up};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// A loaf being filled.
+#[derive(Debug)]
+pub struct Writer {
+    file: TempFile,
+    layout: FileLayout,
+    weights: Vec<Mutex<Coverage>>,  // (weights), in order of declaration
+    sections: Vec<Mutex<Coverage>>, // (sections), in file order
+    failed: AtomicBool,
+}
+
+impl Writer {
+    /// Opens a temporary file beside `path`; `path` itself comes to be when the file is finished.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be made or extended to its length.
+    pub fn create(path: &Path, layout: FileLayout) -> Result<Writer, Error> {
+        let file = TempFile::create(path)?;
+        file.handle.set_len(layout.file_len()).map_err(Error::io("extend the new file to its length"))?;
+        let nothing = |n: usize| (0..n).map(|_| Mutex::default()).collect();
+        let (weights, sections) = (nothing(layout.weights().weights().len()), nothing(layout.sections().len()));
+        Ok(Writer { file, layout, weights, sections, failed: AtomicBool::new(false) })
+    }
+
+    /// What is being written.
+    pub fn layout(&self) -> &FileLayout {
+        &self.layout
+    }
+
+    /// Writes `bytes` at byte `offset` of a weight. Threads may write to one weight at the same time.
+    ///
+    /// # Errors
+    /// [`Error::Range`] past the weight's end, [`Error::Rewritten`] if any of these bytes was written before, or
+    /// [`Error::Io`]; after any of them the file cannot be finished.
+    pub fn write_at(&self, weight: WeightIx, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let Some(w) = self.layout.weights().weights().get(weight.index()) else {
+            self.failed.store(true, Ordering::SeqCst);
+            let (at, limit) = (Where::File, self.weights.len() as u64);
+            return Err(Error::Range { at, offset: weight.index() as u64, len: 1, limit });
+        };
+        let at = || Where::Tensor(w.name.clone());
+        self.write(at, &self.weights[weight.index()], (w.offset, w.len), offset, bytes)
+    }
+
+    /// Writes a whole section.
+    ///
+    /// # Errors
+    /// [`Error::MissingSection`] for a kind the layout has not, [`Error::Field`] if the length is not the promised
+    /// one, or for Weights and HashTree, which are not written this way, and what [`Writer::write_at`] returns.
+    pub fn write_section(&self, kind: SectionKind, bytes: &[u8]) -> Result<(), Error> {
+        let refuse = |error| {
+            self.failed.store(true, Ordering::SeqCst);
+            Err(error)
+        };
+        if matches!(kind, SectionKind::Weights | SectionKind::HashTree) {
+            return refuse(Error::field(Where::section(kind), "writer", "the container's own", "a caller"));
+        }
+        let Some(i) = self.layout.sections().iter().position(|s| s.kind == kind) else {
+            return refuse(Error::MissingSection { kind });
+        };
+        let PlacedSection { offset, len, .. } = self.layout.sections()[i];
+        if bytes.len() as u64 != len {
+            return refuse(Error::field(Where::section(kind), "length", len, bytes.len()));
+        }
+        self.write(|| Where::section(kind), &self.sections[i], (offset, len), 0, bytes)
+    }
+
+    fn write(
+        &self,
+        at: impl Fn() -> Where,
+        written: &Mutex<Coverage>,
+        (start, limit): (u64, u64), // of the tensor or section, in the data area
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
+        let len = bytes.len() as u64;
+        let claim = || -> Result<(), Error> {
+            let end = offset.checked_add(len).filter(|end| *end <= limit);
+            let end = end.ok_or_else(|| Error::Range { at: at(), offset, len, limit })?;
+            // Claimed before it is written, so that of two threads with the same bytes one is refused.
+            if !written.lock().unwrap_or_else(PoisonError::into_inner).claim(offset, end) {
+                return Err(Error::Rewritten { at: at(), offset, len });
+            }
+            let place = self.layout.data_start() + start + offset;
+            self.file.handle.write_all_at(bytes, place).map_err(Error::io("write to the new file"))
+        };
+        claim().inspect_err(|_| self.failed.store(true, Ordering::SeqCst))
+    }
+
+    /// Takes no more bytes and proves that all are there.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] after a failed write, [`Error::Short`] naming the first weight or section with a byte
+    /// missing. The temporary file is removed.
+    pub fn seal(self) -> Result<Sealed, Error> {
+        let Writer { file, layout, weights, sections, failed } = self;
+        if failed.into_inner() {
+            return Err(Error::Failed);
+        }
+        let complete = |at: &dyn Fn() -> Where, coverage: Mutex<Coverage>, len: u64| {
+            let written = coverage.into_inner().unwrap_or_else(PoisonError::into_inner).bytes();
+            if written == len { Ok(()) } else { Err(Error::Short { at: at(), written, len }) }
+        };
+        for (w, coverage) in layout.weights().weights().iter().zip(weights) {
+            complete(&|| Where::Tensor(w.name.clone()), coverage, w.len)?;
+        }
+        for (s, coverage) in layout.sections().iter().zip(sections) {
+            if !matches!(s.kind, SectionKind::Weights | SectionKind::HashTree) {
+                complete(&|| Where::section(s.kind), coverage, s.len)?;
+            }
+        }
+        Ok(Sealed { file, layout })
+    }
+
+    /// [`Writer::seal`], every leaf hashed on this thread, [`Sealed::finish`].
+    ///
+    /// # Errors
+    /// What those return.
+    pub fn finish(self) -> Result<ArtifactId, Error> {
+        let sealed = self.seal()?;
+        let mut buffer = Vec::new();
+        let leaves = (0..sealed.leaf_count()).map(|ix| sealed.hash_leaf(ix, &mut buffer));
+        let leaves = leaves.collect::<Result<Vec<Digest>, Error>>()?;
+        sealed.finish(&leaves)
+    }
+}
+
+/// A loaf with all its weights and sections, which wants hashing.
+#[derive(Debug)]
+pub struct Sealed {
+    file: TempFile,
+    layout: FileLayout,
+}
+
+impl Sealed {
+    fn hashed_sections(&self) -> impl Iterator<Item = &PlacedSection> {
+        self.layout.sections().iter().filter(|s| s.kind != SectionKind::HashTree)
+    }
+
+    /// Leaves of all sections but the hash tree.
+    pub fn leaf_count(&self) -> u64 {
+        self.hashed_sections().map(|s| leaf_count(s.len)).sum()
+    }
+
+    /// Reads back and hashes leaf `ix`, counted through the sections in file order. `buffer` saves an allocation
+    /// when the next leaf is hashed; what it holds does not matter.
+    ///
+    /// # Errors
+    /// [`Error::Range`] if there is no such leaf, [`Error::Io`] if it cannot be read.
+    pub fn hash_leaf(&self, ix: u64, buffer: &mut Vec<u8>) -> Result<Digest, Error> {
+        let mut first = 0;
+        for s in self.hashed_sections() {
+            let count = leaf_count(s.len);
+            if ix - first < count {
+                let start = (ix - first) * LEAF_BYTES;
+                buffer.resize(LEAF_BYTES.min(s.len - start) as usize, 0);
+                let place = self.layout.data_start() + s.offset + start;
+                self.file.handle.read_exact_at(buffer, place).map_err(Error::io("read back the new file"))?;
+                return Ok(hash_leaf(buffer));
+            }
+            first += count;
+        }
+        Err(Error::Range { at: Where::section(SectionKind::HashTree), offset: ix, len: 1, limit: first })
+    }
+
+    /// Writes hash tree, header and head, syncs file and folder, and gives the file its name. `leaves` are the
+    /// values of [`Sealed::hash_leaf`] in order.
+    ///
+    /// # Errors
+    /// [`Error::Field`] if there are not [`Sealed::leaf_count`] leaves, [`Error::Io`] if the system refuses
+    /// something; the temporary file is then removed and the final name untouched.
+    pub fn finish(self, leaves: &[Digest]) -> Result<ArtifactId, Error> {
+        let Sealed { ref file, ref layout } = self;
+        let count = self.leaf_count();
+        if leaves.len() as u64 != count {
+            return Err(Error::field(Where::section(SectionKind::HashTree), "leaves", count, leaves.len()));
+        }
+        let tree = leaves.concat();
+        let mut rest = leaves;
+        let mut sections = Vec::with_capacity(layout.sections().len());
+        for s in layout.sections() {
+            let root = if s.kind == SectionKind::HashTree {
+                root_of(&tree)
+            } else {
+                let (own, after) = rest.split_at(leaf_count(s.len) as usize);
+                rest = after;
+                root(own)
+            };
+            sections.push(Section {
+                kind: s.kind.code(),
+                flags: if s.kind.is_optional() { FLAG_OPTIONAL } else { 0 },
+                offset: s.offset,
+                len: s.len,
+                alignment: s.kind.alignment() as u32,
+                root,
+            });
+        }
+        let head = Head {
+            major: VERSION_MAJOR,
+            minor: VERSION_MINOR,
+            required_features: 0,
+            optional_features: 0,
+            file_len: layout.file_len(),
+            json_len: layout.data_start() - 8,
+            data_len: layout.data_len(),
+            header_sha256: sha256(layout.header()),
+            sections,
+        };
+        let (record, id) = head.encode();
+        let tree_at = layout.data_len() - tree.len() as u64;
+        debug_assert_eq!(align_up(tree_at, SectionKind::HashTree.alignment()), Some(tree_at));
+        let write = |bytes: &[u8], at| file.handle.write_all_at(bytes, at).map_err(Error::io("write to the new file"));
+        write(&tree, layout.data_start() + tree_at)?;
+        write(layout.header(), 0)?;
+        write(&record, layout.data_start())?;
+        self.file.persist()?;
+        Ok(id)
+    }
+}
+
+/// Which bytes of a tensor have been written: disjoint ranges that do not touch, start to end.
+#[derive(Debug, Default)]
+struct Coverage(BTreeMap<u64, u64>);
+
+impl Coverage {
+    /// Adds `start..end`; false, and nothing added, if any of it is there already.
+    fn claim(&mut self, mut start: u64, mut end: u64) -> bool {
+        if start >= end {
+            return true;
+        }
+        let before = self.0.range(..end).next_back().map(|(s, e)| (*s, *e));
+        if let Some((s, e)) = before {
+            if e > start {
+                return false;
+            }
+            if e == start {
+                start = s;
+            }
+        }
+        if let Some(joined) = self.0.remove(&end) {
+            end = joined;
+        }
+        self.0.insert(start, end);
+        true
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.iter().map(|(start, end)| end - start).sum()
+    }
+}
+
+/// A file that is gone when dropped, unless it was given its name.
+#[derive(Debug)]
+struct TempFile {
+    handle: PositionedFile,
+    temporary: PathBuf,
+    path: PathBuf,
+    kept: bool,
+}
+
+impl TempFile {
+    fn create(path: &Path) -> Result<TempFile, Error> {
+        let action = "make a file beside the output";
+        let no_name = || Error::Io { action, error: io::Error::from(io::ErrorKind::InvalidFilename) };
+        let name = path.file_name().ok_or_else(no_name)?;
+        // A process that was killed may have left a file under the first names.
+        for attempt in 0..1000 {
+            let mut temporary = std::ffi::OsString::from(".");
+            temporary.push(name);
+            temporary.push(format!(".{}-{attempt}.tmp", std::process::id()));
+            let temporary = path.with_file_name(temporary);
+            match OpenOptions::new().read(true).write(true).create_new(true).open(&temporary) {
+                Ok(file) => {
+                    let (handle, path) = (PositionedFile::new(file), path.to_owned());
+                    return Ok(TempFile { handle, temporary, path, kept: false });
+                }
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(Error::Io { action, error }),
+            }
+        }
+        Err(Error::Io { action, error: io::Error::from(io::ErrorKind::AlreadyExists) })
+    }
+
+    fn persist(mut self) -> Result<(), Error> {
+        self.handle.sync().map_err(Error::io("sync the new file"))?;
+        fs::rename(&self.temporary, &self.path).map_err(Error::io("give the new file its name"))?;
+        self.kept = true;
+        // The rename is durable only once the folder is; other systems than Unix cannot open one.
+        #[cfg(unix)]
+        {
+            let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            File::open(folder).and_then(|f| f.sync_all()).map_err(Error::io("sync the folder of the new file"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        if !self.kept {
+            // Nobody is left to tell, and the name says what it is.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// Reads and writes at given places, from many threads.
+#[cfg(unix)]
+#[derive(Debug)]
+struct PositionedFile(File);
+
+#[cfg(unix)]
+impl PositionedFile {
+    fn new(file: File) -> Self {
+        PositionedFile(file)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_all()
+    }
+
+    fn write_all_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        std::os::unix::fs::FileExt::write_all_at(&self.0, bytes, at)
+    }
+
+    fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(&self.0, bytes, at)
+    }
+}
+
+/// Reads and writes at given places, from many threads, one at a time: a file has but one cursor here.
+#[cfg(not(unix))]
+#[derive(Debug)]
+struct PositionedFile(Mutex<File>);
+
+#[cfg(not(unix))]
+impl PositionedFile {
+    fn new(file: File) -> Self {
+        PositionedFile(Mutex::new(file))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, File> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.lock().set_len(len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.lock().sync_all()
+    }
+
+    fn write_all_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        use io::{Seek as _, Write as _};
+        let mut file = self.lock();
+        file.seek(io::SeekFrom::Start(at))?;
+        file.write_all(bytes)
+    }
+
+    fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        use io::{Read as _, Seek as _};
+        let mut file = self.lock();
+        file.seek(io::SeekFrom::Start(at))?;
+        file.read_exact(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coverage_joins_neighbours_and_refuses_overlaps() {
+        let mut c = Coverage::default();
+        assert!(c.claim(10, 20) && c.claim(30, 40) && c.claim(0, 10) && c.claim(20, 30));
+        assert_eq!(c.0, BTreeMap::from([(0, 40)]));
+        for (start, end) in [(0, 1), (39, 41), (5, 6), (0, 40), (0, 100)] {
+            assert!(!c.claim(start, end), "{start}..{end}");
+        }
+        assert!(c.claim(7, 7) && c.claim(50, 60) && !c.claim(45, 55) && !c.claim(45, 70));
+        assert_eq!(c.bytes(), 50);
+    }
+}

@@ -1,0 +1,285 @@
+//! Element types and weight formats.
+//!
+//! Two small closed sets. [`DType`] says what one element in memory is; [`WeightFormat`] says how a weight
+//! matrix is stored: dense in some `DType`, or packed in one of MLX's group-quantised layouts. Every length a
+//! format implies (bytes of a packed row, groups of a row) is computed here and nowhere else, with checked
+//! arithmetic, so that the baker, the verifier and the kernels cannot disagree.
+
+use std::fmt;
+
+/// The type of one element of a tensor in memory. The discriminant is the on-disk code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum DType {
+    /// IEEE binary32.
+    F32 = 0,
+    /// IEEE binary16.
+    F16 = 1,
+    /// The upper half of a binary32.
+    BF16 = 2,
+    /// Unsigned 32-bit integer: token ids, packed codes.
+    U32 = 3,
+    /// Signed byte: quantised activations.
+    I8 = 4,
+    /// Unsigned byte: block-float scales, file sections.
+    U8 = 5,
+}
+
+impl DType {
+    /// Every type, in code order.
+    pub const ALL: [DType; 6] = [DType::F32, DType::F16, DType::BF16, DType::U32, DType::I8, DType::U8];
+
+    /// The type with this on-disk code, if there is one.
+    pub fn from_code(code: u8) -> Option<DType> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+
+    /// Bytes of one element.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            DType::F32 | DType::U32 => 4,
+            DType::F16 | DType::BF16 => 2,
+            DType::I8 | DType::U8 => 1,
+        }
+    }
+
+    /// The name safetensors headers use.
+    pub const fn safetensors_name(self) -> &'static str {
+        match self {
+            DType::F32 => "F32",
+            DType::F16 => "F16",
+            DType::BF16 => "BF16",
+            DType::U32 => "U32",
+            DType::I8 => "I8",
+            DType::U8 => "U8",
+        }
+    }
+
+    /// The inverse of [`DType::safetensors_name`].
+    pub fn from_safetensors_name(name: &str) -> Option<DType> {
+        Self::ALL.into_iter().find(|d| d.safetensors_name() == name)
+    }
+
+    /// Whether an element is a floating-point number.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F16 | DType::BF16)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::U32 => "u32",
+            DType::I8 => "i8",
+            DType::U8 => "u8",
+        })
+    }
+}
+
+/// How a weight matrix `[.., out, in]` is stored.
+///
+/// The packed layouts are MLX's: each row of `in` codes is one contiguous least-significant-bit-first bit
+/// stream of `in * bits` bits, held in `u32` little-endian words; one scale (and, for affine, one bias) per
+/// group of consecutive inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WeightFormat {
+    /// One element per weight, in a float type.
+    Dense(DType),
+    /// `w = scale * code + bias`, unsigned codes of `bits` bits, `scale` and `bias` in the float type `params`.
+    Affine {
+        /// Bits of a code: 2, 3, 4, 5, 6 or 8.
+        bits: u8,
+        /// Weights per scale: 32, 64 or 128.
+        group: u8,
+        /// Float type of scales and biases.
+        params: DType,
+    },
+    /// E2M1 codes in groups of 32, E8M0 scales (`u8`).
+    Mxfp4,
+    /// E2M1 codes in groups of 16, E4M3 scales (`u8`).
+    Nvfp4,
+    /// E4M3 codes in groups of 32, E8M0 scales (`u8`).
+    Mxfp8,
+}
+
+impl WeightFormat {
+    /// Packs the format into one attribute word: kind, bits, group, parameter type, a byte each.
+    pub const fn code(self) -> u64 {
+        match self {
+            WeightFormat::Dense(d) => (d as u64) << 24,
+            WeightFormat::Affine { bits, group, params } => {
+                1 | (bits as u64) << 8 | (group as u64) << 16 | (params as u64) << 24
+            }
+            WeightFormat::Mxfp4 => 2 | 4 << 8 | 32 << 16 | (DType::U8 as u64) << 24,
+            WeightFormat::Nvfp4 => 3 | 4 << 8 | 16 << 16 | (DType::U8 as u64) << 24,
+            WeightFormat::Mxfp8 => 4 | 8 << 8 | 32 << 16 | (DType::U8 as u64) << 24,
+        }
+    }
+
+    /// The inverse of [`WeightFormat::code`]; `None` for anything `code` cannot produce.
+    pub fn from_code(code: u64) -> Option<WeightFormat> {
+        let params = DType::from_code(u8::try_from(code >> 24).ok()?)?;
+        let format = match code & 0xff {
+            0 => WeightFormat::Dense(params),
+            1 => WeightFormat::Affine { bits: (code >> 8) as u8, group: (code >> 16) as u8, params },
+            2 => WeightFormat::Mxfp4,
+            3 => WeightFormat::Nvfp4,
+            4 => WeightFormat::Mxfp8,
+            _ => return None,
+        };
+        (format.is_valid() && format.code() == code).then_some(format)
+    }
+
+    /// Whether the parameters are ones that exist.
+    pub const fn is_valid(self) -> bool {
+        match self {
+            WeightFormat::Dense(d) => d.is_float(),
+            WeightFormat::Affine { bits, group, params } => {
+                matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) && matches!(group, 32 | 64 | 128) && params.is_float()
+            }
+            WeightFormat::Mxfp4 | WeightFormat::Nvfp4 | WeightFormat::Mxfp8 => true,
+        }
+    }
+
+    /// Bits of one stored weight, scales and biases not counted.
+    pub const fn bits(self) -> u64 {
+        match self {
+            WeightFormat::Dense(d) => d.bytes() * 8,
+            WeightFormat::Affine { bits, .. } => bits as u64,
+            WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => 4,
+            WeightFormat::Mxfp8 => 8,
+        }
+    }
+
+    /// Weights that share a scale; `None` for dense.
+    pub const fn group(self) -> Option<u64> {
+        match self {
+            WeightFormat::Dense(_) => None,
+            WeightFormat::Affine { group, .. } => Some(group as u64),
+            WeightFormat::Mxfp4 | WeightFormat::Mxfp8 => Some(32),
+            WeightFormat::Nvfp4 => Some(16),
+        }
+    }
+
+    /// The group over which activations are quantised to int8 for this format; `None` where the product is
+    /// taken in f32 (dense weights, and `mxfp8`, whose elements are no small integers).
+    pub const fn activation_group(self) -> Option<u64> {
+        match self {
+            WeightFormat::Dense(_) | WeightFormat::Mxfp8 => None,
+            _ => self.group(),
+        }
+    }
+
+    /// Type of the stored `weight` tensor.
+    pub const fn weight_dtype(self) -> DType {
+        match self {
+            WeightFormat::Dense(d) => d,
+            _ => DType::U32,
+        }
+    }
+
+    /// Type of the `scales` tensor, if the format has one.
+    pub const fn scales_dtype(self) -> Option<DType> {
+        match self {
+            WeightFormat::Dense(_) => None,
+            WeightFormat::Affine { params, .. } => Some(params),
+            _ => Some(DType::U8),
+        }
+    }
+
+    /// Type of the `biases` tensor, if the format has one.
+    pub const fn biases_dtype(self) -> Option<DType> {
+        match self {
+            WeightFormat::Affine { params, .. } => Some(params),
+            _ => None,
+        }
+    }
+
+    /// Whether rows of `in_dim` weights can be stored in this format.
+    pub const fn divides(self, in_dim: u64) -> bool {
+        match self.group() {
+            None => true,
+            // A packed row must also be whole `u32` words, which every group (>= 16 codes of >= 4 bits,
+            // or 32 codes of any width) is.
+            Some(g) => in_dim % g == 0 && in_dim > 0,
+        }
+    }
+
+    /// Elements of [`WeightFormat::weight_dtype`] in one stored row of `in_dim` weights; `None` if the
+    /// format does not divide it or the length overflows.
+    pub fn row_elems(self, in_dim: u64) -> Option<u64> {
+        if !self.divides(in_dim) {
+            return None;
+        }
+        match self {
+            WeightFormat::Dense(_) => Some(in_dim),
+            _ => Some(in_dim.checked_mul(self.bits())? / 32),
+        }
+    }
+
+    /// Bytes of one stored row of `in_dim` weights, scales and biases not counted.
+    pub fn row_bytes(self, in_dim: u64) -> Option<u64> {
+        self.row_elems(in_dim)?.checked_mul(self.weight_dtype().bytes())
+    }
+
+    /// Scales (and biases) of one row; 0 for dense.
+    pub fn row_groups(self, in_dim: u64) -> Option<u64> {
+        match self.group() {
+            None => Some(0),
+            Some(g) => self.divides(in_dim).then_some(in_dim / g),
+        }
+    }
+}
+
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WeightFormat::Dense(d) => write!(f, "{d}"),
+            WeightFormat::Affine { bits, group, params } => write!(f, "q{bits}g{group}/{params}"),
+            WeightFormat::Mxfp4 => f.write_str("mxfp4"),
+            WeightFormat::Nvfp4 => f.write_str("nvfp4"),
+            WeightFormat::Mxfp8 => f.write_str("mxfp8"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_survives_its_code() {
+        let mut formats = vec![WeightFormat::Mxfp4, WeightFormat::Nvfp4, WeightFormat::Mxfp8];
+        for params in [DType::F32, DType::F16, DType::BF16] {
+            formats.push(WeightFormat::Dense(params));
+            for bits in [2, 3, 4, 5, 6, 8] {
+                for group in [32, 64, 128] {
+                    formats.push(WeightFormat::Affine { bits, group, params });
+                }
+            }
+        }
+        for f in formats {
+            assert_eq!(WeightFormat::from_code(f.code()), Some(f), "{f}");
+        }
+    }
+
+    #[test]
+    fn codes_that_mean_nothing_are_refused() {
+        let bad = [5, 1 | 7 << 8 | 64 << 16, 1 | 4 << 8 | 48 << 16, (DType::U32 as u64) << 24, 1 << 40, 2];
+        for code in bad {
+            assert_eq!(WeightFormat::from_code(code), None, "{code:#x}");
+        }
+    }
+
+    #[test]
+    fn packed_rows_are_whole_words() {
+        let three = WeightFormat::Affine { bits: 3, group: 32, params: DType::F32 };
+        assert_eq!(three.row_elems(96), Some(9));
+        assert_eq!(three.row_bytes(96), Some(36));
+        assert_eq!(three.row_elems(100), None);
+        assert_eq!(WeightFormat::Dense(DType::BF16).row_bytes(100), Some(200));
+    }
+}

@@ -1,0 +1,55 @@
+//! Rotary position embedding: which frequencies a config asks for.
+
+use crate::config::Config;
+use crate::graph::WeightId;
+use crate::model::{ConfigError, Decls};
+
+/// Declares the table of inverse frequencies of a head of `head_dim`, of which `partial_rotary_factor` rotates.
+///
+/// `theta_i = base^(-2i/d)` for `i < d/2`; scaling `llama3` (Llama 3.x) and `linear` are known, anything else is refused.
+///
+/// # Errors
+/// A key that is absent, malformed or asks for an unknown scaling.
+pub fn declare(d: &mut Decls, c: Config<'_>, head_dim: u64, default_partial: f64) -> Result<WeightId, ConfigError> {
+    // Published configs carry `rope_theta` and `rope_scaling`; newer ones one `rope_parameters` object.
+    let parameters = c.section("rope_parameters");
+    let scaling = c.section("rope_scaling").section("rope_parameters");
+    let base = parameters.real_or("rope_theta", c.real_or("rope_theta", 10_000.0)?)?;
+    let partial = parameters.real_or("partial_rotary_factor", c.real_or("partial_rotary_factor", default_partial)?)?;
+    let width = (head_dim as f64 * partial) as u64;
+    if width < 2 || width % 2 != 0 || width > head_dim || base <= 0.0 {
+        return c.refuse("partial_rotary_factor", format!("an even rotary width within the head of {head_dim}"));
+    }
+    let mut freqs: Vec<f64> = (0..width / 2).map(|i| base.powf(-2.0 * i as f64 / width as f64)).collect();
+    let has_scaling = c.get("rope_scaling").is_some() || c.get("rope_parameters").is_some();
+    match scaling.text("rope_type").or(scaling.text("type")).filter(|_| has_scaling) {
+        None | Some("default") => {}
+        Some("linear") => {
+            let factor = scaling.real("factor")?;
+            freqs.iter_mut().for_each(|f| *f /= factor);
+        }
+        Some("llama3") => llama3(&mut freqs, scaling)?,
+        Some(_) => return scaling.refuse("rope_type", "default, linear or llama3"),
+    }
+    Ok(d.constant("rope.inv_freq", freqs.into_iter().map(|f| f as f32).collect()))
+}
+
+/// Llama 3's scaling by wavelength: long waves are slowed by `factor`, short ones kept, those between blended.
+fn llama3(freqs: &mut [f64], c: Config<'_>) -> Result<(), ConfigError> {
+    let factor = c.real("factor")?;
+    let (low, high) = (c.real("low_freq_factor")?, c.real("high_freq_factor")?);
+    let trained = c.real("original_max_position_embeddings")?;
+    if !(factor > 0.0 && low > 0.0 && high > low && trained > 0.0) {
+        return c.refuse("factor", "positive factors, low below high");
+    }
+    for f in freqs {
+        let wavelength = 2.0 * std::f64::consts::PI / *f;
+        if wavelength > trained / low {
+            *f /= factor;
+        } else if wavelength >= trained / high {
+            let smooth = (trained / wavelength - low) / (high - low);
+            *f = (1.0 - smooth) * *f / factor + smooth * *f;
+        }
+    }
+    Ok(())
+}

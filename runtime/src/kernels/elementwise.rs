@@ -1,0 +1,562 @@
+//! Ops whose rows do not meet: norms, gates, rotations, quantisation of activations, routing.
+//!
+//! Every loop takes eight lanes at a time and the rest with masked loads. A pass reads an element before it
+//! writes the same element, so outputs may be the same view as inputs where [`super::in_place`] says so.
+
+use std::ops::Range;
+
+use loaf_formats::dtype::{DType, WeightFormat};
+
+use super::scalar::Scalar;
+use super::simd::{self, E2M1_BIAS, Simd, layout};
+use super::{LANES, OpCall, RawOperand};
+use crate::math;
+
+/// Elements `i..i + n` of a float vector, widened; `n <= 8`.
+#[inline(always)]
+pub(super) unsafe fn floats<S: Simd>(dtype: DType, p: *const u8, i: usize, n: usize) -> S::F {
+    // SAFETY: the caller names `n` valid elements; short runs go through a buffer.
+    unsafe {
+        match dtype {
+            DType::F16 | DType::BF16 => {
+                let p = p.cast::<u16>().add(i);
+                let mut buffer = [0u16; LANES];
+                let p = if n == LANES {
+                    p
+                } else {
+                    for j in 0..n {
+                        buffer[j] = *p.add(j);
+                    }
+                    buffer.as_ptr()
+                };
+                if dtype == DType::F16 { S::load_f16(p) } else { S::load_bf16(p) }
+            }
+            _ => load::<S>(p.cast::<f32>().add(i), n),
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn load<S: Simd>(p: *const f32, n: usize) -> S::F {
+    // SAFETY: the caller names `n` valid elements.
+    unsafe { if n == LANES { S::load(p) } else { S::load_n(p, n) } }
+}
+
+#[inline(always)]
+pub(super) unsafe fn store<S: Simd>(p: *mut f32, x: S::F, n: usize) {
+    // SAFETY: the caller names `n` valid elements.
+    unsafe { if n == LANES { S::store(p, x) } else { S::store_n(p, x, n) } }
+}
+
+/// The lane dot of `x` with itself.
+#[inline(always)]
+unsafe fn square<S: Simd>(x: *const f32, n: usize) -> f32 {
+    // SAFETY: `n` valid elements.
+    unsafe {
+        let mut acc = S::splat(0.0);
+        for i in (0..n).step_by(LANES) {
+            let x = load::<S>(x.add(i), LANES.min(n - i));
+            acc = S::fma(x, x, acc);
+        }
+        S::tree(acc)
+    }
+}
+
+/// `out = f(a, b)` over `n` elements.
+macro_rules! map2 {
+    ($S:ty, $n:expr, $out:expr, ($a:ident = $pa:expr, $b:ident = $pb:expr) => $e:expr) => {{
+        let (n, out, pa, pb): (usize, *mut f32, *const f32, *const f32) = ($n, $out, $pa, $pb);
+        for i in (0..n).step_by(LANES) {
+            let lanes = LANES.min(n - i);
+            let ($a, $b) = (load::<$S>(pa.add(i), lanes), load::<$S>(pb.add(i), lanes));
+            store::<$S>(out.add(i), $e, lanes);
+        }
+    }};
+}
+
+macro_rules! binary {
+    ($($(#[$doc:meta])* $name:ident = |$a:ident, $b:ident| $e:expr;)*) => { $(
+        $(#[$doc])*
+        #[inline(always)]
+        pub(super) unsafe fn $name<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+            let o = call.operands;
+            for u in units {
+                let (r, h) = (u / call.count(1), u % call.count(1));
+                // SAFETY: row `r`, head `h` and `dim` elements are within all three extents.
+                unsafe { map2!(S, call.count(2), o[2].at(r, h), ($a = o[0].at(r, h), $b = o[1].at(r, h)) => $e) }
+            }
+        }
+    )* };
+}
+macro_rules! unary {
+    ($($(#[$doc:meta])* $name:ident = |$a:ident| $e:expr;)*) => { $(
+        $(#[$doc])*
+        #[inline(always)]
+        pub(super) unsafe fn $name<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+            let o = call.operands;
+            for u in units {
+                let (r, h) = (u / call.count(1), u % call.count(1));
+                // SAFETY: row `r`, head `h` and `dim` elements are within both extents.
+                unsafe { map2!(S, call.count(2), o[1].at(r, h), ($a = o[0].at(r, h), _b = o[0].at(r, h)) => $e) }
+            }
+        }
+    )* };
+}
+
+binary! {
+    add = |a, b| S::add(a, b);
+    mul = |a, b| S::mul(a, b);
+    silu_mul = |a, b| S::mul(simd::silu::<S>(a), b);
+    sigmoid_mul = |a, b| S::mul(simd::sigmoid::<S>(a), b);
+}
+unary! {
+    silu = |a| simd::silu::<S>(a);
+    sigmoid = |a| simd::sigmoid::<S>(a);
+}
+
+#[inline(always)]
+pub(super) unsafe fn mul_rows<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let o = call.operands;
+    for r in units {
+        // SAFETY: row `r` is within the extents.
+        unsafe {
+            let s = S::splat(*o[1].at::<f32>(r, 0));
+            map2!(S, call.count(1), o[2].at(r, 0), (x = o[0].at(r, 0), _y = o[0].at(r, 0)) => S::mul(x, s));
+        }
+    }
+}
+
+/// `out = (x * inv) * (offset + w)` for one row and head.
+#[inline(always)]
+unsafe fn norm_row<S: Simd>(call: &OpCall<'_>, x: *const f32, weight: &RawOperand, out: *mut f32) {
+    let dim = call.count(2);
+    // SAFETY: `dim` elements of each.
+    unsafe {
+        let inv = S::splat(1.0 / (square::<S>(x, dim) / dim as f32 + call.real(3)).sqrt());
+        let offset = S::splat(call.real(4));
+        for i in (0..dim).step_by(LANES) {
+            let n = LANES.min(dim - i);
+            let w = S::add(offset, floats::<S>(weight.dtype, weight.ptr, i, n));
+            store::<S>(out.add(i), S::mul(S::mul(load::<S>(x.add(i), n), inv), w), n);
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn rms_norm<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let o = call.operands;
+    for u in units {
+        let (r, h) = (u / call.count(1), u % call.count(1));
+        // SAFETY: row `r` and head `h` are within the extents.
+        unsafe { norm_row::<S>(call, o[0].at(r, h), &o[1], o[2].at(r, h)) }
+    }
+}
+
+/// `out` may be the view of `a` or `b` only if `sum` is not read after; the norm reads `sum`.
+#[inline(always)]
+pub(super) unsafe fn add_rms_norm<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let o = call.operands;
+    for u in units {
+        let (r, h) = (u / call.count(1), u % call.count(1));
+        // SAFETY: row `r` and head `h` are within the extents.
+        unsafe {
+            let sum = o[3].at::<f32>(r, h);
+            map2!(S, call.count(2), sum, (a = o[0].at(r, h), b = o[1].at(r, h)) => S::add(a, b));
+            norm_row::<S>(call, sum, &o[2], o[4].at(r, h));
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn l2_norm<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, dim) = (call.operands, call.count(2));
+    for u in units {
+        let (r, h) = (u / call.count(1), u % call.count(1));
+        // SAFETY: row `r` and head `h` are within the extents.
+        unsafe {
+            let x = o[0].at::<f32>(r, h);
+            let inv = S::splat(1.0 / (square::<S>(x, dim) + call.real(3)).sqrt());
+            let scale = S::splat(call.real(4));
+            map2!(S, dim, o[1].at(r, h), (x = x, _y = x) => S::mul(S::mul(x, inv), scale));
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn rope<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, dim, half) = (call.operands, call.count(2), call.count(3));
+    if 2 * half > dim {
+        return;
+    }
+    for u in units {
+        let (r, h) = (u / call.count(1), u % call.count(1));
+        // SAFETY: row `r` and head `h` are within the extents, and `2 * half <= dim`.
+        unsafe {
+            let (x, table, out) = (o[0].at::<f32>(r, h), o[1].at::<f32>(r, 0), o[2].at::<f32>(r, h));
+            for i in (0..half).step_by(LANES) {
+                let n = LANES.min(half - i);
+                let (a, b) = (load::<S>(x.add(i), n), load::<S>(x.add(half + i), n));
+                let (c, s) = (load::<S>(table.add(i), n), load::<S>(table.add(half + i), n));
+                store::<S>(out.add(i), S::fma(a, c, S::neg(S::mul(b, s))), n);
+                store::<S>(out.add(half + i), S::fma(b, c, S::mul(a, s)), n);
+            }
+            std::ptr::copy(x.add(2 * half), out.add(2 * half), dim - 2 * half);
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn rope_table<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, half) = (call.operands, call.count(1));
+    for r in units {
+        // SAFETY: row `r` has `2 * half` elements.
+        unsafe {
+            let (freq, out) = (o[0].at::<f32>(0, 0), o[1].at::<f32>(r, 0));
+            for i in 0..half {
+                let (cos, sin) = math::rope_angle(call.attrs[2].wrapping_add(r as u64), *freq.add(i));
+                *out.add(i) = cos;
+                *out.add(half + i) = sin;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn kv_write<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, dim, pos) = (call.operands, call.count(2), call.count(3));
+    for u in units {
+        let (r, h) = (u / call.count(1), u % call.count(1));
+        // SAFETY: row `r` and head `h` are within the extents.
+        unsafe {
+            let x = o[0].at::<f32>(r, h);
+            if o[1].dtype != DType::F16 {
+                std::ptr::copy_nonoverlapping(x, o[1].at::<f32>(pos + r, h), dim);
+                continue;
+            }
+            let out = o[1].at::<u16>(pos + r, h);
+            for i in (0..dim).step_by(LANES) {
+                let n = LANES.min(dim - i);
+                let mut eight = [0; LANES];
+                S::store_f16(eight.as_mut_ptr(), load::<S>(x.add(i), n));
+                std::ptr::copy_nonoverlapping(eight.as_ptr(), out.add(i), n);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn select_rows<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, dim, pos) = (call.operands, call.count(1), call.count(2));
+    for r in units {
+        // SAFETY: row `pos + r` of `x` and row `r` of `out` are within the extents, which do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(o[0].at::<f32>(pos + r, 0), o[1].at::<f32>(r, 0), dim) }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn quantize<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, dim, group) = (call.operands, call.count(2), call.count(3));
+    for u in units {
+        let (r, h) = (u / call.count(1), u % call.count(1));
+        // SAFETY: row `r` and head `h` are within the extents; groups divide `dim`.
+        unsafe {
+            let (x, codes) = (o[0].at::<f32>(r, h), o[1].at::<i8>(r, h));
+            let (scales, sums) = (o[2].at::<f32>(r, h), o[3].at::<f32>(r, h));
+            for g in 0..dim / group {
+                let (scale, sum) = quantize_group::<S>(x.add(g * group), codes.add(g * group), group);
+                *scales.add(g) = scale;
+                *sums.add(g) = sum;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn quantize_group<S: Simd>(x: *const f32, codes: *mut i8, group: usize) -> (f32, f32) {
+    // SAFETY: `group` elements of each.
+    unsafe {
+        let largest = S::splat(f32::MAX);
+        let mut m = S::splat(0.0);
+        for i in (0..group).step_by(LANES) {
+            let x = S::abs(load::<S>(x.add(i), LANES.min(group - i)));
+            // `min` keeps a NaN in its second operand, and `max` then drops it in its first.
+            m = S::max(S::min(largest, x), m);
+        }
+        let mut lanes = [0.0f32; LANES];
+        S::store(lanes.as_mut_ptr(), m);
+        let m = lanes.iter().fold(0.0f32, |m, x| if *x > m { *x } else { m });
+        let inv = S::splat(if m == 0.0 { 0.0 } else { 127.0 / m });
+        let (limit, minus_limit) = (S::splat(127.0), S::splat(-127.0));
+        let mut sum = S::splat_i(0);
+        for i in (0..group).step_by(LANES) {
+            let n = LANES.min(group - i);
+            let x = S::max(S::neg(largest), S::min(largest, load::<S>(x.add(i), n)));
+            let scaled = S::nan_to_zero(S::mul(x, inv));
+            let code = S::round(S::max(minus_limit, S::min(limit, scaled)));
+            sum = S::add_i(sum, code);
+            if n == LANES {
+                S::store_i8(codes.add(i), code);
+            } else {
+                let mut eight = [0; LANES];
+                S::store_i8(eight.as_mut_ptr(), code);
+                std::ptr::copy_nonoverlapping(eight.as_ptr(), codes.add(i), n);
+            }
+        }
+        // Sums of a group are far below 2^24, so their lanes add exactly as floats.
+        S::store(lanes.as_mut_ptr(), S::to_float(sum));
+        let scale = m / 127.0;
+        (scale, scale * lanes.iter().fold(0i32, |sum, x| sum + *x as i32) as f32)
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn weighted_sum<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, k, dim) = (call.operands, call.count(1), call.count(2));
+    for r in units {
+        // SAFETY: row `r`, `k` heads and `dim` elements are within the extents.
+        unsafe {
+            let w = o[1].at::<f32>(r, 0);
+            for i in (0..dim).step_by(LANES) {
+                let n = LANES.min(dim - i);
+                let mut acc = S::splat(0.0);
+                for j in 0..k {
+                    acc = S::fma(load::<S>(o[0].at::<f32>(r, j).add(i), n), S::splat(*w.add(j)), acc);
+                }
+                store::<S>(o[2].at::<f32>(r, 0).add(i), acc, n);
+            }
+        }
+    }
+}
+
+/// The largest of `n` elements; NaNs are ignored.
+#[inline(always)]
+pub(super) unsafe fn max_of<S: Simd>(x: *const f32, n: usize) -> f32 {
+    // SAFETY: `n` valid elements.
+    unsafe {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        let mut m = S::splat(f32::NEG_INFINITY);
+        let whole = n - n % LANES;
+        for i in (0..whole).step_by(LANES) {
+            m = S::max(S::load(x.add(i)), m);
+        }
+        S::store(lanes.as_mut_ptr(), m);
+        let rest = (whole..n).map(|i| *x.add(i));
+        lanes.into_iter().chain(rest).fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn softmax<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, dim) = (call.operands, call.count(1));
+    for r in units {
+        // SAFETY: row `r` has `dim` elements in both.
+        unsafe {
+            let (x, out) = (o[0].at::<f32>(r, 0), o[1].at::<f32>(r, 0));
+            let m = S::splat(max_of::<S>(x, dim));
+            let mut acc = S::splat(0.0);
+            for i in (0..dim).step_by(LANES) {
+                let n = LANES.min(dim - i);
+                store::<S>(out.add(i), simd::exp::<S>(S::sub(load::<S>(x.add(i), n), m)), n);
+                // Read back, so that lanes past the end are zero.
+                acc = S::add(acc, load::<S>(out.add(i), n));
+            }
+            let sum = S::splat(S::tree(acc));
+            map2!(S, dim, out, (e = out, _f = out) => S::div(e, sum));
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn top_k<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, experts, k) = (call.operands, call.count(1), call.count(2));
+    for r in units {
+        // SAFETY: row `r` has `experts` inputs and `k` outputs of each kind.
+        unsafe {
+            let (p, ids, weights) = (o[0].at::<f32>(r, 0), o[1].at::<u32>(r, 0), o[2].at::<f32>(r, 0));
+            let mut found = 0;
+            for e in 0..experts {
+                let value = *p.add(e);
+                // An earlier expert wins a tie, so a later one moves up only past what is strictly smaller.
+                let beats = |other: f32| value > other || (other.is_nan() && !value.is_nan());
+                if found == k && !beats(*weights.add(k - 1)) {
+                    continue;
+                }
+                let mut at = if found < k { found } else { k - 1 };
+                found = (found + 1).min(k);
+                while at > 0 && beats(*weights.add(at - 1)) {
+                    *weights.add(at) = *weights.add(at - 1);
+                    *ids.add(at) = *ids.add(at - 1);
+                    at -= 1;
+                }
+                *weights.add(at) = value;
+                *ids.add(at) = e as u32;
+            }
+            let sum = (0..found).fold(0.0f32, |sum, j| sum + *weights.add(j));
+            for j in found..k {
+                *ids.add(j) = 0;
+                *weights.add(j) = 0.0;
+            }
+            if call.count(3) != 0 {
+                (0..k).for_each(|j| *weights.add(j) /= sum);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn expert_sort<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, rows, k, experts) = (call.operands, call.count(0), call.count(1), call.count(2));
+    for _ in units {
+        // SAFETY: `rows * k` ids and slots, `experts + 1` starts; an id past the experts counts as the last.
+        unsafe {
+            let expert = |slot: usize| (*o[0].at::<u32>(slot / k, 0).add(slot % k) as usize).min(experts - 1);
+            let (order, starts) = (o[1].at::<u32>(0, 0), o[2].at::<u32>(0, 0));
+            (0..=experts).for_each(|e| *starts.add(e) = 0);
+            for slot in 0..rows * k {
+                *starts.add(expert(slot) + 1) += 1;
+            }
+            (0..experts).for_each(|e| *starts.add(e + 1) += *starts.add(e));
+            for slot in 0..rows * k {
+                let next = starts.add(expert(slot));
+                *order.add(*next as usize) = slot as u32;
+                *next += 1;
+            }
+            // Each start has run to its end, which is the next one's start.
+            (0..experts).rev().for_each(|e| *starts.add(e + 1) = *starts.add(e));
+            *starts = 0;
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn gdn_gates<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, heads, dim) = (call.operands, call.count(1), call.count(2));
+    for r in units {
+        for c in 0..heads * dim {
+            // SAFETY: row `r` and channel `c` are within the extents.
+            unsafe {
+                let (a, b) = (*o[0].at::<f32>(r, c / dim).add(c % dim), *o[1].at::<f32>(r, c / dim).add(c % dim));
+                let one = |w: &RawOperand| S::tree(floats::<S>(w.dtype, w.ptr, c, 1));
+                let rate = math::exp(one(&o[2])) * math::softplus(a + one(&o[3]));
+                *o[4].at::<f32>(r, 0).add(c) = math::exp(-rate);
+                *o[5].at::<f32>(r, 0).add(c) = math::sigmoid(b);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn embed<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (o, vocab, dim) = (call.operands, call.count(1), call.count(2));
+    let Some(format) = WeightFormat::from_code(call.attrs[3]) else { return };
+    for r in units {
+        // SAFETY: the id is clamped to the table; `dim` elements of its row and of row `r`.
+        unsafe {
+            let id = (*o[0].at::<u32>(0, 0).add(r) as usize).min(vocab - 1);
+            decode_row::<S>(format, &o[1..4], id, dim, o[4].at::<f32>(r, 0));
+        }
+    }
+}
+
+/// Decodes weight row `row` (`n` elements) into `out`; `w` is weight, scales and, for affine, biases.
+#[inline(always)]
+pub(super) unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand], row: usize, n: usize, out: *mut f32) {
+    // SAFETY: the caller names a row of the weight.
+    unsafe {
+        match format {
+            WeightFormat::Dense(dtype) => {
+                let p = w[0].ptr.add(row * w[0].row_stride * dtype.bytes() as usize);
+                for i in (0..n).step_by(LANES) {
+                    let lanes = LANES.min(n - i);
+                    store::<S>(out.add(i), floats::<S>(dtype, p, i, lanes), lanes);
+                }
+            }
+            WeightFormat::Mxfp8 => {
+                let (p, scales) = (w[0].at::<u32>(row, 0).cast::<u8>(), w[1].at::<u8>(row, 0));
+                for i in (0..n).step_by(LANES) {
+                    let scale = S::splat(math::e8m0(*scales.add(i / 32)));
+                    S::store(out.add(i), S::mul(S::load_e4m3(p.add(i)), scale));
+                }
+            }
+            WeightFormat::Affine { bits, group, .. } => match bits {
+                2 => decode_affine::<S, 2>(group, w, row, n, out),
+                3 => decode_affine::<S, 3>(group, w, row, n, out),
+                4 => decode_affine::<S, 4>(group, w, row, n, out),
+                5 => decode_affine::<S, 5>(group, w, row, n, out),
+                6 => decode_affine::<S, 6>(group, w, row, n, out),
+                _ => decode_affine::<S, 8>(group, w, row, n, out),
+            },
+            WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => {
+                let (p, scales) = (w[0].at::<u32>(row, 0).cast::<u8>(), w[1].at::<u8>(row, 0));
+                let mx = format == WeightFormat::Mxfp4;
+                for i in 0..n {
+                    let value = math::E2M1_DOUBLED[usize::from(*p.add(i / 2) >> (i % 2 * 4) & 15)];
+                    let scale = if mx { math::e8m0(*scales.add(i / 32)) } else { math::e4m3(*scales.add(i / 16)) };
+                    *out.add(i) = f32::from(value) * (scale * 0.5);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_affine<S: Simd, const BITS: u8>(group: u8, w: &[RawOperand], row: usize, n: usize, out: *mut f32) {
+    let group = usize::from(group);
+    // SAFETY: as `decode_row`; a row is whole groups, a group whole blocks of 32.
+    unsafe {
+        let p = w[0].at::<u32>(row, 0).cast::<u8>();
+        let param = |o: &RawOperand, g: usize| {
+            let p = o.ptr.add(row * o.row_stride * o.dtype.bytes() as usize);
+            S::splat(S::tree(floats::<S>(o.dtype, p, g, 1)))
+        };
+        for i in (0..n).step_by(32) {
+            let (scale, bias) = (param(&w[1], i / group), param(&w[2], i / group));
+            // The array implementation leaves codes in order.
+            let codes = Scalar::unpack::<BITS>(p.add(i / 8 * usize::from(BITS)));
+            for j in (0..32).step_by(LANES) {
+                let eight: [i32; LANES] = std::array::from_fn(|l| codes[j + l].into());
+                S::store(out.add(i + j), S::fma(scale, S::to_float(S::load_i(eight.as_ptr())), bias));
+            }
+        }
+    }
+}
+
+/// Float parameters `g..g + n` of eight weight rows as eight vectors, one per group, a lane per row: scales as
+/// the integer matmul multiplies with them (halved for E2M1), or biases.
+#[inline(always)]
+pub(super) unsafe fn params<S: Simd>(
+    kind: u8,
+    o: &RawOperand,
+    rows: &[usize; LANES],
+    g: usize,
+    n: usize,
+) -> [S::F; LANES] {
+    // SAFETY: the caller names `n <= 8` groups of valid rows.
+    unsafe {
+        let mut by_row = [S::splat(0.0); LANES];
+        for i in 0..LANES {
+            let p = o.ptr.add(rows[i] * o.row_stride * o.dtype.bytes() as usize);
+            by_row[i] = match kind {
+                layout::E2M1 | layout::E2M1_HALVES => {
+                    let decode = if kind == layout::E2M1 { math::e8m0 } else { math::e4m3 };
+                    let mut eight = [0.0; LANES];
+                    for j in 0..n {
+                        eight[j] = decode(*p.add(g + j)) * 0.5;
+                    }
+                    S::load(eight.as_ptr())
+                }
+                _ => floats::<S>(o.dtype, p, g, n),
+            };
+        }
+        S::transpose(by_row)
+    }
+}
+
+/// What a layout's true codes exceed the unpacked ones by.
+pub(super) const fn code_bias<S: Simd>(kind: u8) -> i32 {
+    match kind {
+        layout::E2M1 | layout::E2M1_HALVES => -E2M1_BIAS,
+        layout::Q8 => S::Q8_BIAS,
+        _ => 0,
+    }
+}

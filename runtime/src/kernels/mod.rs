@@ -1,0 +1,277 @@
+//! CPU kernels of every op that may stand in a plan.
+//!
+//! One function per op and instruction set, gathered in a table that is chosen once, at load: [`Kernels`]. The
+//! arithmetic is the one written at each [`OpKind`]; this module adds no rounding of its own, so every table
+//! gives the same bits. What an op reads and writes arrives as an [`OpCall`]; the work is cut into *units* that
+//! do not depend on each other ([`units`]), so a caller may give any ranges of them to any threads.
+//!
+//! - `naive` is the contract spelled out in plain loops, and the oracle of the tests.
+//! - `simd` is the small set of vector operations the fast kernels need; `scalar` (arrays) and `avx2`
+//!   implement it. The algorithms (`elementwise`, `dense`, `quant`, `attention`, `recurrent`) are written once
+//!   over it.
+//!
+//! # What a kernel relies on
+//! The plan verifier has proved that each operand's extent lies within its region and that outputs overlap no
+//! other operand, except that an output may be *the very same view* as an input where [`in_place`] says so.
+//! Indices that come out of memory (token ids, expert ids, slots) are not proved by anybody; kernels clamp or
+//! skip them, so a hostile plan can produce nonsense but touch nothing that is not its own.
+//!
+//! # Not here
+//! No kernel allocates, panics on any operand contents, reads the environment or knows about threads.
+
+use std::ops::Range;
+
+use loaf_formats::dtype::{DType, WeightFormat};
+use loaf_formats::op::{ATTENTION_BLOCK, OPS, OpKind};
+
+mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod dense;
+mod elementwise;
+mod isa;
+mod naive;
+mod quant;
+mod recurrent;
+mod scalar;
+mod scratch;
+mod simd;
+
+/// Rows of a weight matrix in one work unit, and lanes of a vector.
+pub const LANES: usize = 8;
+/// Query rows of one attention tile.
+pub const TILE_ROWS: usize = 8;
+/// Channels of one convolution unit.
+pub const CONV_CHANNELS: usize = 64;
+
+/// One operand resolved to memory. Element `(r, h, i)` is at element `r * row_stride + h * head_stride + i`.
+#[derive(Clone, Copy, Debug)]
+pub struct RawOperand {
+    /// First element; null if the operand is absent (biases of a format that has none).
+    pub ptr: *mut u8,
+    /// Type of an element.
+    pub dtype: DType,
+    /// Elements from a row to the next.
+    pub row_stride: usize,
+    /// Elements from a head to the next.
+    pub head_stride: usize,
+}
+
+impl RawOperand {
+    /// An operand the format does not have.
+    pub const ABSENT: RawOperand =
+        RawOperand { ptr: std::ptr::null_mut(), dtype: DType::F32, row_stride: 0, head_stride: 0 };
+
+    /// Address of element `(r, h, 0)`; `T` is the Rust type of `dtype`.
+    ///
+    /// # Safety
+    /// `(r, h, 0)` lies in the operand's extent.
+    #[inline(always)]
+    pub(crate) unsafe fn at<T>(&self, r: usize, h: usize) -> *mut T {
+        debug_assert_eq!(std::mem::size_of::<T>() as u64, self.dtype.bytes());
+        // SAFETY: within the operand's allocation, by the caller's promise.
+        unsafe { self.ptr.cast::<T>().add(r * self.row_stride + h * self.head_stride) }
+    }
+}
+
+/// One op about to run: operands and attribute words in table order (see [`OPS`]).
+#[derive(Clone, Copy)]
+pub struct OpCall<'a> {
+    /// Which op.
+    pub kind: OpKind,
+    /// Operands in table order.
+    pub operands: &'a [RawOperand],
+    /// Attribute words in table order.
+    pub attrs: &'a [u64],
+}
+
+impl OpCall<'_> {
+    /// Attribute `i` as a count.
+    #[inline(always)]
+    pub(crate) fn count(&self, i: usize) -> usize {
+        self.attrs[i] as usize
+    }
+
+    /// Attribute `i` as a real number.
+    #[inline(always)]
+    pub(crate) fn real(&self, i: usize) -> f32 {
+        f32::from_bits(self.attrs[i] as u32)
+    }
+}
+
+/// Computes work units `units` of an op (`units.end <=` [`units()`]).
+///
+/// # Safety
+/// Every operand's extent, as the op table computes it from `attrs`, is valid memory: readable, and for `Out`
+/// and `InOut` writable; no output overlaps another operand except as [`in_place`] allows; f32 and u32 operands
+/// are 4-byte aligned, f16 and bf16 2-byte aligned. `scratch` is 64-byte aligned, at least [`scratch_bytes`]
+/// long and used by nobody else. No other thread computes the same units at the same time. The CPU has the
+/// features of the table the kernel came from.
+pub type Kernel = unsafe fn(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]);
+
+/// An instruction set a table is written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// The contract in plain loops; slow.
+    Naive,
+    /// The vector algorithms on arrays; any CPU.
+    Scalar,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+}
+
+impl Isa {
+    /// Name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Naive => "naive",
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+        }
+    }
+}
+
+/// A kernel for every op, all of one instruction set.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    isa: Isa,
+    table: [Kernel; OPS.len()],
+}
+
+impl Kernels {
+    /// The best table this CPU can run.
+    pub fn detect() -> Kernels {
+        Kernels::avx2().unwrap_or_else(Kernels::scalar)
+    }
+
+    /// The vector algorithms on arrays, for any CPU.
+    pub fn scalar() -> Kernels {
+        Kernels { isa: Isa::Scalar, table: isa::scalar::table() }
+    }
+
+    /// The AVX2 table, if this CPU has AVX2, FMA and F16C.
+    pub fn avx2() -> Option<Kernels> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has =
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            has.then(|| Kernels { isa: Isa::Avx2, table: isa::avx2::table() })
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        None
+    }
+
+    /// The contract in plain loops: the oracle of tests, far too slow for anything else.
+    pub fn naive() -> Kernels {
+        Kernels { isa: Isa::Naive, table: [naive::run; OPS.len()] }
+    }
+
+    /// The instruction set of this table.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// The kernel of an op. Graph-only ops have one that does nothing.
+    pub fn get(&self, kind: OpKind) -> Kernel {
+        self.table[kind as usize]
+    }
+}
+
+/// Whether the op's last output may be the very same view (address, strides) as one of its `f32` inputs of the
+/// same extent. Everything else must not overlap.
+pub const fn in_place(kind: OpKind) -> bool {
+    use OpKind::*;
+    matches!(
+        kind,
+        RmsNorm | AddRmsNorm | Add | Mul | Silu | Sigmoid | SiluMul | SigmoidMul | MulRows | Softmax | Rope | L2Norm
+    )
+}
+
+/// Number of independent work units of an op.
+pub fn units(kind: OpKind, attrs: &[u64]) -> usize {
+    use OpKind::*;
+    let at = |i: usize| attrs[i] as usize;
+    match kind {
+        View | Linear | ExpertLinear => 0,
+        Embed | MulRows | WeightedSum | Softmax | TopK | RopeTable | GdnGates | SelectRows => at(0),
+        RmsNorm | AddRmsNorm | Add | Mul | Silu | Sigmoid | SiluMul | SigmoidMul | Quantize | Rope | KvWrite
+        | L2Norm => at(0) * at(1),
+        LinearDense | LinearQuant => at(2).div_ceil(LANES),
+        ExpertLinearDense | ExpertLinearQuant => at(4).div_ceil(LANES),
+        ExpertSort => 1,
+        Attention => at(2) * at(0).div_ceil(TILE_ROWS),
+        Conv | ConvSilu => at(1) * at(2).div_ceil(CONV_CHANNELS),
+        GdnScan => at(2),
+    }
+}
+
+/// Bytes of scratch one thread needs for an op: independent of position, and monotone in rows.
+pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> usize {
+    use OpKind::*;
+    let at = |i: usize| attrs[i] as usize;
+    let pad = |n: usize| n.next_multiple_of(LANES);
+    // Each buffer carved from scratch starts on 64 bytes.
+    let slack = 64 * 12;
+    slack
+        + match kind {
+            LinearDense => LANES * pad(at(1)) * 4,
+            ExpertLinearDense => LANES * pad(at(3)) * 4,
+            LinearQuant => quant_scratch(at(0), at(1), attrs[3]),
+            ExpertLinearQuant => quant_scratch(at(0) * at(6), at(3), attrs[5]),
+            Attention => {
+                let queries = at(0).min(TILE_ROWS) * (at(1) / at(2).max(1)).max(1);
+                let dim = pad(at(3));
+                // queries, accumulators, block accumulators; scores; a run of keys or values; three scalars a query.
+                4 * (queries * (3 * dim + ATTENTION_BLOCK + 4) + 32 * dim)
+            }
+            Conv | ConvSilu => at(3) * CONV_CHANNELS * 4,
+            _ => 0,
+        }
+}
+
+/// Scratch of a quantised matmul over `x_rows` activation rows: permuted codes, their integer group sums, two
+/// unpacked panels of eight weight rows, and the panels' scales and biases.
+fn quant_scratch(x_rows: usize, inp: usize, format: u64) -> usize {
+    let group = WeightFormat::from_code(format).and_then(|f| f.group()).unwrap_or(32) as usize;
+    let padded = inp.next_multiple_of(64);
+    let groups = inp.div_ceil(group).next_multiple_of(LANES);
+    x_rows * (padded + groups * 4) + 2 * LANES * padded + 4 * LANES * groups * 4
+}
+
+/// Rough cost of an op in bytes touched (a multiply-add of a matmul counts a quarter), so that a caller runs
+/// tiny ops on one thread.
+pub fn cost(kind: OpKind, attrs: &[u64]) -> u64 {
+    use OpKind::*;
+    let at = |i: usize| attrs[i];
+    // `matrices` of `[out, inp]` read once each, `rows` of products.
+    let matrix = |matrices: u64, rows: u64, inp: u64, out: u64, format: u64| {
+        let bits = WeightFormat::from_code(format).map_or(32, |f| f.bits());
+        let bytes = (inp * bits / 8).saturating_mul(out).saturating_mul(matrices);
+        bytes.saturating_add(rows.saturating_mul(inp).saturating_mul(out) / 4)
+    };
+    match kind {
+        View | Linear | ExpertLinear => 0,
+        Embed => 8 * at(0) * at(2),
+        LinearDense | LinearQuant => matrix(1, at(0), at(1), at(2), at(3)),
+        ExpertLinearDense | ExpertLinearQuant => {
+            let slots = at(0) * at(1);
+            matrix(slots.min(at(2)), slots, at(3), at(4), at(5))
+        }
+        ExpertSort => 8 * at(0) * at(1) + 8 * at(2),
+        MulRows | Softmax | SelectRows => 16 * at(0) * at(1),
+        TopK => 8 * at(0) * at(1),
+        RopeTable => 64 * at(0) * at(1),
+        GdnGates => 64 * at(0) * at(1) * at(2),
+        Attention => {
+            let span = match at(6) {
+                0 => at(4) + at(0),
+                window => window.min(at(4) + at(0)) + at(0),
+            };
+            (at(0) * at(1) * at(3)).saturating_mul(span)
+        }
+        Conv | ConvSilu => (4 * at(0) * at(1) * at(2)).saturating_mul(at(3)),
+        GdnScan => (8 * at(0) * at(2)).saturating_mul(at(3) * at(4)),
+        Silu | Sigmoid | SiluMul | SigmoidMul => 24 * at(0) * at(1) * at(2),
+        _ => 12 * at(0) * at(1) * at(2),
+    }
+}

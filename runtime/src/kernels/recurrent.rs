@@ -1,0 +1,137 @@
+//! Ops that carry state from row to row: the causal convolution and the gated delta rule.
+//!
+//! Rows run in order inside a unit; units split channels (convolution) or value heads (delta rule), whose state
+//! is disjoint.
+
+use std::ops::Range;
+
+use super::elementwise::{floats, load, store};
+use super::scratch::Scratch;
+use super::simd::{self, Simd};
+use super::{CONV_CHANNELS, LANES, OpCall};
+
+#[inline(always)]
+pub(super) unsafe fn conv<S: Simd>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+    // SAFETY: as this function.
+    unsafe { convolve::<S, false>(call, units, scratch) }
+}
+
+#[inline(always)]
+pub(super) unsafe fn conv_silu<S: Simd>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+    // SAFETY: as this function.
+    unsafe { convolve::<S, true>(call, units, scratch) }
+}
+
+#[inline(always)]
+unsafe fn convolve<S: Simd, const SILU: bool>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+    let o = call.operands;
+    let (rows, dim, kernel) = (call.count(0), call.count(2), call.count(3));
+    let chunks = dim.div_ceil(CONV_CHANNELS);
+    // Weights `[kernel, channels]`, so that lanes are channels.
+    let taps = Scratch::new(scratch).take::<f32>(kernel * CONV_CHANNELS);
+    for u in units {
+        let (h, start) = (u / chunks, u % chunks * CONV_CHANNELS);
+        let (first, channels) = (h * dim + start, CONV_CHANNELS.min(dim - start));
+        // SAFETY: channels `first..first + channels` of weight, state and output, elements `start..` of head `h`
+        // of the input, are within the extents; `taps` holds `kernel * CONV_CHANNELS` elements.
+        unsafe {
+            let weight_bytes = o[1].dtype.bytes() as usize;
+            for c in 0..channels {
+                let w = o[1].ptr.add((first + c) * o[1].row_stride * weight_bytes);
+                for t in (0..kernel).step_by(LANES) {
+                    let n = LANES.min(kernel - t);
+                    let mut eight = [0.0; LANES];
+                    S::store(eight.as_mut_ptr(), floats::<S>(o[1].dtype, w, t, n));
+                    (0..n).for_each(|j| *taps.add((t + j) * CONV_CHANNELS + c) = eight[j]);
+                }
+            }
+            // Input row `i` of state and rows laid end to end.
+            let input = |i: usize| {
+                if i < kernel - 1 {
+                    o[2].at::<f32>(i, 0).add(first)
+                } else {
+                    o[0].at::<f32>(i + 1 - kernel, h).add(start)
+                }
+            };
+            for r in 0..rows {
+                let out = o[3].at::<f32>(r, 0).add(first);
+                for c in (0..channels).step_by(LANES) {
+                    let n = LANES.min(channels - c);
+                    let mut acc = S::splat(0.0);
+                    for t in 0..kernel {
+                        let w = load::<S>(taps.add(t * CONV_CHANNELS + c), n);
+                        acc = S::fma(w, load::<S>(input(r + t).add(c), n), acc);
+                    }
+                    store::<S>(out.add(c), if SILU { simd::silu::<S>(acc) } else { acc }, n);
+                }
+            }
+            // Ascending, so a state row is read before it is overwritten.
+            for t in 0..kernel - 1 {
+                std::ptr::copy(input(rows + t), o[2].at::<f32>(t, 0).add(first), channels);
+            }
+        }
+    }
+}
+
+/// Columns of the state are independent, so a strip of them stays in the first-level cache for all rows.
+#[inline(always)]
+pub(super) unsafe fn gdn_scan<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (k_heads, v_heads, v_dim) = (call.count(1), call.count(2), call.count(4));
+    for head in units {
+        let key_head = (head / (v_heads / k_heads).max(1)).min(k_heads - 1);
+        let mut j = 0;
+        // SAFETY: columns `j..` below `v_dim` of an existing head.
+        unsafe {
+            while j + 4 * LANES <= v_dim {
+                scan_strip::<S, 4>(call, head, key_head, j, LANES);
+                j += 4 * LANES;
+            }
+            while j < v_dim {
+                scan_strip::<S, 1>(call, head, key_head, j, LANES.min(v_dim - j));
+                j += LANES;
+            }
+        }
+    }
+}
+
+/// Columns `j..` of one head, `V` vectors of `n` lanes.
+#[inline(always)]
+unsafe fn scan_strip<S: Simd, const V: usize>(call: &OpCall<'_>, head: usize, key_head: usize, j: usize, n: usize) {
+    let (o, rows, k_dim) = (call.operands, call.count(0), call.count(3));
+    // SAFETY: the caller's columns are within the extents of state, values and output.
+    unsafe {
+        for t in 0..rows {
+            let (q, k) = (o[0].at::<f32>(t, key_head), o[1].at::<f32>(t, key_head));
+            let v = o[2].at::<f32>(t, head).add(j);
+            let decay = S::splat(*o[3].at::<f32>(t, 0).add(head));
+            let beta = S::splat(*o[4].at::<f32>(t, 0).add(head));
+            let mut recalled = [S::splat(0.0); V];
+            for i in 0..k_dim {
+                let (s, k) = (o[5].at::<f32>(head, i).add(j), S::splat(*k.add(i)));
+                for c in 0..V {
+                    let decayed = S::mul(decay, load::<S>(s.add(c * LANES), n));
+                    recalled[c] = S::fma(decayed, k, recalled[c]);
+                }
+            }
+            let mut delta = [S::splat(0.0); V];
+            for c in 0..V {
+                delta[c] = S::mul(beta, S::sub(load::<S>(v.add(c * LANES), n), recalled[c]));
+            }
+            let mut out = [S::splat(0.0); V];
+            for i in 0..k_dim {
+                let s = o[5].at::<f32>(head, i).add(j);
+                let (k, q) = (S::splat(*k.add(i)), S::splat(*q.add(i)));
+                for c in 0..V {
+                    // Decayed again rather than stored in between: the same product.
+                    let decayed = S::mul(decay, load::<S>(s.add(c * LANES), n));
+                    let updated = S::fma(k, delta[c], decayed);
+                    store::<S>(s.add(c * LANES), updated, n);
+                    out[c] = S::fma(updated, q, out[c]);
+                }
+            }
+            for c in 0..V {
+                store::<S>(o[6].at::<f32>(t, head).add(j + c * LANES), out[c], n);
+            }
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Carving typed buffers out of a thread's scratch bytes.
+
+/// What is left of the scratch.
+pub(super) struct Scratch<'a>(&'a mut [u8]);
+
+impl<'a> Scratch<'a> {
+    /// All of `bytes`, which start on a multiple of 64.
+    #[inline(always)]
+    pub(super) fn new(bytes: &'a mut [u8]) -> Self {
+        debug_assert_eq!(bytes.as_ptr() as usize % 64, 0);
+        Scratch(bytes)
+    }
+
+    /// The next `n` elements, on a multiple of 64 bytes, contents arbitrary.
+    #[inline(always)]
+    pub(super) fn take<T>(&mut self, n: usize) -> *mut T {
+        let bytes = (n * std::mem::size_of::<T>()).next_multiple_of(64);
+        let (taken, rest) = std::mem::take(&mut self.0).split_at_mut(bytes);
+        self.0 = rest;
+        taken.as_mut_ptr().cast()
+    }
+}

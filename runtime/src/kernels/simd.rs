@@ -1,0 +1,185 @@
+//! The vector operations the kernels are written in: eight f32 or i32 lanes, thirty-two bytes.
+//!
+//! An implementation must be exact: every float operation is one IEEE operation, every integer one is exact for
+//! the operands its doc admits. How packed codes lie inside a byte vector is the implementation's own business:
+//! [`Simd::unpack`] may return them in any fixed order, as long as [`Simd::permute`] brings activations into
+//! the same.
+//!
+//! All methods are `#[inline(always)]` and end up inside one function that carries the CPU features; calling
+//! them from anywhere else is correct but slow, or undefined if the CPU lacks the features. That is the one
+//! safety condition of every method; those that take pointers add that the elements named are valid memory.
+
+use crate::math::{EXP_MAX, EXP_MIN, EXP_TAYLOR, LN2_HI, LN2_LO, ROUND};
+
+/// Packed layouts the integer matmuls know, as const parameters. Affine widths 2, 3, 5, 6, 8 are themselves.
+pub(crate) mod layout {
+    /// Affine 4 bits, 32 codes at a time.
+    pub const Q4: u8 = 4;
+    /// Affine 4 bits, 64 codes at a time.
+    pub const Q4_WIDE: u8 = 44;
+    /// Doubled E2M1 codes, plus 12 to make them unsigned; groups of 32.
+    pub const E2M1: u8 = 14;
+    /// The same in groups of 16: each half of the 32 codes is one group, in order.
+    pub const E2M1_HALVES: u8 = 24;
+    /// Affine 8 bits.
+    pub const Q8: u8 = 8;
+
+    /// Stored bits of a code.
+    pub const fn bits(kind: u8) -> usize {
+        match kind {
+            Q4_WIDE | E2M1 | E2M1_HALVES => 4,
+            width => width as usize,
+        }
+    }
+}
+
+/// Added to E2M1 codes (doubled, -12..=12) so that they are unsigned.
+pub(crate) const E2M1_BIAS: i32 = 12;
+
+/// See the module's doc.
+pub(crate) trait Simd: Copy + 'static {
+    /// Eight f32.
+    type F: Copy;
+    /// Eight i32.
+    type I: Copy;
+    /// Thirty-two bytes.
+    type B: Copy;
+    /// Partial sums of byte products, widened to [`Simd::I`] before they can overflow.
+    type H: Copy;
+
+    /// What [`Simd::unpack`] subtracts from 8-bit codes.
+    const Q8_BIAS: i32;
+
+    unsafe fn splat(x: f32) -> Self::F;
+    unsafe fn load(p: *const f32) -> Self::F;
+    /// The first `n <= 8` lanes from memory, the rest zero; reads nothing else.
+    unsafe fn load_n(p: *const f32, n: usize) -> Self::F;
+    unsafe fn store(p: *mut f32, x: Self::F);
+    /// The first `n <= 8` lanes to memory; writes nothing else.
+    unsafe fn store_n(p: *mut f32, x: Self::F, n: usize);
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a > b ? a : b`: `b` if either is a NaN.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    /// `a < b ? a : b`: `b` if either is a NaN.
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn neg(a: Self::F) -> Self::F;
+    unsafe fn abs(a: Self::F) -> Self::F;
+    /// NaN lanes become `+0`.
+    unsafe fn nan_to_zero(a: Self::F) -> Self::F;
+    /// Eight binary16.
+    unsafe fn load_f16(p: *const u16) -> Self::F;
+    unsafe fn load_bf16(p: *const u16) -> Self::F;
+    /// Eight E4M3 bytes.
+    unsafe fn load_e4m3(p: *const u8) -> Self::F;
+    /// Rounds to binary16, to nearest even.
+    unsafe fn store_f16(p: *mut u16, x: Self::F);
+    /// The lane sum's tree: `((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7))`.
+    unsafe fn tree(a: Self::F) -> f32;
+    /// Lane `i` is the tree of `a[i]`.
+    unsafe fn trees(a: [Self::F; 8]) -> Self::F;
+    unsafe fn transpose(a: [Self::F; 8]) -> [Self::F; 8];
+
+    unsafe fn splat_i(x: i32) -> Self::I;
+    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I;
+    /// Arithmetic shift right by one.
+    unsafe fn half_i(a: Self::I) -> Self::I;
+    unsafe fn shl23(a: Self::I) -> Self::I;
+    unsafe fn bits(a: Self::F) -> Self::I;
+    unsafe fn from_bits(a: Self::I) -> Self::F;
+    unsafe fn to_float(a: Self::I) -> Self::F;
+    /// Nearest integer, ties to even; `a` is within i32.
+    unsafe fn round(a: Self::F) -> Self::I;
+    /// The low bytes of lanes in -128..=127.
+    unsafe fn store_i8(p: *mut i8, x: Self::I);
+    unsafe fn load_i(p: *const i32) -> Self::I;
+
+    unsafe fn load_b(p: *const u8) -> Self::B;
+    unsafe fn store_b(p: *mut u8, x: Self::B);
+    /// The same four bytes in every lane.
+    unsafe fn splat4(p: *const i8) -> Self::B;
+    /// 32 codes of a layout (not [`layout::Q4_WIDE`]) from `4 * bits` bytes; reads nothing else.
+    unsafe fn unpack<const KIND: u8>(p: *const u8) -> Self::B;
+    /// 64 codes of 4 bits from 32 bytes.
+    unsafe fn unpack_wide(p: *const u8) -> [Self::B; 2];
+    /// 32 activation codes in the order of [`Simd::unpack`].
+    unsafe fn permute<const KIND: u8>(p: *const i8) -> Self::B;
+    /// 64 activation codes in the order of [`Simd::unpack_wide`].
+    unsafe fn permute_wide(p: *const i8) -> [Self::B; 2];
+    /// The eight vectors as an 8x8 matrix of four-byte elements, transposed.
+    unsafe fn transpose_b(a: [Self::B; 8]) -> [Self::B; 8];
+    unsafe fn zero_h() -> Self::H;
+    /// Adds products of unsigned codes `w` and signed codes `x` (`|x| <= 127`); at most [`steps`] times, then
+    /// the sum must be widened.
+    unsafe fn dot(h: Self::H, w: Self::B, x: Self::B) -> Self::H;
+    /// Adds to each lane the sum over its four bytes.
+    unsafe fn widen(a: Self::I, h: Self::H) -> Self::I;
+    /// Adds four-byte dots of 8-bit codes as [`Simd::unpack`] gives them, and signed `x` (`|x| <= 127`).
+    unsafe fn dot8(a: Self::I, w: Self::B, x: Self::B) -> Self::I;
+    /// Lane `i`: the sum of `a[i]`'s first four lanes; and of its last four.
+    unsafe fn sums(a: [Self::I; 8]) -> [Self::I; 2];
+    /// Asks for the cache line at `p`, which need not be valid.
+    unsafe fn prefetch(p: *const u8);
+}
+
+/// How often [`Simd::dot`] may add before an i16 sum of pairs could overflow: `steps * 2 * max code * 127 < 2^15`.
+pub(crate) const fn steps(kind: u8) -> usize {
+    match kind {
+        2 => 32,
+        3 => 16,
+        layout::Q4 | layout::Q4_WIDE => 8,
+        5 | layout::E2M1 | layout::E2M1_HALVES => 4,
+        _ => 2,
+    }
+}
+
+/// `exp`, step by step as [`crate::math::exp`].
+#[inline(always)]
+pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: register operations; the caller's features are the callees'.
+    unsafe {
+        let x = S::max(S::splat(EXP_MIN), x);
+        let x = S::min(S::splat(EXP_MAX), x);
+        let round = S::splat(ROUND);
+        let shifted = S::fma(x, S::splat(std::f32::consts::LOG2_E), round);
+        let n = S::sub(shifted, round);
+        let r = S::fma(n, S::splat(-LN2_HI), x);
+        let r = S::fma(n, S::splat(-LN2_LO), r);
+        let mut p = S::splat(EXP_TAYLOR[0]);
+        p = S::fma(p, r, S::splat(EXP_TAYLOR[1]));
+        p = S::fma(p, r, S::splat(EXP_TAYLOR[2]));
+        p = S::fma(p, r, S::splat(EXP_TAYLOR[3]));
+        p = S::fma(p, r, S::splat(EXP_TAYLOR[4]));
+        p = S::fma(p, r, S::splat(EXP_TAYLOR[5]));
+        let p = S::add(S::fma(p, S::mul(r, r), r), S::splat(1.0));
+        let n = S::sub_i(S::bits(shifted), S::splat_i(ROUND.to_bits() as i32));
+        let half = S::half_i(n);
+        let rest = S::sub_i(n, half);
+        let bias = S::splat_i(127);
+        let a = S::from_bits(S::shl23(S::add_i(half, bias)));
+        let b = S::from_bits(S::shl23(S::add_i(rest, bias)));
+        S::mul(S::mul(p, a), b)
+    }
+}
+
+/// `1 / (1 + exp(-x))`.
+#[inline(always)]
+pub(crate) unsafe fn sigmoid<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: register operations.
+    unsafe {
+        let one = S::splat(1.0);
+        S::div(one, S::add(one, exp::<S>(S::neg(x))))
+    }
+}
+
+/// `x * sigmoid(x)`.
+#[inline(always)]
+pub(crate) unsafe fn silu<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: register operations.
+    unsafe { S::mul(x, sigmoid::<S>(x)) }
+}

@@ -1,0 +1,143 @@
+//! Opening a loaf: map, verify, ready to replay.
+//!
+//! Nothing is parsed that replay does not need, nothing is copied out of the mapped file but the plan. Everything a
+//! session relies on is proved here, once: [`Loaf`] is that proof.
+
+use std::fmt;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use loaf_formats::chat::{Chat, ChatError};
+use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, SectionKind};
+use loaf_formats::plan::{Plan, PlanError, VerifiedPlan};
+use memmap2::Mmap;
+
+/// Why a loaf cannot be used.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The file cannot be read.
+    Io(PathBuf, std::io::Error),
+    /// The container is not one.
+    Container(ContainerError),
+    /// The bytes do not lie on a cache line, which weights rely on.
+    Misaligned,
+    /// A section every loaf has is not there.
+    Missing(SectionKind),
+    /// The plan is unsafe or malformed.
+    Plan(PlanError),
+    /// The chat section is malformed.
+    Chat(ChatError),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::Io(path, e) => write!(f, "{}: {e}", path.display()),
+            OpenError::Container(e) => e.fmt(f),
+            OpenError::Misaligned => write!(f, "expected the data area on a multiple of 64 bytes in memory"),
+            OpenError::Missing(kind) => write!(f, "expected a section {kind}, found none"),
+            OpenError::Plan(e) => e.fmt(f),
+            OpenError::Chat(e) => e.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// The bytes a loaf lives in.
+enum Bytes {
+    Mapped(Mmap),
+    Static(&'static [u8]),
+}
+
+impl Bytes {
+    fn get(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Static(bytes) => bytes,
+        }
+    }
+}
+
+/// An open loaf: bytes, verified plan, chat data.
+pub struct Loaf {
+    bytes: Bytes,
+    plan: VerifiedPlan,
+    chat: Chat,
+    id: ArtifactId,
+}
+
+impl Loaf {
+    /// Maps and verifies a file. Head, table, plan, chat and tokenizer sections are hashed and checked; weights are
+    /// not hashed (see [`Loaf::container`] for that).
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(path: &Path) -> Result<Loaf, OpenError> {
+        let io = |e| OpenError::Io(path.to_path_buf(), e);
+        let file = File::open(path).map_err(io)?;
+        // SAFETY: the mapping is read-only and private to us; a file that another process truncates or rewrites
+        // while it is mapped breaks every program that maps files, and the hashes catch what was there at open.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        Loaf::from_bytes(Bytes::Mapped(map))
+    }
+
+    /// Verifies a loaf that is part of the program.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn from_static(bytes: &'static [u8]) -> Result<Loaf, OpenError> {
+        Loaf::from_bytes(Bytes::Static(bytes))
+    }
+
+    fn from_bytes(bytes: Bytes) -> Result<Loaf, OpenError> {
+        let container = Container::open(bytes.get()).map_err(OpenError::Container)?;
+        if !container.data().as_ptr().addr().is_multiple_of(64) {
+            return Err(OpenError::Misaligned);
+        }
+        let section = |kind| match container.section(kind) {
+            Some(_) => container.verify_section(kind).map(Some).map_err(OpenError::Container),
+            None => Ok(None),
+        };
+        let required = |kind| section(kind)?.ok_or(OpenError::Missing(kind));
+        let plan = Plan::decode(required(SectionKind::Plan)?).map_err(OpenError::Plan)?;
+        let plan = plan.verify(container.data().len() as u64).map_err(OpenError::Plan)?;
+        let chat = Chat::decode(required(SectionKind::Chat)?, plan.vocab).map_err(OpenError::Chat)?;
+        section(SectionKind::Tokenizer)?;
+        let id = container.artifact_id();
+        Ok(Loaf { plan, chat, id, bytes })
+    }
+
+    /// The container, for its other sections and for verifying weights.
+    ///
+    /// # Panics
+    /// Never: the bytes were opened before and do not change.
+    pub fn container(&self) -> Container<'_> {
+        Container::open(self.bytes.get()).expect("opened before")
+    }
+
+    /// The weights region that plan operands address.
+    pub(crate) fn data(&self) -> &[u8] {
+        self.container().data()
+    }
+
+    /// The verified plan.
+    pub fn plan(&self) -> &VerifiedPlan {
+        &self.plan
+    }
+
+    /// Chat template, stop ids, sampling defaults.
+    pub fn chat(&self) -> &Chat {
+        &self.chat
+    }
+
+    /// The hash that names this artifact.
+    pub fn id(&self) -> ArtifactId {
+        self.id
+    }
+
+    /// The verified tokenizer section, if the loaf has one.
+    pub fn tokenizer_section(&self) -> Option<&[u8]> {
+        self.container().section(SectionKind::Tokenizer)
+    }
+}

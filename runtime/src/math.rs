@@ -1,0 +1,147 @@
+//! The transcendental functions of replay, the same bits everywhere.
+//!
+//! [`exp`] is our own: `x = n ln 2 + r` with `n` to the nearest integer, `r` by two fused multiply-adds
+//! (Cody-Waite), a Taylor polynomial of degree 7 on `|r| <= ln 2 / 2` (its error is 0.1 ulp there), and two
+//! exact-or-once-rounded multiplications by powers of two, so that subnormal results and overflow come out
+//! right. Every step is one IEEE operation or an integer one, so vector versions repeat the same steps and
+//! agree bit for bit; `exp(-inf) = 0`, `exp(inf) = inf`, a NaN stays a NaN.
+//!
+//! What is evaluated in f64 (`sin`, `cos`, `log1p`) comes from `libm`, which is plain Rust, and never from the
+//! platform's C library.
+
+/// Below this `exp` is zero: `e^-104 < 2^-150`.
+pub(crate) const EXP_MIN: f32 = -104.0;
+/// Above this `exp` is infinite: `e^89 > 2^128`.
+pub(crate) const EXP_MAX: f32 = 89.0;
+/// `1.5 * 2^23`: adding it rounds to an integer, which then stands in the low bits.
+pub(crate) const ROUND: f32 = 12_582_912.0;
+/// `ln 2`, upper 12 bits: `n * LN2_HI` is exact for every `n` that occurs.
+pub(crate) const LN2_HI: f32 = 0.693_359_4;
+/// `ln 2 - LN2_HI`.
+pub(crate) const LN2_LO: f32 = -2.121_944_4e-4;
+/// `1/7!, .., 1/2!`: Horner's order for `(exp(r) - 1 - r) / r^2`.
+pub(crate) const EXP_TAYLOR: [f32; 6] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5];
+
+/// `e^x`, within 1 ulp.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    // Comparisons in this order let a NaN through.
+    let x = if EXP_MIN > x { EXP_MIN } else { x };
+    let x = if EXP_MAX < x { EXP_MAX } else { x };
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = n.mul_add(-LN2_HI, x);
+    let r = n.mul_add(-LN2_LO, r);
+    let mut p = EXP_TAYLOR[0];
+    for c in &EXP_TAYLOR[1..] {
+        p = p.mul_add(r, *c);
+    }
+    let p = p.mul_add(r * r, r) + 1.0;
+    let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let half = n >> 1;
+    p * power_of_two(half) * power_of_two(n.wrapping_sub(half))
+}
+
+/// `2^n` for `-126 <= n <= 127`; whatever the bits say outside (a NaN's garbage exponent).
+#[inline(always)]
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits((n.wrapping_add(127) << 23) as u32)
+}
+
+/// `1 / (1 + exp(-x))`.
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// `x * sigmoid(x)`.
+#[inline(always)]
+pub fn silu(x: f32) -> f32 {
+    x * sigmoid(x)
+}
+
+/// `ln(1 + e^x)`; `x` itself above 20, where the two agree in f32.
+#[inline(always)]
+pub fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { libm::log1p(f64::from(exp(x))) as f32 }
+}
+
+/// `cos` and `sin` of `pos * inv_freq`, in f64, each rounded once.
+pub fn rope_angle(pos: u64, inv_freq: f32) -> (f32, f32) {
+    let t = pos as f64 * f64::from(inv_freq);
+    (libm::cos(t) as f32, libm::sin(t) as f32)
+}
+
+/// The value of an E4M3 byte: sign, 4 exponent bits (bias 7), 3 of mantissa; no infinities, `0x7f` is NaN.
+pub fn e4m3(byte: u8) -> f32 {
+    let magnitude = match (byte >> 3 & 15, byte & 7) {
+        (15, 7) => f32::NAN,
+        (0, m) => f32::from(m) / 512.0,
+        (e, m) => (1.0 + f32::from(m) / 8.0) * power_of_two(i32::from(e) - 7),
+    };
+    if byte & 0x80 != 0 { -magnitude } else { magnitude }
+}
+
+/// The value of an E8M0 byte: `2^(byte - 127)`; 255 gives infinity.
+pub fn e8m0(byte: u8) -> f32 {
+    // 2^-127 is subnormal: the top mantissa bit.
+    f32::from_bits(if byte == 0 { 0x0040_0000 } else { u32::from(byte) << 23 })
+}
+
+/// Twice the value of each E2M1 code: what the integer matmuls multiply.
+pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Distance in units of the last place of the f32 nearest to `exact`.
+    fn ulps(got: f32, exact: f64) -> f64 {
+        let near = exact as f32;
+        let ulp = f64::from(f32::from_bits(near.to_bits() + 1)) - f64::from(near);
+        (f64::from(got) - exact).abs() / ulp
+    }
+
+    #[test]
+    fn exp_is_within_one_ulp_over_its_whole_range() {
+        let mut worst = 0.0f64;
+        let mut x = -103.9f32;
+        while x < 88.72 {
+            worst = worst.max(ulps(exp(x), libm::exp(f64::from(x))));
+            x += 0.000_737;
+        }
+        assert!(worst <= 1.0, "{worst} ulp");
+    }
+
+    #[test]
+    fn exp_ends_well() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(-0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY).to_bits(), 0);
+        assert_eq!(exp(-1e30).to_bits(), 0);
+        assert_eq!(exp(-104.0).to_bits(), 0);
+        assert_eq!(exp(-103.0).to_bits(), 1);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert_eq!(exp(88.8), f32::INFINITY);
+        assert!(exp(88.72).is_finite());
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn small_floats_decode_to_their_tables() {
+        assert_eq!(e4m3(0x7e), 448.0);
+        assert_eq!(e4m3(0x81), -1.0 / 512.0);
+        assert_eq!(e4m3(0x38), 1.0);
+        assert!(e4m3(0xff).is_nan());
+        assert_eq!(e8m0(127), 1.0);
+        assert_eq!(e8m0(0), 2.0f32.powi(-127));
+        assert_eq!(e8m0(254), 2.0f32.powi(127));
+    }
+
+    #[test]
+    fn softplus_meets_its_asymptotes() {
+        assert_eq!(softplus(20.5), 20.5);
+        assert_eq!(softplus(-200.0), 0.0);
+        assert_eq!(softplus(0.0), std::f32::consts::LN_2);
+    }
+}

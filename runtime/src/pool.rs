@@ -1,0 +1,331 @@
+//! A fixed set of threads that run one parallel loop after another.
+//!
+//! A decode step is a few hundred short loops, so handing one out must cost about a microsecond and no heap
+//! allocation: workers spin for a moment after each loop, then park; the caller is worker 0 and takes its share.
+//! The partition is static and contiguous: worker `w` of `n` gets units `units * w / n .. units * (w + 1) / n`.
+//! Kernels never split a sum over units, so results do not depend on the number of threads.
+//!
+//! A panic in the loop's body is carried to the caller once every worker is done. A loop started from inside a
+//! loop, or while another thread runs one, runs on its caller alone.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a worker (or the caller, waiting for workers) spins before it sleeps.
+const SPIN: Duration = Duration::from_micros(40);
+/// The loop word: workers taking part in the low bits, a loop's number above them.
+const ACTIVE_BITS: u32 = 16;
+/// Most threads a pool has.
+pub const MAX_THREADS: usize = (1 << ACTIVE_BITS) - 1;
+
+type Body<'a> = dyn Fn(Range<usize>, usize) + Sync + 'a;
+
+/// The loop being run. Written by the caller before it publishes the loop word; read by active workers, all of
+/// which the caller waits for before it writes again.
+#[derive(Clone, Copy)]
+struct Job {
+    body: Option<*const Body<'static>>,
+    units: usize,
+}
+
+struct Shared {
+    job: UnsafeCell<Job>,
+    /// Number of the current loop and its active workers; `u64::MAX` asks workers to end.
+    word: AtomicU64,
+    /// Active workers, the caller aside, that are not done.
+    remaining: AtomicUsize,
+    /// Whether worker `w + 1` sleeps, or is about to.
+    parked: Vec<AtomicBool>,
+    /// The caller sleeps on `done` until `remaining` is 0.
+    caller_sleeps: AtomicBool,
+    lock: Mutex<Option<Box<dyn Any + Send>>>,
+    done: Condvar,
+    spin: Duration,
+}
+
+// SAFETY: `job` is the only field that is not `Sync`; its doc says who may touch it when. The pointer in it is to a
+// `Sync` closure.
+unsafe impl Sync for Shared {}
+// SAFETY: as above.
+unsafe impl Send for Shared {}
+
+/// Threads that run loops together; see the module's doc.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    busy: AtomicBool,
+}
+
+impl Pool {
+    /// A pool of `threads` workers, the caller among them; at least 1, at most [`MAX_THREADS`]. If the system
+    /// refuses a thread, the pool has fewer.
+    pub fn new(threads: usize) -> Pool {
+        let threads = threads.clamp(1, MAX_THREADS);
+        // With more threads than processors, spinning only keeps the others from running.
+        let crowded = std::thread::available_parallelism().is_ok_and(|n| threads > n.get());
+        let shared = Arc::new(Shared {
+            job: UnsafeCell::new(Job { body: None, units: 0 }),
+            word: AtomicU64::new(0),
+            remaining: AtomicUsize::new(0),
+            parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
+            caller_sleeps: AtomicBool::new(false),
+            lock: Mutex::new(None),
+            done: Condvar::new(),
+            spin: if crowded { Duration::ZERO } else { SPIN },
+        });
+        let spawn = |worker: usize| {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new().name(format!("loaf-{worker}")).spawn(move || shared.work(worker))
+        };
+        let workers = (1..threads).map_while(|worker| spawn(worker).ok()).collect();
+        Pool { shared, workers, busy: AtomicBool::new(false) }
+    }
+
+    /// Workers, the caller included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `body(units, worker)` on every worker with its share of `0..units`; returns when all are done.
+    ///
+    /// # Panics
+    /// If `body` does, with its payload.
+    pub fn run(&self, units: usize, body: &Body<'_>) {
+        self.run_at_most(self.threads(), units, body);
+    }
+
+    /// As [`Pool::run`], on the caller and at most `workers - 1` others, for loops too short to wake them all.
+    ///
+    /// # Panics
+    /// If `body` does, with its payload.
+    pub fn run_at_most(&self, workers: usize, units: usize, body: &Body<'_>) {
+        let active = self.threads().min(workers).min(units);
+        if active <= 1 || self.busy.swap(true, Ordering::Acquire) {
+            if units > 0 {
+                body(0..units, 0);
+            }
+            return;
+        }
+        let shared = &*self.shared;
+        // SAFETY: the lifetime is erased, but `body` outlives every use: this call waits for all active workers.
+        let erased = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
+        // SAFETY: `busy` is ours and no worker is active, so nobody else touches the job.
+        unsafe { *shared.job.get() = Job { body: Some(erased), units } };
+        shared.remaining.store(active - 1, Ordering::Relaxed);
+        let number = (shared.word.load(Ordering::Relaxed) >> ACTIVE_BITS).wrapping_add(1);
+        // Sequentially consistent against `parked`: either a worker sees the word, or we see that it sleeps.
+        shared.word.store(number << ACTIVE_BITS | active as u64, Ordering::SeqCst);
+        for worker in 1..active {
+            if shared.parked[worker - 1].swap(false, Ordering::SeqCst) {
+                self.workers[worker - 1].thread().unpark();
+            }
+        }
+        let own = catch_unwind(AssertUnwindSafe(|| body(share(units, 0, active), 0)));
+        shared.wait_for_workers();
+        let theirs = shared.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.busy.store(false, Ordering::Release);
+        if let Some(payload) = own.err().or(theirs) {
+            resume_unwind(payload);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.word.store(u64::MAX, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            // A worker catches its panics, so joining cannot fail.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// Worker `w`'s part of `0..units`.
+fn share(units: usize, w: usize, active: usize) -> Range<usize> {
+    let at = |w: usize| (units as u128 * w as u128 / active as u128) as usize;
+    at(w)..at(w + 1)
+}
+
+impl Shared {
+    /// A worker's life: wait for a loop, run its share, say so.
+    fn work(&self, worker: usize) {
+        let mut seen = 0;
+        loop {
+            seen = self.next_word(seen, worker);
+            if seen == u64::MAX {
+                return;
+            }
+            let active = (seen & MAX_THREADS as u64) as usize;
+            if worker >= active {
+                continue;
+            }
+            // SAFETY: this worker is active, so the caller waits for it before it writes the job again.
+            let job = unsafe { *self.job.get() };
+            if let Some(body) = job.body {
+                // SAFETY: the caller keeps the closure alive until `remaining` is 0.
+                let body = unsafe { &*body };
+                let run = || body(share(job.units, worker, active), worker);
+                if let Err(payload) = catch_unwind(AssertUnwindSafe(run)) {
+                    *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
+                }
+            }
+            // The last one wakes the caller, if it sleeps.
+            if self.remaining.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_sleeps.load(Ordering::SeqCst) {
+                let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+                self.done.notify_one();
+            }
+        }
+    }
+
+    /// The loop word once it differs from `seen`.
+    fn next_word(&self, seen: u64, worker: usize) -> u64 {
+        if let Some(word) = spin_until(self.spin, || Some(self.word.load(Ordering::Acquire)).filter(|w| *w != seen)) {
+            return word;
+        }
+        let parked = &self.parked[worker - 1];
+        loop {
+            parked.store(true, Ordering::SeqCst);
+            let word = self.word.load(Ordering::SeqCst);
+            if word != seen {
+                parked.store(false, Ordering::SeqCst);
+                return word;
+            }
+            std::thread::park();
+        }
+    }
+
+    fn wait_for_workers(&self) {
+        let finished = || (self.remaining.load(Ordering::Acquire) == 0).then_some(());
+        if spin_until(self.spin, finished).is_some() {
+            return;
+        }
+        let mut held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.caller_sleeps.store(true, Ordering::SeqCst);
+        while self.remaining.load(Ordering::SeqCst) != 0 {
+            held = self.done.wait(held).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.caller_sleeps.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Polls until there is something or `time` has passed; the clock is read every 32 polls.
+fn spin_until<T>(time: Duration, poll: impl Fn() -> Option<T>) -> Option<T> {
+    let mut start = None;
+    loop {
+        for _ in 0..32 {
+            if let Some(found) = poll() {
+                return Some(found);
+            }
+            std::hint::spin_loop();
+        }
+        if start.get_or_insert_with(Instant::now).elapsed() >= time {
+            return None;
+        }
+    }
+}
+
+/// Physical cores this process may run on, and no more than its CPU quota; at least 1.
+pub fn default_threads() -> usize {
+    let available = std::thread::available_parallelism().map_or(1, |n| n.get());
+    physical_cores().map_or(available, |cores| cores.min(available)).max(1)
+}
+
+/// Distinct cores behind the processors of our affinity mask, from the kernel's topology files.
+#[cfg(target_os = "linux")]
+fn physical_cores() -> Option<usize> {
+    // SAFETY: a zeroed set is an empty one; the call writes at most the size given.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        (libc::sched_getaffinity(0, std::mem::size_of::<libc::cpu_set_t>(), &mut set) == 0).then_some(set)?
+    };
+    let mut cores = std::collections::BTreeSet::new();
+    for cpu in 0..libc::CPU_SETSIZE as usize {
+        // SAFETY: `cpu` is within the set.
+        if unsafe { libc::CPU_ISSET(cpu, &set) } {
+            let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+            cores.insert(std::fs::read_to_string(path).ok()?);
+        }
+    }
+    Some(cores.len())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn physical_cores() -> Option<usize> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a loop that counts visits of each unit.
+    fn visits(pool: &Pool, units: usize) -> Vec<usize> {
+        let counts: Vec<AtomicUsize> = (0..units).map(|_| AtomicUsize::new(0)).collect();
+        pool.run(units, &|range, worker| {
+            assert!(worker < pool.threads());
+            range.for_each(|u| _ = counts[u].fetch_add(1, Ordering::Relaxed));
+        });
+        counts.into_iter().map(AtomicUsize::into_inner).collect()
+    }
+
+    #[test]
+    fn every_unit_runs_once_whatever_the_counts() {
+        for threads in [1, 2, 3, 8] {
+            let pool = Pool::new(threads);
+            for units in [0, 1, 2, 3, 7, 64, 1001] {
+                assert_eq!(visits(&pool, units), vec![1; units], "{threads} threads, {units} units");
+            }
+        }
+    }
+
+    #[test]
+    fn many_short_loops_and_pauses_lose_nothing() {
+        let pool = Pool::new(3);
+        let total = AtomicUsize::new(0);
+        for i in 0..5000 {
+            pool.run_at_most(1 + i % 3, 5, &|range, _| _ = total.fetch_add(range.len(), Ordering::Relaxed));
+            if i % 500 == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        assert_eq!(total.into_inner(), 25_000);
+    }
+
+    #[test]
+    fn a_loop_inside_a_loop_runs_on_its_caller() {
+        let pool = Pool::new(2);
+        let total = AtomicUsize::new(0);
+        pool.run(4, &|range, _| {
+            for _ in range {
+                pool.run(3, &|inner, worker| {
+                    assert_eq!(worker, 0);
+                    _ = total.fetch_add(inner.len(), Ordering::Relaxed);
+                });
+            }
+        });
+        assert_eq!(total.into_inner(), 12);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_leaves_the_pool_whole() {
+        let pool = Pool::new(3);
+        for bad in 0..3 {
+            let run = || pool.run(3, &|range, _| assert!(!range.contains(&bad), "unit {bad}"));
+            assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+            assert_eq!(visits(&pool, 9), vec![1; 9]);
+        }
+    }
+
+    #[test]
+    fn the_default_is_between_one_and_what_the_system_offers() {
+        let n = default_threads();
+        assert!(n >= 1 && n <= std::thread::available_parallelism().map_or(1, |n| n.get()));
+    }
+}

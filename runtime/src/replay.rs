@@ -1,0 +1,155 @@
+//! Replay: a verified template, resolved once, run many times.
+//!
+//! Resolving turns (region, offset) into addresses and finds where each op's attributes stand. A replay sets the
+//! patched words and calls one kernel per record; it builds nothing and allocates nothing.
+
+use loaf_formats::op::{MAX_OPERANDS, OpKind};
+use loaf_formats::plan::{Family, Region, Segment, records};
+
+use crate::kernels::{self, Kernels, OpCall, RawOperand};
+use crate::pool::Pool;
+
+/// Base addresses of the regions, each as long as the plan says.
+#[derive(Clone, Copy)]
+pub(crate) struct Bases {
+    pub weights: *mut u8,
+    pub state: *mut u8,
+    pub arena: *mut u8,
+    pub io: *mut u8,
+}
+
+struct Op {
+    kind: OpKind,
+    operands: std::ops::Range<usize>,
+    attrs: std::ops::Range<usize>,
+}
+
+struct Resolved<'a> {
+    segment: &'a Segment,
+    words: Vec<u64>,
+    ops: Vec<Op>,
+    operands: Vec<RawOperand>,
+}
+
+/// A family whose operands are addresses.
+pub(crate) struct Replay<'a> {
+    pub family: &'a Family,
+    segments: Vec<Resolved<'a>>,
+}
+
+/// Memory each worker may use during an op; a region of its own per worker.
+pub(crate) struct Scratch {
+    memory: crate::memory::Reserved,
+    per_worker: usize,
+}
+
+impl Scratch {
+    pub fn new(per_worker: usize, workers: usize) -> std::io::Result<Scratch> {
+        let per_worker = per_worker.next_multiple_of(4096);
+        Ok(Scratch { memory: crate::memory::Reserved::new((per_worker * workers) as u64)?, per_worker })
+    }
+}
+
+/// Ops cheaper than this run on the calling thread: waking the others costs more.
+const PARALLEL_COST: u64 = 48 << 10;
+
+#[derive(Clone, Copy)]
+struct ScratchPtr(*mut u8);
+
+// SAFETY: workers use disjoint parts of the memory behind the pointer, one each.
+unsafe impl Sync for ScratchPtr {}
+
+struct SharedCall<'a>(OpCall<'a>);
+
+// SAFETY: kernels write disjoint work units, by the contract of `Kernel`; the operands' memory outlives the run.
+unsafe impl Sync for SharedCall<'_> {}
+
+impl<'a> Replay<'a> {
+    /// Resolves a family of a verified plan.
+    pub fn new(family: &'a Family, bases: Bases) -> Replay<'a> {
+        let resolve = |segment: &'a Segment| {
+            let mut words = Vec::new();
+            segment.expand(u64::from(segment.first), 1, &mut words);
+            let (mut ops, mut operands) = (Vec::new(), Vec::new());
+            for record in records(&words).flatten() {
+                let count = record.kind.spec().operands.len();
+                debug_assert!(count <= MAX_OPERANDS);
+                let first = operands.len();
+                operands.extend((0..count).map(|i| {
+                    let o = record.operand(i);
+                    let base = match o.region {
+                        Region::None => return RawOperand::ABSENT,
+                        Region::Weights => bases.weights,
+                        Region::State => bases.state,
+                        Region::Arena => bases.arena,
+                        Region::Io => bases.io,
+                    };
+                    // SAFETY: the verifier proved that the operand's extent lies within its region.
+                    let ptr = unsafe { base.add(o.offset as usize) };
+                    RawOperand {
+                        ptr,
+                        dtype: o.dtype,
+                        row_stride: o.row_stride as usize,
+                        head_stride: o.head_stride as usize,
+                    }
+                }));
+                let attrs = record.at + 1 + 3 * count;
+                ops.push(Op {
+                    kind: record.kind,
+                    operands: first..operands.len(),
+                    attrs: attrs..attrs + record.attrs.len(),
+                });
+            }
+            Resolved { segment, words, ops, operands }
+        };
+        Replay { family, segments: family.segments.iter().map(resolve).collect() }
+    }
+
+    /// Scratch a worker needs for any op of the family.
+    pub fn scratch_bytes(&self) -> usize {
+        let mut words = Vec::new();
+        let mut most = 0;
+        for s in &self.segments {
+            s.segment.expand(u64::from(s.segment.first), u64::from(self.family.max_rows), &mut words);
+            let needs = records(&words).flatten().map(|r| kernels::scratch_bytes(r.kind, r.attrs));
+            most = needs.fold(most, usize::max);
+        }
+        most
+    }
+
+    /// Runs the graph at position `p` with `n` rows.
+    ///
+    /// # Safety
+    /// `p + n <= family.positions`, `1 <= n <= family.max_rows`; the regions that were resolved are alive and nobody
+    /// else uses state, arena and IO; ids in IO are below the vocabulary; `scratch` was made for
+    /// [`Replay::scratch_bytes`] and at least as many workers as `pool` has.
+    pub unsafe fn run(&mut self, p: u64, n: u64, kernels: &Kernels, pool: &Pool, scratch: &mut Scratch) {
+        let resolved = &mut self.segments[self.family.segment_at(p)];
+        resolved.segment.patch(p, n, &mut resolved.words);
+        let memory = ScratchPtr(scratch.memory.ptr());
+        let per_worker = scratch.per_worker;
+        for op in &resolved.ops {
+            let call = SharedCall(OpCall {
+                kind: op.kind,
+                operands: &resolved.operands[op.operands.clone()],
+                attrs: &resolved.words[op.attrs.clone()],
+            });
+            let kernel = kernels.get(op.kind);
+            let units = kernels::units(op.kind, call.0.attrs);
+            let body = |range: std::ops::Range<usize>, worker: usize| {
+                let (call, memory) = (&call, &memory);
+                // SAFETY: worker `worker` alone uses its part of the scratch; the plan verifier proved the operands' extents
+                // for this (p, n); units are disjoint between workers.
+                unsafe {
+                    let scratch = std::slice::from_raw_parts_mut(memory.0.add(worker * per_worker), per_worker);
+                    kernel(&call.0, range, scratch);
+                }
+            };
+            if pool.threads() == 1 || kernels::cost(op.kind, call.0.attrs) < PARALLEL_COST {
+                body(0..units, 0);
+            } else {
+                pool.run(units, &body);
+            }
+        }
+    }
+}
