@@ -75,6 +75,7 @@
 //! `tokenizer.json`, `pattern` what is matched (the content, normalised in the second list). Patterns are UTF-8, not empty.
 
 mod tables;
+mod verify;
 mod write;
 
 pub use tables::{Added, Merge, TokenizerTables};
