@@ -1,1 +1,340 @@
-fn main() {}
+//! `bake`: builds loaves and looks into them.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use loaf_bake::build::{BuildOptions, Prepared, Progress, build};
+use loaf_bake::checkpoint::Checkpoint;
+use loaf_bake::explain;
+use loaf_bake::passes::{Pass, Pipeline};
+use loaf_bake::verify;
+use loaf_bake::weights::QuantOptions;
+use loaf_formats::container::{Container, SectionKind};
+use loaf_formats::dtype::DType;
+use loaf_formats::plan::{Phase, Plan, VerifiedPlan};
+use loaf_recipes::graph::Graph;
+use loaf_recipes::tape::Shape;
+use memmap2::Mmap;
+
+/// Bakes a language model into one file, a loaf, that `loaf` runs.
+#[derive(Parser)]
+#[command(name = "bake", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Bake a checkpoint folder into a loaf.
+    Build(BuildArgs),
+    /// Show what a loaf holds.
+    Inspect {
+        /// The loaf.
+        file: PathBuf,
+        /// List every tensor.
+        #[arg(long)]
+        tensors: bool,
+    },
+    /// Print one concrete graph of a loaf, op by op.
+    Explain {
+        /// The loaf.
+        file: PathBuf,
+        /// Position of the first token (for the head: the hidden row).
+        #[arg(long, default_value_t = 0)]
+        position: u32,
+        /// Which family.
+        #[arg(long, value_enum, default_value_t = PhaseArg::Decode)]
+        phase: PhaseArg,
+        /// Valid rows [default: 1, or the largest chunk for prefill].
+        #[arg(long)]
+        rows: Option<u32>,
+    },
+    /// Check a loaf: structure, every hash, every tensor, every plan record.
+    Verify {
+        /// The loaf.
+        file: PathBuf,
+    },
+    /// Print the graph a recipe traces, before or after passes.
+    Dump {
+        /// Folder with config.json and weights (or config.json alone).
+        source: PathBuf,
+        /// Stop after this pass.
+        #[arg(long, value_enum, default_value_t = Pass::Dead)]
+        stop_after: Pass,
+        /// Position of the first token.
+        #[arg(long, default_value_t = 0)]
+        position: u32,
+        /// Which family.
+        #[arg(long, value_enum, default_value_t = PhaseArg::Decode)]
+        phase: PhaseArg,
+        /// Valid rows [default: 1, or the largest chunk for prefill].
+        #[arg(long)]
+        rows: Option<u32>,
+        #[command(flatten)]
+        options: ModelArgs,
+    },
+}
+
+#[derive(Args)]
+struct BuildArgs {
+    /// Folder with config.json and weights: Hugging Face safetensors or an MLX conversion.
+    source: PathBuf,
+    /// The loaf to write.
+    #[arg(short, long)]
+    output: PathBuf,
+    #[command(flatten)]
+    options: ModelArgs,
+    /// Print the report as one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct ModelArgs {
+    /// Quantise dense weights with MLX's affine scheme.
+    #[arg(long, value_enum, default_value_t = Quant::None)]
+    quant: Quant,
+    /// Weights per scale.
+    #[arg(long, value_enum, default_value = "64")]
+    group_size: Group,
+    /// Positions a session has room for [default: the config's max_position_embeddings].
+    #[arg(long)]
+    context: Option<u32>,
+    /// Rows of a prefill; several, comma-separated, bake several families.
+    #[arg(long, value_delimiter = ',', default_value = "128")]
+    chunk: Vec<u32>,
+    /// Element type of KV caches [default: f32 for models that are f32 throughout, else f16].
+    #[arg(long, value_enum)]
+    kv: Option<Kv>,
+    /// Bake random weights of the config's shapes from this seed; needs config.json alone.
+    #[arg(long, value_name = "SEED")]
+    random_weights: Option<u64>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Quant {
+    None,
+    Q8,
+    Q6,
+    Q5,
+    Q4,
+    Q3,
+    Q2,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Group {
+    #[value(name = "32")]
+    G32 = 32,
+    #[value(name = "64")]
+    G64 = 64,
+    #[value(name = "128")]
+    G128 = 128,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Kv {
+    F32,
+    F16,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum PhaseArg {
+    Decode,
+    Prefill,
+    Head,
+}
+
+impl From<PhaseArg> for Phase {
+    fn from(p: PhaseArg) -> Phase {
+        match p {
+            PhaseArg::Decode => Phase::Decode,
+            PhaseArg::Prefill => Phase::Prefill,
+            PhaseArg::Head => Phase::Head,
+        }
+    }
+}
+
+impl ModelArgs {
+    fn options(&self) -> BuildOptions {
+        let bits = match self.quant {
+            Quant::None => None,
+            Quant::Q8 => Some(8),
+            Quant::Q6 => Some(6),
+            Quant::Q5 => Some(5),
+            Quant::Q4 => Some(4),
+            Quant::Q3 => Some(3),
+            Quant::Q2 => Some(2),
+        };
+        BuildOptions {
+            quant: QuantOptions { bits, group: self.group_size as u64 },
+            context: self.context,
+            chunks: self.chunk.clone(),
+            kv: self.kv.map(|kv| match kv {
+                Kv::F32 => DType::F32,
+                Kv::F16 => DType::F16,
+            }),
+            random: self.random_weights,
+        }
+    }
+}
+
+/// Progress on the terminal: one bar per stage, shown only for stages that last.
+struct Bars(std::sync::Mutex<ProgressBar>);
+
+impl Progress for Bars {
+    fn begin(&self, stage: &str, total: u64, unit: &str) {
+        let bar = ProgressBar::new(total);
+        let counts = if unit == "bytes" { "{bytes}/{total_bytes} {bytes_per_sec}" } else { "{pos}/{len}" };
+        let style = format!("{{prefix:>8}} {{wide_bar}} {counts} {{elapsed}}");
+        bar.set_style(ProgressStyle::with_template(&style).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_prefix(stage.to_string());
+        *self.0.lock().unwrap_or_else(|e| e.into_inner()) = bar;
+    }
+
+    fn step(&self, n: u64) {
+        self.0.lock().unwrap_or_else(|e| e.into_inner()).inc(n);
+    }
+
+    fn warn(&self, message: &str) {
+        self.0.lock().unwrap_or_else(|e| e.into_inner()).suspend(|| eprintln!("bake: warning: {message}"));
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("bake: error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Build(args) => run_build(&args),
+        Command::Inspect { file, tensors } => inspect(&file, tensors),
+        Command::Explain { file, position, phase, rows } => {
+            let map = map(&file)?;
+            let (container, plan) = open(&map)?;
+            let names = explain::Names::new(&container, &plan)?;
+            let phase = Phase::from(phase);
+            let rows = rows.unwrap_or_else(|| plan.families_of(phase).map(|f| f.max_rows).max().unwrap_or(1));
+            match explain::graph(&names, phase, position, rows) {
+                Some(text) => print(&text),
+                None => bail!(
+                    "no {phase} graph at position {position} with {rows} rows; the context is {} positions",
+                    plan.context
+                ),
+            }
+        }
+        Command::Verify { file } => {
+            let map = map(&file)?;
+            let bars = Bars(std::sync::Mutex::new(ProgressBar::hidden()));
+            let id = verify::file(&map, &bars).with_context(|| file.display().to_string())?;
+            print(&format!("{id} ok\n"))
+        }
+        Command::Dump { source, stop_after, position, phase, rows, options } => {
+            let options = options.options();
+            let checkpoint = match options.random {
+                Some(_) => Checkpoint::open_config(&source)?,
+                None => Checkpoint::open(&source)?,
+            };
+            let prepared = Prepared::new(&checkpoint, &options, &loaf_bake::build::Silent)?;
+            let phase = Phase::from(phase);
+            let rows = rows.unwrap_or(if phase == Phase::Prefill { prepared.model.options.chunk } else { 1 });
+            let mut graph = Graph::default();
+            prepared.model.trace(Shape { phase, pos: position, rows }, &mut graph)?;
+            Pipeline::default().run(&mut graph, &prepared.facts(), stop_after, true)?;
+            print(&graph.to_string())
+        }
+    }
+}
+
+/// Writes to stdout; a reader that went away is no error.
+fn print(text: &str) -> Result<()> {
+    use std::io::Write;
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e).context("stdout"),
+        _ => Ok(()),
+    }
+}
+
+fn run_build(args: &BuildArgs) -> Result<()> {
+    let bars = Bars(std::sync::Mutex::new(ProgressBar::hidden()));
+    let report = build(&args.source, &args.output, &args.options.options(), &bars)?;
+    let graphs: u64 = report.proofs.iter().map(|p| p.graphs).sum();
+    if args.json {
+        let json = serde_json::json!({
+            "id": report.id.to_string(), "file_bytes": report.file_bytes, "weight_bytes": report.weight_bytes,
+            "graphs_proved": graphs,
+        });
+        return print(&format!("{json}\n"));
+    }
+    let beside = report.file_bytes - report.weight_bytes;
+    print(&format!(
+        "{}: {} bytes ({beside} beside the weights), {graphs} graphs proved\nid {}\n",
+        args.output.display(),
+        report.file_bytes,
+        report.id
+    ))
+}
+
+fn map(path: &Path) -> Result<Mmap> {
+    let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
+    // SAFETY: mapped read-only; whoever truncates a file while it is being read breaks every program that maps it.
+    unsafe { Mmap::map(&file) }.with_context(|| path.display().to_string())
+}
+
+fn open(bytes: &[u8]) -> Result<(Container<'_>, VerifiedPlan)> {
+    let container = Container::open(bytes)?;
+    let plan = Plan::decode(container.verify_section(SectionKind::Plan)?)?;
+    let plan = plan.verify(container.data().len() as u64)?;
+    Ok((container, plan))
+}
+
+fn inspect(file: &Path, tensors: bool) -> Result<()> {
+    use std::fmt::Write;
+    let map = map(file)?;
+    let (container, plan) = open(&map)?;
+    let mut out =
+        format!("{}\nid      {}\nbytes   {}\n\nsections\n", file.display(), container.artifact_id(), map.len());
+    for s in container.sections() {
+        let kind = SectionKind::from_code(s.kind).map_or_else(|| s.kind.to_string(), |k| k.to_string());
+        writeln!(out, "  {kind:<18} {:>14} bytes at {:>14}", s.len, s.offset)?;
+    }
+    writeln!(
+        out,
+        "\nmemory\n  state {:>16} bytes\n  arena {:>16} bytes\n  io    {:>16} bytes",
+        plan.state_bytes, plan.arena_bytes, plan.io.bytes
+    )?;
+    writeln!(out, "\nfamilies (context {}, vocab {}, hidden {})", plan.context, plan.vocab, plan.hidden)?;
+    for f in &plan.families {
+        let words: usize = f.segments.iter().map(|s| s.words.len()).sum();
+        let patches: usize = f.segments.iter().map(|s| s.patches.len()).sum();
+        let ops = loaf_formats::plan::records(&f.segments[0].words).count();
+        writeln!(
+            out,
+            "  {:<8} {:>7} positions, up to {:>4} rows: {} templates, {ops} ops, {words} words, {patches} patches",
+            f.phase.to_string(),
+            f.positions,
+            f.max_rows,
+            f.segments.len()
+        )?;
+    }
+    if let Some(manifest) = container.section(SectionKind::Manifest) {
+        writeln!(out, "\nmanifest\n{}", String::from_utf8_lossy(manifest))?;
+    }
+    if tensors {
+        writeln!(out, "\ntensors")?;
+        for t in container.tensors()?.iter().filter(|t| t.is_weight()) {
+            writeln!(out, "  {:>14}  {:<4} {:?}  {}", t.offset, t.dtype.to_string(), t.shape, t.name)?;
+        }
+    }
+    print(&out)
+}

@@ -178,7 +178,8 @@ fn parts(pipeline: &Pipeline, pairs: &BytePairs, added: &[AddedToken]) -> Result
     let mut added_raw = Vec::new();
     let mut added_normalised: Vec<AddedParts> = Vec::new();
     for token in ordered {
-        let pattern = if token.normalized { normalised(pipeline.normaliser, &token.content) } else { token.content.clone() };
+        let pattern =
+            if token.normalized { normalised(pipeline.normaliser, &token.content) } else { token.content.clone() };
         let part = AddedParts { content: token.content.clone(), pattern, id: token.id, flags: token.flags };
         if !token.normalized {
             added_raw.push(part);

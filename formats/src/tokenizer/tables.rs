@@ -36,18 +36,18 @@ pub struct TokenizerTables<'a> {
     normaliser: Normaliser,
     decoder: Decoder,
     model: Model,
-    byte_ids: &'a [Word],      // (256)
-    template: &'a [Word],      // (before + after)
+    byte_ids: &'a [Word], // (256)
+    template: &'a [Word], // (before + after)
     before: usize,
-    text_offsets: &'a [Word],  // (tokens + 1)
-    key_offsets: &'a [Word],   // (tokens + 1)
-    flags: &'a [u8],           // (tokens)
-    merges: &'a [[u8; 12]],    // (merges)
-    merge_slots: &'a [Word],   // (power of two)
-    vocab_slots: &'a [Word],   // (power of two)
-    added: &'a [[u8; 24]],     // (raw + normalised)
+    text_offsets: &'a [Word], // (tokens + 1)
+    key_offsets: &'a [Word],  // (tokens + 1)
+    flags: &'a [u8],          // (tokens)
+    merges: &'a [[u8; 12]],   // (merges)
+    merge_slots: &'a [Word],  // (power of two)
+    vocab_slots: &'a [Word],  // (power of two)
+    added: &'a [[u8; 24]],    // (raw + normalised)
     added_raw: usize,
-    class_index: &'a [[u8; 2]],   // (4352)
+    class_index: &'a [[u8; 2]],    // (4352)
     class_blocks: &'a [[u8; 256]], // (blocks)
     text: &'a [u8],
     keys: &'a [u8],
@@ -117,7 +117,13 @@ impl<'a> TokenizerTables<'a> {
         let version = field(header, 8);
         expect("version", 0, version == VERSION, Expected::Exactly(u64::from(VERSION)), u64::from(version))?;
         let total = field(header, 12);
-        expect("length", 0, bytes.len() as u64 == u64::from(total), Expected::Exactly(u64::from(total)), bytes.len() as u64)?;
+        expect(
+            "length",
+            0,
+            bytes.len() as u64 == u64::from(total),
+            Expected::Exactly(u64::from(total)),
+            bytes.len() as u64,
+        )?;
         for &b in &header[76..HEADER_BYTES] {
             expect("reserved header bytes", 0, b == 0, Expected::Exactly(0), u64::from(b))?;
         }
@@ -499,9 +505,5 @@ fn read_model(bits: u8, unk: u32) -> Result<Model, Error> {
     if bits > 3 {
         return Err(bad_code("model bits", "0 to 3", bits));
     }
-    Ok(Model {
-        fuse_unk: bits & 1 != 0,
-        byte_fallback: bits & 2 != 0,
-        unk: (unk != NONE).then_some(unk),
-    })
+    Ok(Model { fuse_unk: bits & 1 != 0, byte_fallback: bits & 2 != 0, unk: (unk != NONE).then_some(unk) })
 }

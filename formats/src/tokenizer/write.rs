@@ -70,8 +70,13 @@ impl TokenizerParts {
         let merge_hashes: Vec<(u64, u32)> =
             self.merges.iter().zip(0u32..).map(|(&(left, right, _), rank)| (merge_hash(left, right), rank)).collect();
         let merge_slots = fill_slots("merge slots", &merge_hashes)?;
-        let key_hashes: Vec<(u64, u32)> =
-            keys.iter().zip(0u32..).zip(&self.keyed).filter(|(_, keyed)| **keyed).map(|((key, id), _)| (key_hash(key), id)).collect();
+        let key_hashes: Vec<(u64, u32)> = keys
+            .iter()
+            .zip(0u32..)
+            .zip(&self.keyed)
+            .filter(|(_, keyed)| **keyed)
+            .map(|((key, id), _)| (key_hash(key), id))
+            .collect();
         let vocab_slots = fill_slots("vocabulary slots", &key_hashes)?;
         let (class_index, class_blocks) = two_stage(&self.classes);
         let (text_offsets, text) = join("bytes of token text", &self.texts)?;

@@ -1,0 +1,349 @@
+//! `bake build`: the whole road, once.
+//!
+//! Everything is decided before the first weight byte is read: what the model needs, where each tensor will lie, every
+//! graph. Then weights stream through in parallel, block by block, and the file gets its name last.
+
+use std::fmt;
+use std::path::Path;
+
+use loaf_formats::container::{
+    ArtifactId, Error as ContainerError, FileLayout, Layout as FileWeights, SectionKind, WeightIx, WeightLayout, Writer,
+};
+use loaf_formats::dtype::{DType, WeightFormat};
+use loaf_formats::plan::{Phase, Plan};
+use loaf_recipes::graph::{Graph, GraphError};
+use loaf_recipes::model::ConfigError;
+use loaf_recipes::tape::Shape;
+use loaf_recipes::{Model, Options};
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+use crate::checkpoint::{Checkpoint, Error as CheckpointError};
+use crate::front;
+use crate::passes::{Facts, discover_groups};
+use crate::plan::family::{FamilyError, Proof};
+use crate::plan::lower::WeightPlace;
+use crate::plan::{self, Layout};
+use crate::tokenizer;
+use crate::weights::{ProduceError, QuantOptions, Resolved, produce, resolve, resolve_random};
+
+/// What to bake and how.
+#[derive(Clone, Debug)]
+pub struct BuildOptions {
+    /// How dense weights are quantised.
+    pub quant: QuantOptions,
+    /// Positions; the config's own where `None`.
+    pub context: Option<u32>,
+    /// Prefill chunks.
+    pub chunks: Vec<u32>,
+    /// Element type of KV caches; `None`: f32 for models that are f32 throughout, else f16.
+    pub kv: Option<DType>,
+    /// Draw weights from this seed instead of reading them.
+    pub random: Option<u64>,
+}
+
+impl Default for BuildOptions {
+    fn default() -> Self {
+        BuildOptions { quant: QuantOptions::default(), context: None, chunks: vec![128], kv: None, random: None }
+    }
+}
+
+/// Told what a bake is doing.
+pub trait Progress: Sync {
+    /// A stage begins; `total` steps of `unit` (`bytes` or `graphs`) will follow.
+    fn begin(&self, stage: &str, total: u64, unit: &str);
+    /// Steps were done.
+    fn step(&self, n: u64);
+    /// Something the user should know.
+    fn warn(&self, message: &str);
+}
+
+/// Tells nobody.
+pub struct Silent;
+
+impl Progress for Silent {
+    fn begin(&self, _: &str, _: u64, _: &str) {}
+    fn step(&self, _: u64) {}
+    fn warn(&self, _: &str) {}
+}
+
+/// Why a bake failed. No file stays behind.
+#[derive(Debug)]
+pub enum BuildError {
+    /// The checkpoint.
+    Checkpoint(CheckpointError),
+    /// Its config.
+    Config(ConfigError),
+    /// Its tokenizer.
+    Tokenizer(tokenizer::Error),
+    /// The recipe.
+    Graph(GraphError),
+    /// The graphs.
+    Family(FamilyError),
+    /// The file.
+    Container(ContainerError),
+    /// The options contradict the model or each other.
+    Options(String),
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BuildError::Checkpoint(e) => e.fmt(f),
+            BuildError::Config(e) => e.fmt(f),
+            BuildError::Tokenizer(e) => e.fmt(f),
+            BuildError::Graph(e) => e.fmt(f),
+            BuildError::Family(e) => e.fmt(f),
+            BuildError::Container(e) => e.fmt(f),
+            BuildError::Options(what) => f.write_str(what),
+        }
+    }
+}
+
+impl std::error::Error for BuildError {}
+
+macro_rules! from_error {
+    ($($source:ty => $variant:ident),*) => {
+        $(impl From<$source> for BuildError {
+            fn from(e: $source) -> Self {
+                BuildError::$variant(e)
+            }
+        })*
+    };
+}
+from_error!(CheckpointError => Checkpoint, ConfigError => Config, tokenizer::Error => Tokenizer, GraphError => Graph,
+    FamilyError => Family, ContainerError => Container);
+
+/// A model whose weights are located and whose file is laid out: all a bake knows before graphs and bytes.
+pub struct Prepared {
+    /// The model.
+    pub model: Model,
+    /// Its weights, in declaration order.
+    pub resolved: Vec<Resolved>,
+    /// Format of every weight, then constant.
+    pub formats: Vec<WeightFormat>,
+    /// Weights whose projections are merged.
+    pub groups: Vec<Vec<u32>>,
+    /// Where weights lie, and what caches hold.
+    pub layout: Layout,
+    file: WeightLayout,
+    stored: Vec<Vec<WeightIx>>,
+    chunks: Vec<u32>,
+}
+
+/// What was baked.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The artifact's name.
+    pub id: ArtifactId,
+    /// Length of the file.
+    pub file_bytes: u64,
+    /// Length of the weights.
+    pub weight_bytes: u64,
+    /// What was proved, per family of the plan.
+    pub proofs: Vec<Proof>,
+}
+
+impl Prepared {
+    /// Opens the recipe for a checkpoint, finds its weights and lays out the file.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(checkpoint: &Checkpoint, options: &BuildOptions, progress: &dyn Progress) -> Result<Self, BuildError> {
+        let context = match options.context {
+            Some(0) => return Err(BuildError::Options("--context: expected at least 1, found 0".into())),
+            Some(n) => n,
+            None => loaf_recipes::trained_context(checkpoint.config())?,
+        };
+        let mut chunks: Vec<u32> = options.chunks.iter().map(|&c| c.min(context)).collect();
+        chunks.sort_unstable();
+        chunks.dedup();
+        let Some(&chunk) = chunks.last().filter(|&&c| chunks[0] > 0 && c <= 4096) else {
+            return Err(BuildError::Options(format!("--chunk: expected 1 to 4096 rows, found {:?}", options.chunks)));
+        };
+        let norms_shifted = options.random.is_none() && checkpoint.norms_shifted();
+        let model = loaf_recipes::open(checkpoint.config(), Options { context, chunk, norms_shifted })?;
+        let resolved = match options.random {
+            Some(seed) => resolve_random(&model.decls.weights, &options.quant, DType::BF16, seed)?,
+            None => {
+                let resolution = resolve(checkpoint, &model.decls.weights, &options.quant)?;
+                if let Some(first) = resolution.unused.first() {
+                    let n = resolution.unused.len();
+                    progress.warn(&format!("{n} tensors of the checkpoint are not part of the model, such as {first}"));
+                }
+                resolution.weights
+            }
+        };
+        let mut formats: Vec<WeightFormat> = resolved.iter().map(|r| r.format).collect();
+        formats.extend(model.decls.constants.iter().map(|_| WeightFormat::Dense(DType::F32)));
+        let mut graph = Graph::default();
+        model.trace(Shape { phase: Phase::Decode, pos: 0, rows: 1 }, &mut graph)?;
+        let groups = discover_groups(&graph, &model.decls, &formats);
+        let (file, stored) = lay_out(&model, &resolved, &groups)?;
+        let offset = |ix: &WeightIx| file.weights()[ix.index()].offset;
+        let in_dims = model.decls.weights.iter().map(|w| w.shape.last().copied().unwrap_or(0));
+        let in_dims = in_dims.chain(model.decls.constants.iter().map(|c| c.data.len() as u64));
+        let weights = in_dims
+            .zip(&formats)
+            .zip(&stored)
+            .map(|((in_dim, &format), ix)| WeightPlace {
+                format,
+                in_dim,
+                weight: offset(&ix[0]),
+                scales: ix.get(1).map_or(0, offset),
+                biases: ix.get(2).map_or(0, offset),
+            })
+            .collect();
+        let all_f32 = resolved.iter().all(|r| r.format == WeightFormat::Dense(DType::F32));
+        let kv = options.kv.unwrap_or(if all_f32 { DType::F32 } else { DType::F16 });
+        let layout = Layout { weights, weight_bytes: file.span().end, kv };
+        Ok(Prepared { model, resolved, formats, groups, layout, file, stored, chunks })
+    }
+
+    /// What passes know of this model.
+    pub fn facts(&self) -> Facts<'_> {
+        Facts { decls: &self.model.decls, formats: &self.formats, groups: &self.groups }
+    }
+
+    /// Plans every family, proven.
+    ///
+    /// # Errors
+    /// See [`FamilyError`].
+    pub fn plan(&self, progress: &dyn Progress) -> Result<(Plan, Vec<Proof>), BuildError> {
+        let specs = plan::specs(&self.model, &self.chunks);
+        let starts = specs.iter().map(|s| u64::from((s.positions - 1) / s.step + 1)).sum();
+        progress.begin("graphs", starts, "positions");
+        Ok(plan::build(&self.model, &self.facts(), &self.layout, &self.chunks, &|n| progress.step(n))?)
+    }
+}
+
+/// Declares every stored tensor: fused weights side by side (all their packed codes, then scales, then biases).
+fn lay_out(
+    model: &Model,
+    resolved: &[Resolved],
+    groups: &[Vec<u32>],
+) -> Result<(WeightLayout, Vec<Vec<WeightIx>>), BuildError> {
+    let mut file = FileWeights::new();
+    let mut stored: Vec<Vec<WeightIx>> = Vec::with_capacity(resolved.len());
+    for r in resolved {
+        let parts = r.stored.iter().map(|t| file.weight(&t.name, t.dtype, &t.shape));
+        stored.push(parts.collect::<Result<_, _>>()?);
+    }
+    for c in &model.decls.constants {
+        stored.push(vec![file.weight(&c.name, DType::F32, &[c.data.len() as u64])?]);
+    }
+    for group in groups {
+        for part in 0..stored[group[0] as usize].len() {
+            let members: Vec<WeightIx> = group.iter().map(|&w| stored[w as usize][part]).collect();
+            file.group(&members)?;
+        }
+    }
+    let layout = file.finish()?;
+    if layout.groups().iter().any(|g| !g.contiguous) {
+        return Err(BuildError::Options("weights to be fused do not lie side by side".into()));
+    }
+    Ok((layout, stored))
+}
+
+/// Bakes the checkpoint folder `source` into the file `out`.
+///
+/// # Errors
+/// See [`BuildError`]; nothing is left under `out` that was not there before.
+pub fn build(source: &Path, out: &Path, options: &BuildOptions, progress: &dyn Progress) -> Result<Report, BuildError> {
+    let checkpoint = match options.random {
+        Some(_) => Checkpoint::open_config(source)?,
+        None => Checkpoint::open(source)?,
+    };
+    let prepared = Prepared::new(&checkpoint, options, progress)?;
+    let chat = front::chat(&checkpoint, prepared.model.vocab())?.encode();
+    let tokenizer_source = checkpoint.read_file("tokenizer.json")?;
+    let tokenizer = tokenizer_source.as_deref().map(tokenizer::compile).transpose()?;
+    let (plan, proofs) = prepared.plan(progress)?;
+    let plan = plan.verify(prepared.layout.weight_bytes).map_err(|e| BuildError::Options(e.to_string()))?;
+
+    let manifest = manifest(&checkpoint, &prepared, options, &plan, &proofs)?;
+    let mut sections = vec![
+        (SectionKind::Plan, plan.encode()),
+        (SectionKind::Manifest, serde_json::to_vec_pretty(&manifest).expect("a JSON value is JSON")),
+        (SectionKind::Chat, chat),
+    ];
+    if let (Some(tables), Some(source)) = (tokenizer, tokenizer_source) {
+        sections.push((SectionKind::Tokenizer, tables));
+        sections.push((SectionKind::TokenizerSource, compress(&source)));
+    }
+    let lengths: Vec<_> = sections.iter().map(|(kind, bytes)| (*kind, bytes.len() as u64)).collect();
+    let Prepared { model, resolved, stored, file, .. } = prepared;
+    let writer = Writer::create(out, FileLayout::new(file, &lengths)?)?;
+    for (kind, bytes) in &sections {
+        writer.write_section(*kind, bytes)?;
+    }
+    for (c, ix) in model.decls.constants.iter().zip(&stored[resolved.len()..]) {
+        let bytes: Vec<u8> = c.data.iter().flat_map(|v| v.to_le_bytes()).collect();
+        writer.write_at(ix[0], 0, &bytes)?;
+    }
+    progress.begin("weights", resolved.iter().map(Resolved::bytes).sum(), "bytes");
+    let sink = |weight: usize, part: usize, at: u64, bytes: &[u8]| writer.write_at(stored[weight][part], at, bytes);
+    produce(&resolved, &sink, &|n| progress.step(n)).map_err(|e| match e {
+        ProduceError::Weight(e) => BuildError::Checkpoint(e),
+        ProduceError::Sink(e) => BuildError::Container(e),
+    })?;
+
+    let (weight_bytes, file_bytes) = (plan.weight_bytes, writer.layout().file_len());
+    let sealed = writer.seal()?;
+    progress.begin("hashes", sealed.leaf_count(), "MiB");
+    let leaves = (0..sealed.leaf_count())
+        .into_par_iter()
+        .map_init(Vec::new, |buffer, ix| sealed.hash_leaf(ix, buffer).inspect(|_| progress.step(1)))
+        .collect::<Result<Vec<_>, _>>()?;
+    let id = sealed.finish(&leaves)?;
+    Ok(Report { id, file_bytes, weight_bytes, proofs })
+}
+
+/// The original tokenizer travels along cold, for whoever wants to rebuild or inspect it.
+fn compress(bytes: &[u8]) -> Vec<u8> {
+    zstd::bulk::compress(bytes, 19).expect("compression into memory fails only for want of memory")
+}
+
+/// Where the artifact came from. Keys in fixed order; no time, no path.
+fn manifest(
+    checkpoint: &Checkpoint,
+    prepared: &Prepared,
+    options: &BuildOptions,
+    plan: &Plan,
+    proofs: &[Proof],
+) -> Result<Value, BuildError> {
+    let files: Vec<Value> = match options.random {
+        Some(_) => Vec::new(),
+        None => checkpoint
+            .source_hashes()?
+            .into_iter()
+            .map(|f| json!({ "name": f.name, "bytes": f.bytes, "sha256": loaf_formats::container::hex(&f.sha256) }))
+            .collect(),
+    };
+    let model = &prepared.model;
+    let parameters: u64 = model.decls.weights.iter().map(|w| w.shape.iter().product::<u64>()).sum();
+    let graphs: Vec<Value> = plan
+        .families
+        .iter()
+        .zip(proofs)
+        .map(|(f, proof)| {
+            json!({
+                "phase": f.phase.to_string(), "rows": f.max_rows, "positions": f.positions,
+                "templates": f.segments.len(), "graphs_proved": proof.graphs,
+            })
+        })
+        .collect();
+    Ok(json!({
+        "tool": concat!("bake ", env!("CARGO_PKG_VERSION")),
+        "family": model.family,
+        "source": { "files": files, "random_seed": options.random },
+        "options": {
+            "quant_bits": options.quant.bits, "quant_group": options.quant.group, "context": model.options.context,
+            "chunks": prepared.chunks, "kv": prepared.layout.kv.to_string(), "norms_shifted": model.options.norms_shifted,
+        },
+        "parameters": parameters,
+        "weight_bytes": prepared.resolved.iter().map(Resolved::bytes).sum::<u64>(),
+        "graphs": graphs,
+        "config": checkpoint.config(),
+    }))
+}
