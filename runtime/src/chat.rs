@@ -154,7 +154,9 @@ fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, JinjaError> {
     value
         .serialize(&mut serde_json::Serializer::with_formatter(&mut out, style))
         .map_err(|e| JinjaError::new(ErrorKind::BadSerialization, e.to_string()))?;
-    String::from_utf8(out.0).map(Value::from_safe_string).map_err(|e| JinjaError::new(ErrorKind::BadSerialization, e.to_string()))
+    String::from_utf8(out.0)
+        .map(Value::from_safe_string)
+        .map_err(|e| JinjaError::new(ErrorKind::BadSerialization, e.to_string()))
 }
 
 /// Python's separators: `", "` and `": "`, or a line per item if there is an indent.
@@ -334,7 +336,8 @@ mod tests {
 {{- head(m.role) + m.content + eos_token }}
 {%- endfor %}";
         let messages = talk();
-        let inputs = Inputs { messages: &messages[..2], bos_token: Some("<b>"), eos_token: Some("<e>"), ..Inputs::default() };
+        let inputs =
+            Inputs { messages: &messages[..2], bos_token: Some("<b>"), eos_token: Some("<e>"), ..Inputs::default() };
         let expected = "<b><h>system</h>\n\n1 Jan 2024 Be brief.<e><h>user</h>\n\nHi<e>";
         assert_eq!(render(source, &inputs).unwrap(), expected);
     }

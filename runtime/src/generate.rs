@@ -222,7 +222,9 @@ impl<'t> Text<'t> {
             return true;
         }
         let text = self.pending.as_str();
-        let open = |n: &usize| self.stop_strings.iter().any(|s| s.len() > *n && text.as_bytes().ends_with(&s.as_bytes()[..*n]));
+        let open = |n: &usize| {
+            self.stop_strings.iter().any(|s| s.len() > *n && text.as_bytes().ends_with(&s.as_bytes()[..*n]))
+        };
         let longest = self.stop_strings.iter().map(String::len).max().unwrap_or(0);
         let held = if ended { 0 } else { (1..longest).rev().find(open).unwrap_or(0) };
         // The start of a stop string is the start of a character, since both are UTF-8.

@@ -157,9 +157,8 @@ impl Sampler {
     /// [`SampleError::Option`].
     pub fn new(options: SamplerOptions, vocab: usize) -> Result<Sampler, SampleError> {
         options.check()?;
-        let penalised = options.repetition_penalty != 1.0
-            || options.presence_penalty != 0.0
-            || options.frequency_penalty != 0.0;
+        let penalised =
+            options.repetition_penalty != 1.0 || options.presence_penalty != 0.0 || options.frequency_penalty != 0.0;
         let penalties = if penalised { vocab } else { 0 };
         let candidates = if options.temperature > 0.0 { vocab } else { 0 };
         Ok(Sampler {
