@@ -393,3 +393,31 @@ fn gdn_scan(inputs: &[Data], state: &mut [f32], [rows, kh, vh, kd, vd]: [usize; 
     }
     out
 }
+
+/// The weights of a laid-out file, decoded on demand.
+pub struct PlacedWeights<'a> {
+    /// The weights region.
+    pub data: &'a [u8],
+    /// Per weight, then constant.
+    pub places: &'a [crate::plan::lower::WeightPlace],
+}
+
+impl WeightSource for PlacedWeights<'_> {
+    fn rows(&self, weight: u32, first: u64, rows: u64) -> Vec<f32> {
+        let place = &self.places[weight as usize];
+        let (format, inp) = (place.format, place.in_dim);
+        let packed = format.row_bytes(inp).expect("a format that divides its rows");
+        let param = |d: Option<loaf_formats::dtype::DType>| {
+            d.map_or(0, |d| d.bytes() * format.row_groups(inp).expect("as above"))
+        };
+        let part = |start: u64, bytes: u64, row: u64| &self.data[(start + row * bytes) as usize..][..bytes as usize];
+        let mut out = vec![0.0; (rows * inp) as usize];
+        for (row, out) in (first..first + rows).zip(out.chunks_mut(inp as usize)) {
+            let weight = part(place.weight, packed, row);
+            let scales = part(place.scales, param(format.scales_dtype()), row);
+            let biases = part(place.biases, param(format.biases_dtype()), row);
+            loaf_formats::quant::decode_row(format, inp, weight, scales, biases, out).expect("rows of a laid-out file");
+        }
+        out
+    }
+}

@@ -1,1 +1,156 @@
-//! placeholder
+//! What the tests that cross crates share: fixtures, baking them, running them.
+
+use std::path::PathBuf;
+
+use loaf_bake::build::{BuildOptions, Silent, build};
+use loaf_runtime::kernels::Kernels;
+use loaf_runtime::loaf::Loaf;
+use loaf_runtime::session::{Session, SessionOptions};
+use safetensors::SafeTensors;
+
+/// The folder of a fixture, such as `hf/qwen3`.
+pub fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+/// Names of the fixture folders under `kind`, sorted.
+pub fn fixtures(kind: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(fixture(kind)).expect("fixtures are committed");
+    let mut names: Vec<String> = entries
+        .map(|e| e.expect("a readable folder").path())
+        .filter(|p| p.join("config.json").is_file())
+        .map(|p| format!("{kind}/{}", p.file_name().expect("a name").to_string_lossy()))
+        .collect();
+    names.sort();
+    assert!(!names.is_empty(), "no fixtures under {kind}");
+    names
+}
+
+/// What a reference implementation gave for a fixture.
+pub struct Expected {
+    /// The prompt.
+    pub ids: Vec<u32>,
+    /// Logits after every token, `[ids, vocab]`.
+    pub logits: Vec<f32>,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Largest magnitude among the logits.
+    pub scale: f32,
+    /// Per prompt length: the greedy continuation.
+    pub greedy: Vec<(usize, Vec<u32>)>,
+}
+
+impl Expected {
+    /// Reads `expected.safetensors` of a fixture.
+    pub fn read(name: &str) -> Expected {
+        let bytes = std::fs::read(fixture(name).join("expected.safetensors")).expect("a fixture with expectations");
+        let file = SafeTensors::deserialize(&bytes).expect("valid safetensors");
+        let u32s = |name: &str| -> Vec<u32> { words(file.tensor(name).expect(name).data()).collect() };
+        let logits = file.tensor("logits").expect("logits");
+        let data: Vec<f32> = words(logits.data()).map(f32::from_bits).collect();
+        let mut greedy: Vec<(usize, Vec<u32>)> = file
+            .names()
+            .into_iter()
+            .filter_map(|n| Some((n.strip_prefix("greedy_")?.parse().ok()?, u32s(n))))
+            .collect();
+        greedy.sort();
+        Expected {
+            ids: u32s("ids"),
+            vocab: logits.shape()[1],
+            scale: data.iter().fold(0.0, |m, x| m.max(x.abs())),
+            logits: data,
+            greedy,
+        }
+    }
+
+    /// Logits after token `i`.
+    pub fn logits_at(&self, i: usize) -> &[f32] {
+        &self.logits[i * self.vocab..][..self.vocab]
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+/// A baked fixture in a temporary folder.
+pub struct Baked {
+    /// Removed when dropped.
+    pub dir: tempfile::TempDir,
+    /// The file.
+    pub path: PathBuf,
+    /// The open loaf.
+    pub loaf: Loaf,
+}
+
+/// Bakes a fixture.
+pub fn bake(name: &str, options: &BuildOptions) -> Baked {
+    bake_dir(&fixture(name), options)
+}
+
+/// Bakes a checkpoint folder.
+pub fn bake_dir(source: &std::path::Path, options: &BuildOptions) -> Baked {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("model.loaf");
+    build(source, &path, options, &Silent).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
+    let loaf = Loaf::open(&path).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
+    Baked { dir, path, loaf }
+}
+
+/// A session with these kernels and threads.
+pub fn session(loaf: &Loaf, kernels: Kernels, threads: usize) -> Session<'_> {
+    Session::new(loaf, SessionOptions { threads, kernels }).expect("memory for a small session")
+}
+
+/// Logits after every token, computed by prefill in chunks of the given lengths (the last repeats).
+pub fn prefill_logits(session: &mut Session<'_>, ids: &[u32], lengths: &[usize]) -> Vec<Vec<f32>> {
+    let mut out = Vec::new();
+    let mut lengths = lengths.iter().copied();
+    let (mut at, mut last) = (0, 1);
+    while at < ids.len() {
+        last = lengths.next().unwrap_or(last);
+        let chunk = &ids[at..ids.len().min(at + last)];
+        session.prefill_chunk(chunk).expect("a chunk that fits");
+        out.extend((0..chunk.len() as u32).map(|r| session.logits_of(r).expect("a row of the chunk").to_vec()));
+        at += chunk.len();
+    }
+    out
+}
+
+/// Logits after every token, one decode step each.
+pub fn decode_logits(session: &mut Session<'_>, ids: &[u32]) -> Vec<Vec<f32>> {
+    ids.iter().map(|&id| session.decode(id).expect("a step that fits").to_vec()).collect()
+}
+
+/// Index of the largest logit, ties to the lower.
+pub fn argmax(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().fold((0, f32::NEG_INFINITY), |b, (i, &x)| if x > b.1 { (i, x) } else { b });
+    best.0 as u32
+}
+
+/// The greedy continuation of `prompt`, `n` tokens.
+pub fn greedy(session: &mut Session<'_>, prompt: &[u32], n: usize) -> Vec<u32> {
+    let mut out = Vec::new();
+    let mut next = argmax(session.eval(prompt, &mut |_| {}).expect("a prompt that fits"));
+    loop {
+        out.push(next);
+        if out.len() == n {
+            return out;
+        }
+        next = argmax(session.decode(next).expect("a step that fits"));
+    }
+}
+
+/// Panics unless the two are the same bits.
+pub fn assert_bits(what: &str, got: &[Vec<f32>], want: &[Vec<f32>]) {
+    assert_eq!(got.len(), want.len(), "{what}: rows");
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        let differs = g.iter().zip(w).position(|(g, w)| g.to_bits() != w.to_bits());
+        assert!(differs.is_none(), "{what}: row {i} differs first at {differs:?}");
+    }
+}
+
+/// Largest difference between two rows.
+pub fn max_diff(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) })
+}

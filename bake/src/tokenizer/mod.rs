@@ -144,7 +144,7 @@ fn truth(object: &Value, name: &str, at: &str) -> Result<bool, Error> {
 }
 
 fn parts(pipeline: &Pipeline, pairs: &BytePairs, added: &[AddedToken]) -> Result<TokenizerParts, Error> {
-    let highest = pairs.vocab.values().copied().chain(added.iter().map(|t| t.id)).max();
+    let highest = pairs.tokens.last().map(|(id, _)| *id).into_iter().chain(added.iter().map(|t| t.id)).max();
     let tokens = highest.map_or(0, |id| id as usize + 1);
     if tokens > format::MAX_ENTRIES as usize {
         let why = format!("id {} is beyond {}", tokens - 1, format::MAX_ENTRIES - 1);
@@ -154,7 +154,7 @@ fn parts(pipeline: &Pipeline, pairs: &BytePairs, added: &[AddedToken]) -> Result
     let mut keys = vec![Vec::new(); tokens];
     let mut keyed = vec![false; tokens];
     let mut flags = vec![0u8; tokens];
-    for (token, &id) in &pairs.vocab {
+    for &(id, ref token) in &pairs.tokens {
         let at = id as usize;
         (texts[at], flags[at]) = decoded(pipeline.decoder, token)?;
         if let Some(key) = pairs.key(token) {
@@ -198,7 +198,7 @@ fn parts(pipeline: &Pipeline, pairs: &BytePairs, added: &[AddedToken]) -> Result
         normaliser: pipeline.normaliser,
         decoder: pipeline.decoder,
         model: pairs.model,
-        byte_ids: pairs.byte_ids(),
+        byte_ids: pairs.byte_ids,
         before: pipeline.before.clone(),
         after: pipeline.after.clone(),
         texts,

@@ -6,17 +6,22 @@
 use super::{Error, unsupported};
 use loaf_formats::tokenizer::{META, Model};
 use serde_json::Value;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 /// Longest token, in initial symbols, that is tried as its own encoding: the naive merge loop is quadratic.
 const MAX_SELF_SYMBOLS: usize = 256;
 
 pub(super) struct BytePairs {
-    pub vocab: BTreeMap<String, u32>,
+    /// Id of each token; for lookups only, since its order is no order.
+    pub vocab: HashMap<String, u32>,
+    /// The same, in order of id.
+    pub tokens: Vec<(u32, String)>,
     /// `(left, right, result)` in order of rank, no pair twice.
     pub merges: Vec<(u32, u32, u32)>,
     pub model: Model,
     pub ignore_merges: bool,
+    /// Id of each byte: of its one-character token, or of its `<0xNN>`.
+    pub byte_ids: [Option<u32>; 256],
     byte_level: bool,
     ranks: HashMap<(u32, u32), u32>,
     results_keep_meta_in_front: bool,
@@ -39,7 +44,8 @@ impl BytePairs {
         if byte_fallback && byte_level {
             return Err(unsupported("model.byte_fallback", &Value::from("true, with a byte-level pre-tokenizer")));
         }
-        let vocab = read_vocab(&model["vocab"])?;
+        let tokens = read_vocab(&model["vocab"])?;
+        let vocab: HashMap<String, u32> = tokens.iter().map(|(id, token)| (token.clone(), *id)).collect();
         let unk = match model["unk_token"].as_str() {
             None => None,
             Some(token) => Some(*vocab.get(token).ok_or_else(|| Error::Inconsistent {
@@ -48,8 +54,15 @@ impl BytePairs {
             })?),
         };
         let fuse_unk = model["fuse_unk"].as_bool().unwrap_or(false);
+        let bytes = core::array::from_fn(|b| {
+            let byte = b as u8;
+            let name = if byte_level { byte_char(byte).to_string() } else { format!("<0x{byte:02X}>") };
+            vocab.get(&name).copied()
+        });
         let mut this = BytePairs {
             vocab,
+            tokens,
+            byte_ids: bytes,
             merges: Vec::new(),
             model: Model { fuse_unk, byte_fallback, unk },
             ignore_merges: model["ignore_merges"].as_bool().unwrap_or(false),
@@ -99,53 +112,60 @@ impl BytePairs {
         if self.byte_level { unmap_bytes(token) } else { Some(token.as_bytes().to_vec()) }
     }
 
-    /// Id of each byte: of its one-character token, or of its `<0xNN>`.
-    pub fn byte_ids(&self) -> [Option<u32>; 256] {
-        core::array::from_fn(|b| {
-            let byte = b as u8;
-            let name = if self.byte_level { byte_char(byte).to_string() } else { format!("<0x{byte:02X}>") };
-            self.vocab.get(&name).copied()
-        })
-    }
-
     /// Whether merging the symbols of `key` ends in the one token `id`.
     pub fn encodes_to_itself(&self, key: &[u8], id: u32) -> bool {
         let first: Option<Vec<u32>> = if self.byte_level {
-            key.iter().map(|&b| self.vocab.get(byte_char(b).encode_utf8(&mut [0; 4]) as &str).copied()).collect()
+            key.iter().map(|&b| self.byte_ids[usize::from(b)]).collect()
         } else {
             let Ok(text) = core::str::from_utf8(key) else { return false };
             text.chars().map(|c| self.vocab.get(c.encode_utf8(&mut [0; 4]) as &str).copied()).collect()
         };
         let Some(mut symbols) = first.filter(|s| s.len() <= MAX_SELF_SYMBOLS) else { return false };
-        loop {
-            let ranks = symbols.windows(2).enumerate().filter_map(|(i, w)| Some((*self.ranks.get(&(w[0], w[1]))?, i)));
-            let Some((rank, at)) = ranks.min() else { return symbols == [id] };
+        let rank_of = |pair: &[u32]| self.ranks.get(&(pair[0], pair[1])).copied().unwrap_or(u32::MAX);
+        let mut ranks: Vec<u32> = symbols.windows(2).map(rank_of).collect();
+        while let Some((at, &rank)) = ranks.iter().enumerate().min_by_key(|&(_, &rank)| rank)
+            && rank != u32::MAX
+        {
             symbols[at] = self.merges[rank as usize].2;
             symbols.remove(at + 1);
+            ranks.remove(at);
+            // Only the pairs on either side of the new symbol have changed.
+            for (i, pair) in symbols.windows(2).enumerate().skip(at.saturating_sub(1)).take(2) {
+                if i == at || i + 1 == at {
+                    ranks[i] = rank_of(pair);
+                }
+            }
         }
+        symbols == [id]
     }
 
     /// Whether a text may be cut before each run of `▁` without changing any id: no merge reaches across such a place,
-    /// and `▁` itself is known (an unknown one could fuse with an unknown character before it).
+    /// `▁` itself is known (an unknown one could fuse with an unknown character before it), and no unknown character
+    /// vanishes (two runs of `▁` around one would become neighbours).
     pub fn meta_starts_tokens(&self) -> bool {
         let known = self.vocab.contains_key(META.encode_utf8(&mut [0; 4]) as &str);
-        known && self.results_keep_meta_in_front && !self.ignore_merges
+        known && self.model.unk.is_some() && self.results_keep_meta_in_front && !self.ignore_merges
     }
 }
 
-fn read_vocab(vocab: &Value) -> Result<BTreeMap<String, u32>, Error> {
+/// The tokens in order of id.
+fn read_vocab(vocab: &Value) -> Result<Vec<(u32, String)>, Error> {
     let map = vocab.as_object();
     let map = map.ok_or_else(|| Error::Missing { at: "model.vocab".into(), expected: "an object of ids" })?;
-    let mut by_id: HashMap<u32, &str> = HashMap::with_capacity(map.len());
+    let mut tokens = Vec::with_capacity(map.len());
     for (token, id) in map {
-        let at = || format!("model.vocab[{token:?}]");
         let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
-        let id = id.ok_or_else(|| Error::Missing { at: at(), expected: "a 32-bit id" })?;
-        if let Some(other) = by_id.insert(id, token) {
-            return Err(Error::Inconsistent { at: at(), why: format!("id {id} is also that of {other:?}") });
-        }
+        let missing = || Error::Missing { at: format!("model.vocab[{token:?}]"), expected: "a 32-bit id" };
+        tokens.push((id.ok_or_else(missing)?, token.clone()));
     }
-    Ok(by_id.into_iter().map(|(id, token)| (token.to_string(), id)).collect())
+    tokens.sort();
+    match tokens.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        None => Ok(tokens),
+        Some(pair) => Err(Error::Inconsistent {
+            at: "model.vocab".into(),
+            why: format!("{:?} and {:?} have the same id {}", pair[0].1, pair[1].1, pair[0].0),
+        }),
+    }
 }
 
 /// GPT-2's printable stand-in for a byte: itself where it prints in Latin-1, else the next code point from U+0100 on.

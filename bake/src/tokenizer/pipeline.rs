@@ -118,8 +118,10 @@ fn read_scanner(component: &Value, normaliser: Normaliser) -> Result<Scanner, Er
         }
         [split, bytes] if kind(split) == "Split" && kind(bytes) == "ByteLevel" && !meta_normaliser => {
             // The patterns match every character, so that keeping the matches and cutting at them are the same.
-            let cuts = match (split["behavior"].as_str(), split["invert"].as_bool()) {
-                (Some("Isolated"), Some(_)) | (Some("Removed"), Some(true)) => true,
+            let invert = split["invert"].as_bool();
+            let cuts = match split["behavior"].as_str() {
+                Some("Isolated") => invert.is_some(),
+                Some("Removed") => invert == Some(true),
                 _ => false,
             };
             let plain_bytes = !with_regex(bytes) && !truth(bytes, "add_prefix_space", at)?;

@@ -61,8 +61,8 @@
 //! models; with `▁` in place of spaces for the others. A token that no vocabulary slot names is not found by any lookup.
 //!
 //! **Slots.** A slot is 0 (empty) or `tag << 24 | (index + 1)`, `tag` being the top byte of the hash and `index` a merge's
-//! rank or a token's id. Probing starts at `hash & (slots - 1)` and goes up by one, wrapping, until it meets an empty slot;
-//! no run of occupied slots is longer than [`MAX_PROBE`]. Hashes, in wrapping 64-bit arithmetic:
+//! rank or a token's id. Probing starts at `hash & (slots - 1)` and goes up by one, wrapping, until it meets an empty slot
+//! or has looked at [`MAX_PROBE`]; a writer makes tables sparse enough that no entry lies farther. Hashes, in wrapping 64-bit arithmetic:
 //!
 //! ```text
 //! mix(x)            = let y = (x ^ (x >> 32)) * 0x9E3779B97F4A7C15 in y ^ (y >> 29)
@@ -75,6 +75,7 @@
 //! `tokenizer.json`, `pattern` what is matched (the content, normalised in the second list). Patterns are UTF-8, not empty.
 
 mod tables;
+mod verify;
 mod write;
 
 pub use tables::{Added, Merge, TokenizerTables};
@@ -88,7 +89,7 @@ pub const MAGIC: [u8; 8] = *b"LOAFTOKN";
 pub const VERSION: u32 = 1;
 /// Most tokens, and most merges, that a 24-bit slot can name.
 pub const MAX_ENTRIES: u32 = (1 << 24) - 2;
-/// Longest run of occupied slots in a hash table, and so the most probes of one lookup.
+/// Most slots that one lookup looks at.
 pub const MAX_PROBE: usize = 1024;
 /// Most bytes in one token's text or key.
 pub const MAX_TOKEN_BYTES: usize = 1 << 16;

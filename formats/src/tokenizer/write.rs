@@ -216,7 +216,7 @@ fn join(what: &'static str, strings: &[Vec<u8>]) -> Result<(Vec<u32>, Vec<u8>), 
     Ok((offsets, bytes))
 }
 
-/// An open-addressing table at most two thirds full; doubled while a run of occupied slots is too long.
+/// An open-addressing table at most two thirds full; doubled while an entry lies too far from its place.
 fn fill_slots(what: &'static str, hashes: &[(u64, u32)]) -> Result<Vec<u32>, Error> {
     let mut size = (hashes.len() * 3 / 2 + 2).next_power_of_two();
     while size <= 1 << 26 {
@@ -232,8 +232,7 @@ fn fill_slots(what: &'static str, hashes: &[(u64, u32)]) -> Result<Vec<u32>, Err
             slots[at] = ((hash >> 56) as u32) << 24 | (index + 1);
             longest = longest.max(probes);
         }
-        // Runs are longer than the probes seen while filling, by a small factor: stay well below what `verify` allows.
-        if longest < MAX_PROBE / 4 {
+        if longest < MAX_PROBE {
             return Ok(slots);
         }
         size *= 2;

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use loaf_formats::dtype::DType;
 use loaf_formats::op::ATTENTION_BLOCK;
 
 use super::elementwise::{floats, max_of, store};
@@ -23,8 +24,18 @@ unsafe fn widen_row<S: Simd>(o: &RawOperand, j: usize, head: usize, dim: usize, 
     // SAFETY: the caller names an existing row and `dim` elements, padded to eight, of room.
     unsafe {
         let p = o.ptr.add((j * o.row_stride + head * o.head_stride) * o.dtype.bytes() as usize);
-        for i in (0..dim).step_by(LANES) {
-            S::store(out.add(i), floats::<S>(o.dtype, p, i, LANES.min(dim - i)));
+        let whole = dim - dim % LANES;
+        if o.dtype == DType::F16 {
+            for i in (0..whole).step_by(LANES) {
+                S::store(out.add(i), S::load_f16(p.cast::<u16>().add(i)));
+            }
+        } else {
+            for i in (0..whole).step_by(LANES) {
+                S::store(out.add(i), S::load(p.cast::<f32>().add(i)));
+            }
+        }
+        if whole < dim {
+            S::store(out.add(whole), floats::<S>(o.dtype, p, whole, dim - whole));
         }
     }
 }
@@ -161,12 +172,16 @@ unsafe fn tile<S: Simd>(
                     (base..seen.start).chain(seen.end..limit).for_each(|i| *p.add(i) = f32::NEG_INFINITY);
                     *block_max.add(n) = max_of::<S>(p.add(seen.start), seen.len());
                     *block_sum.add(n) = weigh::<S>(p, base..limit, *block_max.add(n));
-                    (0..padded).step_by(LANES).for_each(|i| S::store(folded.add(n * padded + i), S::splat(0.0)));
+                    for i in (0..padded).step_by(LANES) {
+                        S::store(folded.add(n * padded + i), S::splat(0.0));
+                    }
                 }
             }
             for from in (low..high).step_by(RUN) {
                 let to = high.min(from + RUN);
-                (from..to).for_each(|j| widen_row::<S>(v, start + j, kv_head, dim, run.add((j - from) * padded)));
+                for j in from..to {
+                    widen_row::<S>(v, start + j, kv_head, dim, run.add((j - from) * padded));
+                }
                 for t in 0..tile_rows {
                     let seen = seen(t);
                     let (from_t, to_t) = (from.max(seen.start), to.min(seen.end));

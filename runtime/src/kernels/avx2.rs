@@ -250,7 +250,13 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn transpose(a: [__m256; 8]) -> [__m256; 8] {
         // SAFETY: as `splat`.
-        unsafe { Self::transpose_b(a.map(|x| _mm256_castps_si256(x))).map(|x| _mm256_castsi256_ps(x)) }
+        unsafe {
+            // Same registers, other type.
+            std::mem::transmute::<[__m256i; 8], [__m256; 8]>(Self::transpose_b(std::mem::transmute::<
+                [__m256; 8],
+                [__m256i; 8],
+            >(a)))
+        }
     }
 
     #[inline(always)]
@@ -331,7 +337,11 @@ impl Simd for Avx2 {
     unsafe fn unpack<const KIND: u8>(p: *const u8) -> __m256i {
         // SAFETY: each arm reads `4 * bits` bytes.
         unsafe {
-            let load = |at: usize| _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add(at).cast()));
+            macro_rules! load {
+                ($at:expr) => {
+                    _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add($at).cast()))
+                };
+            }
             match KIND {
                 2 => {
                     let v = _mm256_set1_epi64x(p.cast::<i64>().read_unaligned());
@@ -347,13 +357,13 @@ impl Simd for Avx2 {
                     _mm256_packus_epi16(low, high)
                 }
                 5 => {
-                    let low = spread::<5>(load(0), &Spread::LOW_5, &Spread::FACTOR_5);
-                    let high = spread::<5>(load(4), &Spread::HIGH_5, &Spread::FACTOR_5);
+                    let low = spread::<5>(load!(0), &Spread::LOW_5, &Spread::FACTOR_5);
+                    let high = spread::<5>(load!(4), &Spread::HIGH_5, &Spread::FACTOR_5);
                     _mm256_packus_epi16(low, high)
                 }
                 6 => {
-                    let low = spread::<6>(load(0), &Spread::LOW_6, &Spread::FACTOR_6);
-                    let high = spread::<6>(load(8), &Spread::HIGH_6, &Spread::FACTOR_6);
+                    let low = spread::<6>(load!(0), &Spread::LOW_6, &Spread::FACTOR_6);
+                    let high = spread::<6>(load!(8), &Spread::HIGH_6, &Spread::FACTOR_6);
                     _mm256_packus_epi16(low, high)
                 }
                 layout::Q8 => _mm256_xor_si256(Self::load_b(p), _mm256_set1_epi8(-128)),
@@ -363,7 +373,7 @@ impl Simd for Avx2 {
                     _mm256_shuffle_epi8(both(&E2M1_LUT), _mm256_and_si256(v, _mm256_set1_epi8(15)))
                 }
                 _ => {
-                    let v = _mm256_srlv_epi64(load(0), _mm256_setr_epi64x(0, 0, 4, 4));
+                    let v = _mm256_srlv_epi64(load!(0), _mm256_setr_epi64x(0, 0, 4, 4));
                     let v = _mm256_and_si256(v, _mm256_set1_epi8(15));
                     if KIND == layout::E2M1 { _mm256_shuffle_epi8(both(&E2M1_LUT), v) } else { v }
                 }
@@ -409,19 +419,37 @@ impl Simd for Avx2 {
     unsafe fn transpose_b(a: [__m256i; 8]) -> [__m256i; 8] {
         // SAFETY: as `splat`.
         unsafe {
-            let pairs = |x, y| (_mm256_unpacklo_epi32(x, y), _mm256_unpackhi_epi32(x, y));
-            let quads = |x, y| (_mm256_unpacklo_epi64(x, y), _mm256_unpackhi_epi64(x, y));
-            let (p0, p1) = pairs(a[0], a[1]);
-            let (p2, p3) = pairs(a[2], a[3]);
-            let (p4, p5) = pairs(a[4], a[5]);
-            let (p6, p7) = pairs(a[6], a[7]);
-            let (q0, q1) = quads(p0, p2);
-            let (q2, q3) = quads(p1, p3);
-            let (q4, q5) = quads(p4, p6);
-            let (q6, q7) = quads(p5, p7);
-            let low = |x, y| _mm256_permute2x128_si256::<0x20>(x, y);
-            let high = |x, y| _mm256_permute2x128_si256::<0x31>(x, y);
-            [low(q0, q4), low(q1, q5), low(q2, q6), low(q3, q7), high(q0, q4), high(q1, q5), high(q2, q6), high(q3, q7)]
+            macro_rules! pairs {
+                ($x:expr, $y:expr) => {
+                    (_mm256_unpacklo_epi32($x, $y), _mm256_unpackhi_epi32($x, $y))
+                };
+            }
+            macro_rules! quads {
+                ($x:expr, $y:expr) => {
+                    (_mm256_unpacklo_epi64($x, $y), _mm256_unpackhi_epi64($x, $y))
+                };
+            }
+            macro_rules! low {
+                ($x:expr, $y:expr) => {
+                    _mm256_permute2x128_si256::<0x20>($x, $y)
+                };
+            }
+            macro_rules! high {
+                ($x:expr, $y:expr) => {
+                    _mm256_permute2x128_si256::<0x31>($x, $y)
+                };
+            }
+            let (p0, p1) = pairs!(a[0], a[1]);
+            let (p2, p3) = pairs!(a[2], a[3]);
+            let (p4, p5) = pairs!(a[4], a[5]);
+            let (p6, p7) = pairs!(a[6], a[7]);
+            let (q0, q1) = quads!(p0, p2);
+            let (q2, q3) = quads!(p1, p3);
+            let (q4, q5) = quads!(p4, p6);
+            let (q6, q7) = quads!(p5, p7);
+            let first = [low!(q0, q4), low!(q1, q5), low!(q2, q6), low!(q3, q7)];
+            let second = [high!(q0, q4), high!(q1, q5), high!(q2, q6), high!(q3, q7)];
+            [first[0], first[1], first[2], first[3], second[0], second[1], second[2], second[3]]
         }
     }
     #[inline(always)]

@@ -36,6 +36,13 @@ pub(super) unsafe fn floats<S: Simd>(dtype: DType, p: *const u8, i: usize, n: us
     }
 }
 
+/// Element `i` of row `row` of a float operand without heads.
+#[inline(always)]
+unsafe fn float<S: Simd>(o: &RawOperand, row: usize, i: usize) -> f32 {
+    // SAFETY: the caller names an existing element; the tree of one lane and zeros is the lane.
+    unsafe { S::tree(floats::<S>(o.dtype, o.ptr.add(row * o.row_stride * o.dtype.bytes() as usize), i, 1)) }
+}
+
 #[inline(always)]
 pub(super) unsafe fn load<S: Simd>(p: *const f32, n: usize) -> S::F {
     // SAFETY: the caller names `n` valid elements.
@@ -436,8 +443,7 @@ pub(super) unsafe fn gdn_gates<S: Simd>(call: &OpCall<'_>, units: Range<usize>, 
             // SAFETY: row `r` and channel `c` are within the extents.
             unsafe {
                 let (a, b) = (*o[0].at::<f32>(r, c / dim).add(c % dim), *o[1].at::<f32>(r, c / dim).add(c % dim));
-                let one = |w: &RawOperand| S::tree(floats::<S>(w.dtype, w.ptr, c, 1));
-                let rate = math::exp(one(&o[2])) * math::softplus(a + one(&o[3]));
+                let rate = math::exp(float::<S>(&o[2], 0, c)) * math::softplus(a + float::<S>(&o[3], 0, c));
                 *o[4].at::<f32>(r, 0).add(c) = math::exp(-rate);
                 *o[5].at::<f32>(r, 0).add(c) = math::sigmoid(b);
             }
@@ -491,8 +497,12 @@ pub(super) unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand],
                 let mx = format == WeightFormat::Mxfp4;
                 for i in 0..n {
                     let value = math::E2M1_DOUBLED[usize::from(*p.add(i / 2) >> (i % 2 * 4) & 15)];
-                    let scale = if mx { math::e8m0(*scales.add(i / 32)) } else { math::e4m3(*scales.add(i / 16)) };
-                    *out.add(i) = f32::from(value) * (scale * 0.5);
+                    let scale = if mx {
+                        math::E8M0_HALVES[usize::from(*scales.add(i / 32))]
+                    } else {
+                        math::E4M3_HALVES[usize::from(*scales.add(i / 16))]
+                    };
+                    *out.add(i) = f32::from(value) * scale;
                 }
             }
         }
@@ -505,12 +515,9 @@ unsafe fn decode_affine<S: Simd, const BITS: u8>(group: u8, w: &[RawOperand], ro
     // SAFETY: as `decode_row`; a row is whole groups, a group whole blocks of 32.
     unsafe {
         let p = w[0].at::<u32>(row, 0).cast::<u8>();
-        let param = |o: &RawOperand, g: usize| {
-            let p = o.ptr.add(row * o.row_stride * o.dtype.bytes() as usize);
-            S::splat(S::tree(floats::<S>(o.dtype, p, g, 1)))
-        };
         for i in (0..n).step_by(32) {
-            let (scale, bias) = (param(&w[1], i / group), param(&w[2], i / group));
+            let (scale, bias) =
+                (S::splat(float::<S>(&w[1], row, i / group)), S::splat(float::<S>(&w[2], row, i / group)));
             // The array implementation leaves codes in order.
             let codes = Scalar::unpack::<BITS>(p.add(i / 8 * usize::from(BITS)));
             for j in (0..32).step_by(LANES) {
@@ -538,10 +545,10 @@ pub(super) unsafe fn params<S: Simd>(
             let p = o.ptr.add(rows[i] * o.row_stride * o.dtype.bytes() as usize);
             by_row[i] = match kind {
                 layout::E2M1 | layout::E2M1_HALVES => {
-                    let decode = if kind == layout::E2M1 { math::e8m0 } else { math::e4m3 };
+                    let table = if kind == layout::E2M1 { &math::E8M0_HALVES } else { &math::E4M3_HALVES };
                     let mut eight = [0.0; LANES];
                     for j in 0..n {
-                        eight[j] = decode(*p.add(g + j)) * 0.5;
+                        eight[j] = table[usize::from(*p.add(g + j))];
                     }
                     S::load(eight.as_ptr())
                 }

@@ -178,7 +178,8 @@ impl Kernels {
 }
 
 /// Whether the op's last output may be the very same view (address, strides) as one of its `f32` inputs of the
-/// same extent. Everything else must not overlap.
+/// same extent; for `AddRmsNorm` that holds of each of its outputs, as long as the two differ from each other.
+/// Everything else must not overlap.
 pub const fn in_place(kind: OpKind) -> bool {
     use OpKind::*;
     matches!(

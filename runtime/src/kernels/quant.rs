@@ -328,12 +328,15 @@ unsafe fn stream<S: Simd, const KIND: u8, const GROUP: usize>(
     // SAFETY: rows of `inp` packed codes; `x` is padded to whole blocks.
     unsafe {
         let mut acc = S::splat(0.0);
+        // The same place of the next eight rows.
+        let ahead = (weights[LANES - 1] as usize).wrapping_sub(weights[0] as usize) + inp * bits / 8;
         if KIND == layout::E2M1_HALVES {
             for b in 0..inp.div_ceil(32) {
                 let mut dots = [S::splat_i(0); LANES];
                 let x32 = S::load_b(x.codes.add(32 * b).cast());
                 for r in 0..LANES {
                     let w = unpack_tail::<S, KIND>(weights[r], 32 * b, inp);
+                    S::prefetch(weights[r].wrapping_add(16 * b + ahead));
                     dots[r] = S::widen(dots[r], S::dot(S::zero_h(), w, x32));
                 }
                 let [low, high] = S::sums(dots);
@@ -348,6 +351,7 @@ unsafe fn stream<S: Simd, const KIND: u8, const GROUP: usize>(
             let mut dots = [S::splat_i(0); LANES];
             for r in 0..LANES {
                 let w = weights[r].add(g * GROUP * bits / 8);
+                S::prefetch(w.wrapping_add(ahead));
                 dots[r] = group_dot::<S, KIND, GROUP>(w, x.codes.add(g * GROUP));
             }
             let [low, high] = S::sums(dots);
@@ -410,22 +414,35 @@ unsafe fn unpack_tail<S: Simd, const KIND: u8>(row: *const u8, i: usize, inp: us
 unsafe fn fill_panel<S: Simd, const KIND: u8>(weights: &[*const u8; LANES], inp: usize, panel: *mut u8) {
     // SAFETY: rows of `inp` codes; the panel has eight times `inp`, padded to 64, bytes.
     unsafe {
-        let put = |codes: [S::B; LANES], at: usize| {
-            let codes = S::transpose_b(codes);
-            for i in 0..LANES {
-                S::store_b(panel.add(at * LANES + i * 32), codes[i]);
-            }
-        };
         if KIND == layout::Q4_WIDE {
             for i in (0..inp).step_by(64) {
-                let both: [[S::B; 2]; LANES] = std::array::from_fn(|r| S::unpack_wide(weights[r].add(i / 2)));
-                put(both.map(|b| b[0]), i);
-                put(both.map(|b| b[1]), i + 32);
+                let [first, second] = S::unpack_wide(weights[0].add(i / 2));
+                let (mut low, mut high) = ([first; LANES], [second; LANES]);
+                for r in 1..LANES {
+                    [low[r], high[r]] = S::unpack_wide(weights[r].add(i / 2));
+                }
+                interleave::<S>(low, panel.add(i * LANES));
+                interleave::<S>(high, panel.add((i + 32) * LANES));
             }
             return;
         }
         for i in (0..inp).step_by(32) {
-            put(std::array::from_fn(|r| unpack_tail::<S, KIND>(weights[r], i, inp)), i);
+            let mut codes = [unpack_tail::<S, KIND>(weights[0], i, inp); LANES];
+            for r in 1..LANES {
+                codes[r] = unpack_tail::<S, KIND>(weights[r], i, inp);
+            }
+            interleave::<S>(codes, panel.add(i * LANES));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn interleave<S: Simd>(codes: [S::B; LANES], panel: *mut u8) {
+    // SAFETY: the panel has room for the eight vectors.
+    unsafe {
+        let codes = S::transpose_b(codes);
+        for i in 0..LANES {
+            S::store_b(panel.add(i * 32), codes[i]);
         }
     }
 }
@@ -447,7 +464,10 @@ unsafe fn tile<S: Simd, const KIND: u8, const GROUP: usize, const P: usize, cons
             for from in (g * fours..(g + 1) * fours).step_by(run) {
                 let mut h = [[S::zero_h(); R]; P];
                 for s in from..from + run {
-                    let w: [S::B; P] = std::array::from_fn(|p| S::load_b(panels.codes[p].add(s * 32)));
+                    let mut w = [S::load_b(panels.codes[0].add(s * 32)); P];
+                    for p in 1..P {
+                        w[p] = S::load_b(panels.codes[p].add(s * 32));
+                    }
                     for r in 0..R {
                         let x = S::splat4(x[r].codes.add(s * 4));
                         for p in 0..P {

@@ -5,6 +5,9 @@
 //! [`Simd::unpack`] may return them in any fixed order, as long as [`Simd::permute`] brings activations into
 //! the same.
 //!
+//! Callers keep these methods out of closures: a closure is a function without the features, and one that the
+//! compiler does not inline calls every intrinsic out of line.
+//!
 //! All methods are `#[inline(always)]` and end up inside one function that carries the CPU features; calling
 //! them from anywhere else is correct but slow, or undefined if the CPU lacks the features. That is the one
 //! safety condition of every method; those that take pointers add that the elements named are valid memory.

@@ -1,0 +1,160 @@
+//! Speed of the kernels that take the time of a model, next to what the memory gives.
+//!
+//! `cargo run --release -p loaf-runtime --example kernel_bench`: half a minute. Every figure is the best of several
+//! runs, on one thread (its own processor time) and on all physical cores (wall time). Weights are random bits; results are not looked at.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use loaf_formats::dtype::{DType, WeightFormat};
+use loaf_formats::op::{MAX_OPERANDS, OpKind};
+use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, scratch_bytes, units};
+use loaf_runtime::pool::{Pool, default_threads};
+
+/// Operand addresses, so that a loop body may be shared between threads.
+/// And the scratch a thread needs.
+struct Shared<'a>(OpCall<'a>, usize);
+// SAFETY: threads compute disjoint units of the call and use scratch of their own.
+unsafe impl Sync for Shared<'_> {}
+
+/// An operand of `rows * dim` contiguous elements over leaked, filled memory.
+fn operand(dtype: DType, rows: usize, heads: usize, dim: usize) -> RawOperand {
+    let bytes = rows * heads * dim * dtype.bytes() as usize;
+    let mut state = 1u64;
+    let mut word = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+        // Exponents around 1, whatever the type: subnormals would be slow.
+        match dtype {
+            DType::F16 => 0x3c00_3c00_3c00_3c00 | (state >> 32 & 0x00ff_00ff),
+            DType::F32 | DType::BF16 => 0x3f00_3f00_3f00_3f00 | (state >> 32 & 0x007f_007f),
+            DType::U8 => 0x7878_7878_7878_7878 | (state >> 32 & 0x0303_0303),
+            _ => state,
+        }
+    };
+    let words: Vec<u64> = (0..bytes.div_ceil(8)).map(|_| word()).collect();
+    RawOperand { ptr: words.leak().as_mut_ptr().cast(), dtype, row_stride: heads * dim, head_stride: dim }
+}
+
+/// Operands of a call, contiguous, absent where the format has none.
+fn operands(kind: OpKind, attrs: &[u64]) -> Vec<RawOperand> {
+    use loaf_formats::op::Types;
+    let spec = kind.spec();
+    assert!(spec.operands.len() <= MAX_OPERANDS);
+    let format = spec.format_attr().and_then(|i| WeightFormat::from_code(attrs[i]));
+    let make = |o: &loaf_formats::op::OperandSpec| {
+        let dtype = match o.types {
+            Types::Is(d) => Some(d),
+            Types::Float => Some(DType::F32),
+            Types::Cache => Some(DType::F16),
+            Types::Weight => format.map(WeightFormat::weight_dtype),
+            Types::Scales => format.and_then(WeightFormat::scales_dtype),
+            Types::Biases => format.and_then(WeightFormat::biases_dtype),
+        };
+        dtype.map_or(RawOperand::ABSENT, |d| {
+            let [rows, heads, dim] = o.dims.map(|d| d.value(attrs).unwrap_or(0) as usize);
+            operand(d, rows, heads, dim)
+        })
+    };
+    spec.operands.iter().map(make).collect()
+}
+
+/// Seconds on a clock that, on one thread, stands still while neighbours have the processor.
+fn now(threads: usize) -> f64 {
+    let clock = if threads == 1 { libc::CLOCK_THREAD_CPUTIME_ID } else { libc::CLOCK_MONOTONIC };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes the one struct it is given.
+    unsafe { libc::clock_gettime(clock, &mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// Seconds of the fastest of several runs.
+fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
+    let operands = operands(kind, attrs);
+    let shared = Shared(OpCall { kind, operands: &operands, attrs }, scratch_bytes(kind, attrs));
+    let scratch: Vec<usize> =
+        (0..pool.threads()).map(|_| vec![0u64; shared.1 / 8 + 16].leak().as_mut_ptr() as usize).collect();
+    let mut best = f64::INFINITY;
+    let begin = Instant::now();
+    while begin.elapsed().as_millis() < 300 {
+        let start = now(pool.threads());
+        let body = |range: Range<usize>, worker: usize| {
+            let shared = &shared;
+            let at = scratch[worker].next_multiple_of(64) as *mut u8;
+            // SAFETY: this worker's own scratch, of the size asked for; operands as the table demands.
+            unsafe { kernels.get(kind)(&shared.0, range, std::slice::from_raw_parts_mut(at, shared.1)) }
+        };
+        pool.run(units(kind, attrs), &body);
+        best = best.min(now(pool.threads()) - start);
+    }
+    best
+}
+
+/// GB/s of summing 256 MiB.
+fn read_speed(pool: &Pool) -> f64 {
+    let words: Vec<u64> = (0..32u64 << 20).collect();
+    let mut best = f64::INFINITY;
+    let total = AtomicU64::new(0);
+    for _ in 0..8 {
+        let start = now(pool.threads());
+        pool.run(words.len() / 4096, &|range, _| {
+            let part = &words[range.start * 4096..range.end * 4096];
+            total.fetch_add(part.iter().fold(0, |a, b| a ^ b), Ordering::Relaxed);
+        });
+        best = best.min(now(pool.threads()) - start);
+    }
+    std::hint::black_box(total.into_inner());
+    words.len() as f64 * 8.0 / best / 1e9
+}
+
+fn main() {
+    let kernels = Kernels::detect();
+    for threads in [1, default_threads()] {
+        let pool = Pool::new(threads);
+        println!("{} thread(s), {}: plain read {:.1} GB/s", threads, kernels.isa().name(), read_speed(&pool));
+        let affine = |bits, group| WeightFormat::Affine { bits, group, params: DType::BF16 };
+        let formats = [
+            affine(4, 64),
+            affine(4, 32),
+            affine(8, 64),
+            affine(2, 64),
+            affine(3, 64),
+            affine(5, 64),
+            affine(6, 64),
+            WeightFormat::Mxfp4,
+            WeightFormat::Nvfp4,
+            WeightFormat::Dense(DType::F32),
+            WeightFormat::Dense(DType::BF16),
+            WeightFormat::Mxfp8,
+        ];
+        for format in formats {
+            let kind = if format.activation_group().is_some() { OpKind::LinearQuant } else { OpKind::LinearDense };
+            let params = format.scales_dtype().map_or(0, DType::bytes) + format.biases_dtype().map_or(0, DType::bytes);
+            let bytes = |inp: u64, out: u64| {
+                out * (format.row_bytes(inp).unwrap_or(0) + format.row_groups(inp).unwrap_or(0) * params)
+            };
+            let (inp, out) = (1024, 3072);
+            let small = time(&pool, &kernels, kind, &[1, inp, out, format.code()]);
+            // About 64 MB, so that it comes from memory.
+            let long = (64 << 20) / bytes(4096, 1) / 8 * 8;
+            let large = time(&pool, &kernels, kind, &[1, 4096, long, format.code()]);
+            let chunk = time(&pool, &kernels, kind, &[128, inp, out, format.code()]);
+            println!(
+                "  {:<12} decode 3072x1024 {:6.1} GB/s ({:6.1} us), 64 MB {:6.1} GB/s; 128 rows {:6.1} GMAC/s",
+                format.to_string(),
+                bytes(inp, out) as f64 / small / 1e9,
+                small * 1e6,
+                bytes(4096, long) as f64 / large / 1e9,
+                (128 * inp * out) as f64 / chunk / 1e9,
+            );
+        }
+        let scale = u64::from(0.088f32.to_bits());
+        for (rows, pos) in [(1, 4095), (128, 3968)] {
+            let s = time(&pool, &kernels, OpKind::Attention, &[rows, 16, 8, 128, pos, scale, 0]);
+            let macs = (rows * 16 * 128 * 2 * (pos + rows)) as f64;
+            println!("  attention 16/8 heads, {rows} row(s) at {pos}: {:.0} us, {:.1} GMAC/s", s * 1e6, macs / s / 1e9);
+        }
+        let s = time(&pool, &kernels, OpKind::GdnScan, &[128, 16, 32, 128, 128]);
+        println!("  gdn scan 32 heads, 128 rows: {:.0} us", s * 1e6);
+    }
+}
