@@ -4,11 +4,15 @@
 //! extends it by replaying the plan's graphs through [`kernels`] on a fixed [`pool`]. There is no model code here: the runtime
 //! knows ops, and a plan says which.
 
+pub mod chat;
+pub mod cli;
+pub mod generate;
 pub mod kernels;
 pub mod loaf;
 pub mod math;
 pub mod memory;
 pub mod pool;
 mod replay;
+pub mod sample;
 pub mod session;
 pub mod tokenizer;

@@ -1,1 +1,19 @@
-fn main() {}
+//! The program `loaf`: hands arguments, streams and environment to [`loaf_runtime::cli`], which does the rest.
+
+use std::io::{IsTerminal, stderr, stdin, stdout};
+use std::process::ExitCode;
+
+use loaf_runtime::cli::{Io, main as run};
+
+fn main() -> ExitCode {
+    let mut io = Io {
+        stdin: &mut stdin().lock(),
+        stdout: &mut stdout().lock(),
+        stderr: &mut stderr().lock(),
+        stdin_is_terminal: stdin().is_terminal(),
+        stderr_is_terminal: stderr().is_terminal(),
+        signals: true,
+        var: &|name| std::env::var_os(name),
+    };
+    ExitCode::from(run(std::env::args_os(), &mut io))
+}

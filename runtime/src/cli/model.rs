@@ -1,0 +1,73 @@
+//! From arguments and environment to an open loaf, a session and a tokenizer.
+
+use std::path::{Path, PathBuf};
+
+use super::args::{ComputeArgs, ModelArgs};
+use super::{Failure, Io};
+use crate::kernels::Kernels;
+use crate::loaf::Loaf;
+use crate::session::{Session, SessionOptions};
+use crate::tokenizer::Tokenizer;
+
+/// What stands in for a model that nobody named.
+const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
+    'bake build CHECKPOINT -o model.loaf' makes one";
+
+/// The file that arguments or environment name.
+pub(super) fn model_path(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
+    let from_environment = || (io.var)("LOAF_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from);
+    args.model.clone().or_else(from_environment)
+}
+
+/// Opens and verifies a loaf.
+pub(super) fn open_model(path: Option<&Path>) -> Result<Loaf, Failure> {
+    let path = path.ok_or_else(|| Failure::usage(NO_MODEL))?;
+    Loaf::open(path).map_err(|e| match e {
+        // It names the file already.
+        crate::loaf::OpenError::Io(..) => Failure::runtime(e),
+        e => Failure::Runtime(format!("{}: {e}; is it a loaf that 'bake build' made, and whole?", path.display())),
+    })
+}
+
+/// The kernels that `LOAF_ISA` names, or else the best there are.
+fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
+    let Some(name) = (io.var)("LOAF_ISA").filter(|v| !v.is_empty()) else { return Ok(Kernels::detect()) };
+    match name.to_str() {
+        Some("scalar") => Ok(Kernels::scalar()),
+        Some("avx2") => Kernels::avx2().ok_or_else(|| {
+            Failure::runtime("LOAF_ISA: this CPU has no AVX2 with FMA; unset it, or set it to 'scalar'")
+        }),
+        _ => Err(Failure::Usage(format!("LOAF_ISA: expected 'scalar' or 'avx2', found {name:?}"))),
+    }
+}
+
+/// A session with the threads and kernels asked for.
+pub(super) fn session<'a>(loaf: &'a Loaf, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session<'a>, Failure> {
+    let mut options = SessionOptions { kernels: kernels(io)?, ..SessionOptions::default() };
+    options.threads = compute.threads.map_or(options.threads, usize::from);
+    let isa = options.kernels.isa().name();
+    let session =
+        Session::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))?;
+    if compute.verbose {
+        io.note(format_args!("loaf: {} threads, {isa} kernels, {}", session.threads(), loaf.id()));
+    }
+    Ok(session)
+}
+
+/// The loaf's tokenizer, if it has one.
+pub(super) fn tokenizer(loaf: &Loaf) -> Result<Option<Tokenizer<'_>>, Failure> {
+    let open = |section| Tokenizer::open(section).map_err(|e| Failure::Runtime(format!("section tokenizer: {e}")));
+    loaf.tokenizer_section().map(open).transpose()
+}
+
+/// Refuses more tokens than the context has.
+pub(super) fn check_fits(tokens: usize, loaf: &Loaf) -> Result<(), Failure> {
+    let context = loaf.plan().context;
+    if tokens > context as usize {
+        let message = format!(
+            "prompt: expected at most {context} tokens (the context), found {tokens}; shorten it, or bake with a larger --context"
+        );
+        return Err(Failure::Runtime(message));
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! `loaf verify`: proves every byte of a file.
+//!
+//! Opening has proved head, plan, chat and tokenizer; what is left are the hashes of everything else, the agreement
+//! of header and table, the padding, and the leaves of the weights, which threads share out among themselves.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use loaf_formats::container::Leaves;
+use serde_json::json;
+
+use super::args::VerifyArgs;
+use super::{Bytes, Failure, Io, model};
+
+/// Time between two reports of progress.
+const TICK: Duration = Duration::from_millis(100);
+
+pub(super) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+    let path = model::model_path(&args.model, io);
+    let loaf = model::open_model(path.as_deref())?;
+    model::tokenizer(&loaf)?;
+    let container = loaf.container();
+    let fail = |e| Failure::Runtime(format!("{e}; the file is damaged, get or bake it again"));
+    let leaves = container.verify_small().map_err(fail)?;
+    let tensors = container.verify_tensors().map_err(fail)?;
+    let total = container.weights().len() as u64;
+    verify_leaves(&leaves, total, io)?;
+    let weights = tensors.iter().filter(|t| t.is_weight()).count();
+    let file_bytes = container.head().file_len;
+    if args.json {
+        let object = json!({ "id": loaf.id().to_string(), "file_bytes": file_bytes, "tensors": weights });
+        io.print(format_args!("{object}\n"))?;
+    } else {
+        io.print(format_args!("ok {}, {}, {weights} tensors\n", loaf.id(), Bytes(file_bytes)))?;
+    }
+    Ok(0)
+}
+
+/// Hashes every leaf; reports on a terminal as it goes.
+fn verify_leaves(leaves: &Leaves<'_>, total: u64, io: &mut Io<'_>) -> Result<(), Failure> {
+    let (next, done, failed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let work = |tick: &mut dyn FnMut(u64)| {
+        while !failed.load(Ordering::Relaxed) {
+            let ix = next.fetch_add(1, Ordering::Relaxed);
+            if ix >= leaves.count() {
+                break;
+            }
+            match leaves.check(ix) {
+                Ok(bytes) => tick(done.fetch_add(bytes, Ordering::Relaxed) + bytes),
+                Err(e) => {
+                    failed.store(true, Ordering::Relaxed);
+                    return Err((ix, e));
+                }
+            }
+        }
+        Ok(())
+    };
+    let show = io.stderr_is_terminal;
+    let mut last = Instant::now();
+    let mut tick = |done: u64| {
+        if show && last.elapsed() >= TICK {
+            last = Instant::now();
+            let _ = write!(io.stderr, "\r{} of {} verified", Bytes(done), Bytes(total));
+        }
+    };
+    let first_error = std::thread::scope(|scope| {
+        let helpers = crate::pool::default_threads().clamp(1, 64) - 1;
+        // A thread that the system refuses leaves its share to the others.
+        let helpers: Vec<_> = (0..helpers)
+            .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, || work(&mut |_| {})).ok())
+            .collect();
+        let mine = work(&mut tick).err();
+        let theirs = helpers.into_iter().filter_map(|h| h.join().ok().and_then(Result::err));
+        theirs.chain(mine).min_by_key(|(ix, _)| *ix)
+    });
+    if show && total > 0 {
+        let _ = write!(io.stderr, "\r\x1b[K");
+    }
+    match first_error {
+        Some((_, e)) => Err(Failure::Runtime(format!("{e}; the file is damaged, get or bake it again"))),
+        None => Ok(()),
+    }
+}
