@@ -59,7 +59,7 @@ CONSUMERS = [
     ("chown", " -exec chown {ow} {} +", False, ["<change> the owner of @ to {ow:user}", "make {ow:user} the owner of @", "chown @ to {ow:user}"]),
     ("replace", " -exec sed -i 's/{ra}/{rb}/g' {} +", False, [
         "replace {ra:rep} (with|by) {rb:rep} in @", "replace {ra:rep} (with|by) {rb:rep} in @@", "(change|substitute) {ra:rep} (to|with) {rb:rep} in @",
-        "(change|rename) {ra:rep} to {rb:rep} in @@", "replace (all|every|every occurrence of|all occurrences of) {ra:rep} (with|by) {rb:rep} in @", "search and replace {ra:rep} (with|by) {rb:rep} in @"]),
+        "(change|rename) {ra:rep} to {rb:rep} in @@", "replace (all|every|every occurrence of|all occurrences of) {ra:rep} (with|by) {rb:rep} in @", "find and replace {ra:rep} (with|by) {rb:rep} in @", "search and replace {ra:rep} (with|by) {rb:rep} in @"]),
     ("dellines", " -exec sed -i '/{ra}/d' {} +", False, ["<delete> (all|the|) lines (containing|with|matching) {ra:rep} (from|in) @", "<delete> (all|the|) lines (containing|with) {ra:rep} (from|in) @@"]),
     ("trailing", " -exec sed -i 's/[ \\t]*$//' {} +", False, ["<delete> (the|) trailing (whitespace|spaces) (from|in) @", "strip trailing (whitespace|spaces) (from|in) @@"]),
     ("crlf", " -exec sed -i 's/\\r$//' {} +", False, ["convert @ to unix line endings", "<delete> (carriage returns|windows line endings) (from|in) @"]),
@@ -82,6 +82,8 @@ CONSUMERS = [
     ("newest", " -printf '%T@ %p\\n' | sort -rn | head -n {tk}", True, [
         "<show> the {tk:small} (newest|most recent|most recently modified|latest) ~", "(what|which) are the {tk:small} (newest|most recent|most recently changed) ~", "{tk:small} (newest|most recent|latest) ~"]),
     ("oldest", " -printf '%T@ %p\\n' | sort -n | head -n {tk}", True, ["<show> the {tk:small} oldest ~", "(what|which) are the {tk:small} oldest ~", "{tk:small} oldest ~"]),
+    ("largest10", " -printf '%s %p\\n' | sort -rn | head -n 10", True, ["<show> the <largest> ~", "(what|which) are the <largest> ~", "<largest> ~", "top <largest> ~"]),
+    ("newest10", " -printf '%T@ %p\\n' | sort -rn | head -n 10", True, ["<show> the (newest|most recent|most recently modified|latest) ~", "(what|which) are the (newest|most recent|latest) ~", "(newest|most recent|latest) ~"]),
     ("largest1", " -printf '%s %p\\n' | sort -rn | head -n 1", False, ["<show> the <largest> ~1", "(what|which) is the <largest> ~1", "<largest> ~1"]),
     ("newest1", " -printf '%T@ %p\\n' | sort -rn | head -n 1", False, ["<show> the (newest|most recent|most recently modified|latest) ~1", "(what|which) is the (newest|most recent|latest) ~1"]),
     ("oldest1", " -printf '%T@ %p\\n' | sort -n | head -n 1", False, ["<show> the oldest ~1", "(what|which) is the oldest ~1"]),
@@ -97,7 +99,7 @@ FOR_DIRS = {"list", "move", "chmod", "chown", "touch", "long", "bydate", "newest
 ONLY_DIRS = {"rmdir", "cpdir", "du"}
 FOR_LINKS = {"list", "delete", "long", "move"}
 # A bare "files" needs one of these (a plain listing means ls).
-FOR_BARE = {"largest", "smallest", "newest", "oldest", "largest1", "newest1", "oldest1", "loc", "total", "replace", "chmod", "chown", "sha", "sizes", "tar", "touch", "trailing", "crlf", "dellines"}
+FOR_BARE = {"largest", "largest10", "newest10", "smallest", "newest", "oldest", "largest1", "newest1", "oldest1", "loc", "total", "replace", "chmod", "chown", "sha", "sizes", "tar", "touch", "trailing", "crlf", "dellines"}
 
 # id, order, pipe stage, suffixes of a verb phrase, whole requests around a noun phrase ("#" is the noun phrase).
 MODIFIERS = [

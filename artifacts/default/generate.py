@@ -19,13 +19,14 @@ What always holds: (seed, split) gives the same pairs on every machine; standard
 """
 
 import argparse
+import functools
 import glob
 import os
 import random
 import sys
 
 from compose import (ATTRIBUTES, CONSUMERS, DIR_ATTRIBUTES, EXCLUSIVE, FOR_BARE, FOR_DIRS, FOR_LINKS, MODIFIERS, ONLY_DIRS, TYPES)
-from grammar import CLOSE, FENCE, OPEN, bucket, expand, fill, parse, tidy
+from grammar import CLOSE, FENCE, OPEN, bucket, expand, expansions, fill, parse, tidy
 from slots import KINDS, NUMBERS, ORDINALS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -70,8 +71,12 @@ class Context:
         out, skeleton = [], []
         expand(nodes, self.rng, self.draw, out, skeleton)
         if task is not None:
-            pattern_held = count >= 3 and index == 1 + bucket(task, count - 1)
-            wording_held = bucket(task + tidy("".join(skeleton)), 10) == 0
+            # One task in five gives up a pattern (never its first, nor one that opens with the command's own name);
+            # one wording in twelve is held out where a pattern has at least six.
+            wording = tidy("".join(skeleton))
+            own = wording.split(" ")[0] == task.split(" ")[0]
+            pattern_held = count >= 3 and bucket(task, 5) == 0 and index == 1 + bucket("pattern" + task, count - 1) and not own
+            wording_held = wordings(nodes) >= 6 and bucket(task + wording, 12) == 0
             if self.split == "patterns":
                 held, wanted = pattern_held, True
             elif self.split == "phrasings":
@@ -99,7 +104,7 @@ class Task:
 
 
 def load_tasks():
-    tasks = []
+    tasks, known = [], {}
     for path in sorted(glob.glob(os.path.join(HERE, "tasks", "*.tasks"))):
         with open(path) as f:
             for number, line in enumerate(f, 1):
@@ -107,16 +112,18 @@ def load_tasks():
                 if not line.strip() or line.startswith("#"):
                     continue
                 if line[:2] in ("= ", "| ", "- "):
-                    tasks.append(Task(line[0], line[2:]))
+                    task = known.get(line[2:])
+                    if task is None:
+                        task = known[line[2:]] = Task(line[0], line[2:])
+                        tasks.append(task)
+                    elif task.kind != line[0]:
+                        raise ValueError(f"{path}:{number}: {line!r} is marked {task.kind!r} elsewhere")
                 elif line.startswith("! "):
-                    tasks[-1].verbs.append(line[2:])
-                elif tasks[-1].kind == "|":
-                    tasks[-1].nouns.append(line)
+                    task.verbs.append(line[2:])
+                elif task.kind == "|":
+                    task.nouns.append(line)
                 else:
-                    tasks[-1].verbs.append(line)
-    names = [t.command for t in tasks]
-    if len(set(names)) != len(names):
-        raise ValueError(f"two tasks share a command: {sorted(n for n in set(names) if names.count(n) > 1)}")
+                    task.verbs.append(line)
     for t in tasks:
         t.finish()
     return tasks
@@ -129,6 +136,20 @@ ACTIONS = [t for t in TASKS if t.kind == "=" and not t.command.endswith("&")]
 OUTPUTS = [t for t in TASKS if t.kind in "=|" and not t.command.endswith("&")]
 SHOW = parse("<show>")
 DETERMINER = parse("(all|all the|the||the|all of the|)")
+
+
+@functools.lru_cache(None)
+def wordings_of_key(key):
+    return expansions(NODES[key])
+
+
+NODES = {}
+
+
+def wordings(nodes):
+    """Number of different wordings of a parsed pattern (cached by identity; patterns live as long as the program)."""
+    NODES.setdefault(id(nodes), nodes)
+    return wordings_of_key(id(nodes))
 
 
 def is_question(text):
@@ -287,7 +308,10 @@ def raw(ctx):
     if r < 0.58:
         task = rng.choice(TASKS)
         text = verb_phrase(ctx, task)
-        return text, fill(task.command, ctx.values), task.command
+        command = fill(task.command, ctx.values)
+        if rng.random() < 0.02 and ctx.split == "train" and "{a" not in task.command:
+            return OPEN + command + CLOSE, command, task.command  # who types the command gets the command
+        return text, command, task.command
     if r < 0.80:
         text, command, lines, name, noun = find_request(ctx)
         if lines and rng.random() < 0.25:
@@ -345,14 +369,53 @@ def typo(word, rng):
     return word[:i] + rng.choice("abcdefghijklmnopqrstuvwxyz") + word[i + 1:]
 
 
-def misspell(text, rng):
-    """Typos in one or two plain words; fenced slots, numbers and short words stay whole."""
+SYNONYMS = {
+    "show": ["display", "print", "list", "output", "see", "get", "give me"], "list": ["show", "display", "print", "enumerate", "give me"],
+    "print": ["show", "display", "output"], "display": ["show", "print", "output"],
+    "delete": ["remove", "erase", "drop", "get rid of", "wipe", "discard"], "remove": ["delete", "erase", "get rid of", "take out", "eliminate"],
+    "create": ["make", "generate", "add"], "find": ["locate", "search for", "look up", "get", "look for"],
+    "folder": ["directory", "dir"], "directory": ["folder", "dir"], "folders": ["directories", "dirs"], "directories": ["folders", "dirs"],
+    "modified": ["changed", "edited", "altered", "touched", "updated"], "changed": ["modified", "edited", "altered", "updated"],
+    "largest": ["biggest"], "biggest": ["largest"], "newest": ["latest", "most recent"], "copy": ["duplicate", "cp"], "move": ["transfer", "relocate", "shift", "mv"],
+    "count": ["tally", "count up", "get the number of"], "replace": ["substitute", "swap", "exchange"], "repository": ["repo"],
+    "containing": ["that contain", "with", "which contain", "having"], "lines": ["rows"], "line": ["row"], "sorted": ["ordered"], "unique": ["distinct"],
+    "convert": ["turn", "change", "transform", "translate"], "permissions": ["perms", "access rights"], "processes": ["procs"],
+    "each": ["every"], "every": ["each"], "larger": ["bigger", "greater"], "bigger": ["larger", "greater"], "using": ["with", "by means of"],
+    "named": ["called"], "called": ["named"], "compress": ["shrink"], "start": ["launch", "fire up", "start up"], "computer": ["machine", "system", "box"],
+    "machine": ["computer", "system", "box"], "contents": ["content"], "beginning": ["start"], "starting": ["beginning"], "duplicates": ["repeats", "dupes", "duplicated lines"],
+    "extension": ["suffix", "file extension", "ext"], "only": ["just"], "last": ["final"], "characters": ["chars", "letters"], "column": ["col"], "memory": ["RAM"],
+    "download": ["fetch", "get", "grab"], "switch": ["change", "go", "move"], "changes": ["modifications", "edits"], "want": ["would like", "wish", "need"],
+    "please": ["pls", "plz", "kindly"], "without": ["excluding", "minus"], "save": ["write", "store", "put"], "programs": ["applications", "apps"],
+}
+DROPPED = {"the", "a", "an", "my", "me", "of", "please"}
+
+
+def fenced_words(text):
+    """Words of a request with the mark whether they belong to a slot."""
     pieces, fenced = [], False
     for token in text.split(" "):
         inside = fenced or OPEN in token
         if OPEN in token or CLOSE in token:
             fenced = token.rfind(OPEN) > token.rfind(CLOSE)
         pieces.append((token, inside))
+    return pieces
+
+
+def reword(text, rng):
+    """Synonyms for a word or two, or small words left out, as in notes to oneself."""
+    pieces = fenced_words(text)
+    if rng.random() < 0.3:
+        kept = [(t, inside) for t, inside in pieces if inside or t.lower() not in DROPPED or rng.random() < 0.3]
+        return " ".join(t for t, _ in kept) or text
+    spots = [i for i, (t, inside) in enumerate(pieces) if not inside and t in SYNONYMS]
+    for i in rng.sample(spots, min(len(spots), 1 if rng.random() < 0.6 else 2)):
+        pieces[i] = (rng.choice(SYNONYMS[pieces[i][0]]), False)
+    return " ".join(t for t, _ in pieces)
+
+
+def misspell(text, rng):
+    """Typos in one or two plain words; fenced slots, numbers and short words stay whole."""
+    pieces = fenced_words(text)
     spots = [i for i, (t, inside) in enumerate(pieces) if not inside and t.isalpha() and len(t) >= 4 and t.lower() not in PROTECTED]
     for i in rng.sample(spots, min(len(spots), 1 if rng.random() < 0.75 else 2)):
         pieces[i] = (typo(pieces[i][0], rng), False)
@@ -362,12 +425,16 @@ def misspell(text, rng):
 def dress(text, rng):
     """Wrap, capitalise, punctuate and misspell a request, as people do."""
     text = tidy(text)
+    if text[0] == OPEN and text[-1] == CLOSE and text.count(OPEN) == 1 and " " in text:
+        return FENCE.sub("", text)
+    if rng.random() < 0.25:
+        text = reword(text, rng)
     asking = is_question(text)
     if not asking and rng.random() < 0.38:
         wrapper = rng.choice(WRAPPERS)
         text = wrapper.format(text) if "{" not in text else wrapper.replace("{}", text)
         asking = wrapper.startswith(ASKING)
-    if rng.random() < 0.07:
+    if rng.random() < 0.08:
         text = misspell(text, rng)
     if rng.random() < 0.25 and text[0] != OPEN:
         text = text[0].upper() + text[1:]
@@ -382,7 +449,7 @@ def dress(text, rng):
 
 
 def sample(rng, split="train", tiny=False):
-    """One (request, command, task name) of a split; `tiny` draws open slots from a handful of values."""
+    """One (request, command, task name) of a split; `tiny` draws open slots from a handful of values and leaves out the dressing."""
     while True:
         ctx = Context(rng, split, tiny)
         try:
@@ -394,6 +461,8 @@ def sample(rng, split="train", tiny=False):
             continue
         if split == "slots" and not ctx.open_slots:
             continue
+        if tiny:
+            return FENCE.sub("", reword(tidy(text), rng) if rng.random() < 0.5 else tidy(text)), command, name
         return dress(text, rng), command, name
 
 
@@ -417,10 +486,10 @@ def check(count):
         split = rng.choice(("train", "train", "phrasings", "patterns", "combinations"))
         text, command, name = sample(rng, split, tiny=True)
         longest = max(longest, len(text) + len(command))
-        key = text.lower().rstrip("?.!")
+        key = text
         if seen.setdefault(key, (command, name))[0] != command:
             clashes[key] = (seen[key], (command, name))
-    for key, (a, b) in sorted(clashes.items())[:60]:
+    for key, (a, b) in sorted(clashes.items())[:400]:
         print(f"{key}\n    {a}\n    {b}")
     print(f"{count} samples, {len(seen)} different requests, {len(clashes)} requests with two commands, longest pair {longest} characters; "
           f"{len(TASKS)} tasks in files, {len(CONSUMERS)} actions on {len(ATTRIBUTES)} attributes of files, {len(MODIFIERS)} pipe stages")

@@ -142,6 +142,17 @@ def expand(nodes, rng, draw, out, skeleton):
             out.append(text)
 
 
+def expansions(nodes):
+    """In how many ways a parsed pattern can be worded, slots aside."""
+    total = 1
+    for node in nodes:
+        if isinstance(node, Choice):
+            total *= sum(expansions(option) for option in node.options)
+        elif isinstance(node, Macro):
+            total *= expansions(MACROS[node.name])
+    return total
+
+
 SPACES = re.compile(" +")
 
 

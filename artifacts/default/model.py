@@ -233,7 +233,8 @@ class Experts(nn.Module):
     def forward(self, x):
         """x (..., H) -> (output, balance loss)."""
         e, i, h = self.gate_proj.shape
-        p = torch.softmax(F.linear(x.float(), self.gate.weight.float()), -1)
+        with torch.autocast(x.device.type, enabled=False):
+            p = torch.softmax(F.linear(x.float(), self.gate.weight.float()), -1)
         top, index = p.topk(self.k, -1)
         chosen = torch.zeros_like(p).scatter(-1, index, 1.0)
         weight = (p * chosen / top.sum(-1, keepdim=True)).to(x.dtype)
@@ -242,8 +243,7 @@ class Experts(nn.Module):
         y = F.linear(a, self.down_proj.transpose(0, 1).reshape(h, e * i))
         s = self.shared_expert
         y = y + torch.sigmoid(self.shared_expert_gate(x)) * s.down_proj(F.silu(s.gate_proj(x)) * s.up_proj(x))
-        flat = (e,)
-        balance = e * (chosen.reshape(-1, *flat).mean(0) / self.k * p.reshape(-1, *flat).mean(0)).sum()
+        balance = e * (chosen.reshape(-1, e).mean(0) / self.k * p.reshape(-1, e).mean(0)).sum()
         return y, balance
 
 
