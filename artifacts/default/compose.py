@@ -68,7 +68,7 @@ CONSUMERS = [
     ("zip", " -exec zip {ar}.zip {} +", False, ["(pack|archive|zip|put) @ (into|in|to) {ar:stem}.zip", "(create|make) (a zip file|the zip) {ar:stem}.zip (of|from|with) @"]),
     ("grep", " -exec grep -Hn {gp} {} +", True, ["(search|grep|look) for {gp:pat} in @", "(search|grep|look) for {gp:pat} in @@", "(find|search for) {gp:pat} in @"]),
     ("grepl", " -exec grep -l {gp} {} +", True, ["(list|show|find) (which of|) @ contain {gp:pat}", "which of @ (contain|mention) {gp:pat}"]),
-    ("loc", " -exec cat {} + | wc -l", False, ["count the (total|) lines (in|of) @", "how many lines are (there|) in @", "(print|show) the total number of lines (in|of) @", "total (number of lines|line count) (in|of) @"]),
+    ("loc", " -exec cat {} + | wc -l", False, ["count the (total|) lines (in|of) @", "count (the|) lines of code (in|of) @", "how many lines of code are (there|) in @", "lines of code (in|of) @", "how many lines are (there|) in @", "(print|show) the total number of lines (in|of) @", "total (number of lines|line count) (in|of) @"]),
     ("words", " -exec cat {} + | wc -w", False, ["count the words (in|of) @", "how many words are (there|) in @"]),
     ("cat", " -exec cat {} +", True, ["(print|show|display|output) the contents of @", "(concatenate|cat) @"]),
     ("head", " -exec head -n {hk} {} +", True, ["(print|show) the first {hk:small} lines of @@", "(print|show) the first {hk:small} lines of each of @"]),

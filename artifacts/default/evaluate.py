@@ -70,11 +70,12 @@ def forced(net, framing, pairs, autocast=True, rows=64):
     return result
 
 
-def greedy(net, framing, requests, batch=64):
+def greedy(net, framing, requests):
     """Greedy decoding with the recurrent path: [(text, mean log-probability)]."""
     import torch
     import model as M
     device = net.embed_tokens.weight.device
+    batch = 512 if device.type == "cuda" else 64
     out = [None] * len(requests)
     order = sorted(range(len(requests)), key=lambda i: len(framing.prompt(requests[i])))
     for lo in range(0, len(order), batch):

@@ -71,11 +71,11 @@ class Context:
         out, skeleton = [], []
         expand(nodes, self.rng, self.draw, out, skeleton)
         if task is not None:
-            # One task in five gives up a pattern (never its first, nor one that opens with the command's own name);
+            # One task in four, the everyday ones aside, gives up a pattern (never its first, nor one that opens with the command's own name);
             # one wording in twelve is held out where a pattern has at least six.
             wording = tidy("".join(skeleton))
             own = wording.split(" ")[0] == task.split(" ")[0]
-            pattern_held = count >= 3 and bucket(task, 5) == 0 and index == 1 + bucket("pattern" + task, count - 1) and not own
+            pattern_held = count >= 3 and bucket(task, 4) == 0 and task not in EVERYDAY and index == 1 + bucket("pattern" + task, count - 1) and not own
             wording_held = wordings(nodes) >= 6 and bucket(task + wording, 12) == 0
             if self.split == "patterns":
                 held, wanted = pattern_held, True
@@ -113,6 +113,8 @@ def load_tasks():
                     continue
                 if line[:2] in ("= ", "| ", "- "):
                     task = known.get(line[2:])
+                    if path.endswith("everyday.tasks"):
+                        EVERYDAY.add(line[2:])
                     if task is None:
                         task = known[line[2:]] = Task(line[0], line[2:])
                         tasks.append(task)
@@ -129,6 +131,7 @@ def load_tasks():
     return tasks
 
 
+EVERYDAY = set()     # commands whose every pattern is trained
 TASKS = load_tasks()
 LINES = [t for t in TASKS if t.pipeable]
 NOUNS = [t for t in LINES if t.nouns]
