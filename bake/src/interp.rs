@@ -24,6 +24,8 @@ pub struct Interp<'a> {
     states: Vec<Vec<f32>>,
     /// Caches round to f16.
     half_cache: bool,
+    /// Where set, `Quantize` adds noise of its own error's size instead of rounding.
+    dither: Option<u64>,
 }
 
 /// What a graph gave.
@@ -42,7 +44,14 @@ impl<'a> Interp<'a> {
     /// A fresh session; `half_cache` rounds cached keys and values to f16.
     pub fn new(decls: &Decls, weights: &'a dyn WeightSource, half_cache: bool) -> Self {
         let size = |shape: [u32; 3]| shape.iter().map(|&d| d as usize).product();
-        Interp { weights, states: decls.states.iter().map(|s| vec![0.0; size(s.shape)]).collect(), half_cache }
+        let states = decls.states.iter().map(|s| vec![0.0; size(s.shape)]).collect();
+        Interp { weights, states, half_cache, dither: None }
+    }
+
+    /// A session whose `Quantize` does not round but adds uniform noise of up to half a step, drawn from `seed`: what
+    /// rounding to int8 may do to a result, without what it does.
+    pub fn dithered(decls: &Decls, weights: &'a dyn WeightSource, half_cache: bool, seed: u64) -> Self {
+        Interp { dither: Some(seed), ..Interp::new(decls, weights, half_cache) }
     }
 
     /// Runs a graph on `ids` (prefill, decode) or on hidden rows (head).
@@ -129,7 +138,12 @@ impl<'a> Interp<'a> {
                 let (x, s, dim) = (input(0), input(1), u(1));
                 vec![x.iter().enumerate().map(|(i, x)| x * s[i / dim]).collect()]
             }
-            OpKind::Quantize => quantize(input(0), u(3)),
+            OpKind::Quantize => {
+                let mut noise = self.dither;
+                let outs = quantize(input(0), u(3), &mut noise);
+                self.dither = noise;
+                outs
+            }
             OpKind::Linear | OpKind::LinearDense => vec![linear(input(0), input(1), u(1))],
             OpKind::LinearQuant => vec![linear(&dequantize(input(0), input(1)), input(3), u(1))],
             OpKind::ExpertSort => {
@@ -327,14 +341,22 @@ fn top_k(probs: &[f32], experts: usize, k: usize, renorm: bool) -> Vec<Data> {
     vec![ids, weights]
 }
 
-/// Codes, scales and sums of int8 activations.
-fn quantize(x: &[f32], group: usize) -> Vec<Data> {
+/// Codes, scales and sums of int8 activations; with `noise`, codes that are off by it instead of rounded.
+fn quantize(x: &[f32], group: usize, noise: &mut Option<u64>) -> Vec<Data> {
+    let mut round = |x: f32| match noise {
+        None => x.round_ties_even().clamp(-127.0, 127.0),
+        Some(seed) => {
+            // One step of a 64-bit linear congruential generator (Knuth's constants); its upper bits are even enough.
+            *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            x + (*seed >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+        }
+    };
     let (mut codes, mut scales, mut sums) = (Data::new(), Data::new(), Data::new());
     for g in x.chunks(group) {
         let max = g.iter().fold(0f32, |m, x| m.max(x.abs()));
         let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
         let start = codes.len();
-        codes.extend(g.iter().map(|x| (x * inverse).round_ties_even().clamp(-127.0, 127.0)));
+        codes.extend(g.iter().map(|x| round(x * inverse)));
         scales.push(max / 127.0);
         sums.push(max / 127.0 * codes[start..].iter().sum::<f32>());
     }

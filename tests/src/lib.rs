@@ -69,6 +69,17 @@ impl Expected {
     }
 }
 
+/// Cases of the trained stories model: prompt ids and the reference's greedy continuation.
+pub fn stories() -> Vec<(Vec<u32>, Vec<u32>)> {
+    let text = std::fs::read(fixture("stories260k/expected.json")).expect("a committed checkpoint");
+    let json: serde_json::Value = serde_json::from_slice(&text).expect("valid JSON");
+    let ids = |v: &serde_json::Value| -> Vec<u32> {
+        v.as_array().expect("ids").iter().map(|id| id.as_u64().expect("an id") as u32).collect()
+    };
+    let cases = json["cases"].as_array().expect("cases");
+    cases.iter().map(|c| (ids(&c["prompt_ids"]), ids(&c["greedy_ids"]))).collect()
+}
+
 fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
     bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
 }

@@ -1,0 +1,172 @@
+"""Phrase grammar: a pattern is written once and expanded into many sentences.
+
+Syntax: ``(a|b|)`` picks one alternative, ``[x]`` is x or nothing, ``<name>`` expands a shared macro,
+``{name:type}`` draws a slot (``{type}`` is short for ``{type:type}``). Nothing else is special.
+
+What always holds: a pattern is parsed once; expansion depends on the given random generator alone;
+the text of a slot is fenced by ``FENCE`` marks, so that later steps (typos, capitals) leave it whole.
+What it does not do: know what a slot means (slots.py) or what a command is (generate.py).
+"""
+
+import re
+import zlib
+
+OPEN, CLOSE = "\x01", "\x02"
+FENCE = re.compile("[\x01\x02]")
+SLOT = re.compile(r"\{([a-z][a-z0-9]*)(?::([a-z0-9]+))?\}")
+
+
+def bucket(text, buckets):
+    """Bucket of a text, the same on every machine and in every run (CRC-32)."""
+    return zlib.crc32(text.encode()) % buckets
+
+
+class Choice:
+    """One of several alternatives, each a list of nodes."""
+
+    def __init__(self, options):
+        self.options = options
+
+
+class Macro:
+    def __init__(self, name):
+        self.name = name
+
+
+class Slot:
+    def __init__(self, name, kind):
+        self.name, self.kind = name, kind
+
+
+def parse(pattern):
+    """Parse a pattern into a list of nodes (str, Choice, Macro, Slot)."""
+    nodes, end = _sequence(pattern, 0, "")
+    if end != len(pattern):
+        raise ValueError(f"pattern {pattern!r}: unbalanced bracket at {end}")
+    return nodes
+
+
+def _sequence(s, i, stop):
+    nodes, text = [], []
+
+    def flush():
+        if text:
+            nodes.append("".join(text))
+            text.clear()
+
+    while i < len(s) and s[i] not in stop:
+        c = s[i]
+        if c == "(" or c == "[":
+            flush()
+            close = ")" if c == "(" else "]"
+            options = []
+            i += 1
+            while True:
+                option, i = _sequence(s, i, "|" + close)
+                options.append(option)
+                if i >= len(s):
+                    raise ValueError(f"pattern {s!r}: {c} is never closed")
+                i += 1
+                if s[i - 1] == close:
+                    break
+            if c == "[":
+                options.append([])
+            nodes.append(Choice(options))
+        elif c == "<":
+            flush()
+            j = s.index(">", i)
+            nodes.append(Macro(s[i + 1:j]))
+            i = j + 1
+        elif c == "{":
+            m = SLOT.match(s, i)
+            if not m:
+                raise ValueError(f"pattern {s!r}: bad slot at {i}")
+            flush()
+            nodes.append(Slot(m.group(1), m.group(2) or m.group(1)))
+            i = m.end()
+        else:
+            text.append(c)
+            i += 1
+    flush()
+    return nodes, i
+
+
+MACRO_TEXT = {
+    "show": "(show|show me|list|display|print|give me|find|get|list|show)",
+    "print": "(print|show|show me|display|output)",
+    "find": "(find|list|show|locate|search for|look for|show me)",
+    "delete": "(delete|remove|erase|get rid of|delete|remove)",
+    "create": "(create|make|create|add|set up)",
+    "count": "(count|count up|tell me how many)",
+    "change": "(change|set|switch)",
+    "the": "(the|my|the|)",
+    "folder": "(folder|directory|dir)",
+    "named": "(named|called|with the name)",
+    "containing": "(containing|that contain|with|matching|that match|that mention|having|which contain)",
+    "search": "(search|grep|look|search)",
+    "largest": "(largest|biggest|largest|heaviest)",
+    "using": "(using|with|via)",
+    "into": "(into|to|in)",
+    "kill": "(kill|stop|terminate|end)",
+    "download": "(download|fetch|get|grab)",
+    "upload": "(upload|send|copy|push)",
+    "extract": "(extract|unpack|untar|decompress|expand)",
+    "compress": "(compress|pack|archive)",
+    "branch": "(branch|git branch|branch)",
+    "file": "(the file |file |)",
+    "current": "(current|present)",
+    "recursively": "(recursively|and everything in it|with everything inside|with all its contents)",
+    "field": "(column|field)",
+    "all": "(all|all the|every one of the|the|)",
+    "sep": "(separated by|delimited by|split by|using|with)",
+}
+MACROS = {name: parse(text) for name, text in MACRO_TEXT.items()}
+
+
+def expand(nodes, rng, draw, out, skeleton):
+    """Append the expansion of `nodes` to `out` (with fenced slots) and to `skeleton` (slots as names).
+
+    `draw(name, kind)` returns the request text of a slot, or None where the slot renders nothing.
+    """
+    for node in nodes:
+        if isinstance(node, str):
+            out.append(node)
+            skeleton.append(node)
+        elif isinstance(node, Choice):
+            expand(rng.choice(node.options), rng, draw, out, skeleton)
+        elif isinstance(node, Macro):
+            expand(MACROS[node.name], rng, draw, out, skeleton)
+        else:
+            text = draw(node.name, node.kind)
+            skeleton.append("{" + node.kind + "}")
+            out.append(text)
+
+
+def expansions(nodes):
+    """In how many ways a parsed pattern can be worded, slots aside."""
+    total = 1
+    for node in nodes:
+        if isinstance(node, Choice):
+            total *= sum(expansions(option) for option in node.options)
+        elif isinstance(node, Macro):
+            total *= expansions(MACROS[node.name])
+    return total
+
+
+SPACES = re.compile(" +")
+
+
+def tidy(text):
+    """Collapse the doubled spaces that empty alternatives leave."""
+    return SPACES.sub(" ", text).replace(" ,", ",").strip()
+
+
+def fill(template, values):
+    """Put slot values into a command template; a missing value is an error in the grammar."""
+
+    def value(m):
+        if m.group(1) not in values:
+            raise KeyError(f"command {template!r}: no value for slot {m.group(1)!r}")
+        return values[m.group(1)]
+
+    return SLOT.sub(value, template)

@@ -1,0 +1,397 @@
+"""Slots: the parts of a request that the model must copy (names, paths, numbers) or translate (sizes, ages).
+
+Each kind is a function `(rng) -> (request text, command text)`. Open kinds draw from a space far larger than
+the training set (dictionary words, invented words, identifiers, digits), so that nothing is left but to copy.
+
+What always holds: an open value belongs to exactly one side, training or held-out (`HELD` by CRC-32 of the
+command text); command texts need no further quoting, except where the template says so.
+What it does not do: typos (never inside a slot) and sentence structure.
+"""
+
+import re
+
+from grammar import CLOSE, OPEN, bucket
+
+WORDS = """account action active adapter address admin agent album alert alpha amber anchor angle answer apple april
+archive arena arrow asset atlas audio audit august author autumn avatar backup badge balance banana banner barrel base basic
+basket batch beacon bean bear bench beta billing bird black blade blank block blog blue board boat bonus book border bottle
+branch brave bread breeze brick bridge bright broker browser brush bucket budget buffer bug bundle burst button cabin cable
+cache calendar camera campaign canal candle canvas capital carbon card cargo carrot cart case castle catalog cedar cell center
+chain chair channel chapter chart chat check cherry chess chrome circle city claim class clean client clock cloud cluster coach
+coast code coffee coin college color column comet command comment common compass config connect console contact content contract
+control cookie copper coral core corner count country course cover crane credit crystal cube current cursor custom customer cycle
+daily dashboard data day deal debug decimal deck deer default delta demo deploy depot desert design desk detail device dialog
+diary digest digital direct disk display doc dock domain door draft dragon drama drawer dream drift driver drum dump dust eagle
+early earth east echo edge editor effect eight elastic element elm email ember empire empty engine entry epoch error estate event
+example exit export extra fabric face factor falcon family farm feature feed fence fern field figure filter final finance fire fish
+fixture flag flame flash fleet flight float flood floor flow flower focus folder font forest fork form format fox frame fresh friend
+frog front frost fruit fuel function future galaxy game garden gate gateway gear general ghost giant glass global globe gold grade
+grain grant grape graph gravel gray green grid group guard guest guide guitar habit hammer handle handler harbor hash hawk header
+health heart heat helmet helper hero hidden hill history hobby holiday home honey hook horizon horse host hotel hour house hub human
+ice icon idea image import inbox index info init input insect invoice iris iron island item ivory jacket january jazz jewel job
+journal judge juice july jump june jungle junior kernel kettle key keyboard kit kitchen kite label lab ladder lake lamp landing laser
+launch layer layout leader leaf lemon lesson letter level library license light lime limit line link lion list local lock lodge log
+logger login logo loop lunch lynx machine magic magnet mail main manager mango manual map maple marble march margin market mask
+master match matrix meadow media meeting member memo memory menu merge message metal meter metric micro middle migration milk mill
+mint minute mirror mobile mock model module monday money monitor monkey month moon morning motor mountain mouse movie museum music
+mystery native nav needle nest network news night node noise north note notebook november null number oak object ocean october office
+olive onion open option orange orbit orchid order origin otter output oven owl owner oxygen package paint palace palm panda panel
+paper parade parcel parent park parser partner party patch path pattern payment peach pearl pencil people pepper permit person phase
+phone photo piano picture pilot pine pipe pixel pizza place plain plan planet plant plate player plot plugin pocket poem point polar
+policy pond pool popular port portal post powder power preset press price prime print prism private process product profile program
+project prompt proof proto proxy public pulse pump puzzle python quartz queen query queue quick quiet quote rabbit race radar radio
+rain ranch random range raven raw ray reader recipe record red region release remote render repair reply report request rescue
+reserve reset result retro review ribbon rice ride ring river road robin robot rocket room root rose round route router row royal
+rubber ruby rule runner rural saddle safe sail salad sales salt sample sand satin sauce scale scan scene schema school science score
+scout screen script search season seat secret section sector seed select senior sensor series server service session setup shadow
+shape share sheet shell shield ship shirt shop shore short signal silver simple site sketch sky slate sleep slice slide small smoke
+snack snow soap socket soft solar solid song sound soup source south space spark special speed sphere spice spider spirit spoon sport
+spring sprite square stable stack staff stage stamp star start state static station stats status steam steel stem step stock stone
+store storm story stream street string studio style sugar suite summary summer sun support surface survey swan sweet switch symbol
+sync system table tablet tag tail talent tank target task taxi team temp temple tennis tent term test text theme theory thread ticket
+tiger timber time timer title toast todo token tomato tool topic torch total tower town toy track trade trail train transfer travel
+tree trend trial tribe trip truck trust tulip tunnel turbo turtle twin type umbrella unit update upload urban user utils valley value
+vector velvet vendor vendors version video view village vine violet vision visit vital voice volume voyage wagon walnut walrus wave
+weather web week wheat wheel whale white widget willow wind window wine wing winter wire wolf wood worker world yard year yellow young
+zebra zone""".split()
+COMMON_DIRS = """src lib docs test tests build dist bin assets images logs data config scripts public static vendor node_modules
+target examples tools include app server client backend frontend packages modules templates views models migrations fixtures media
+uploads downloads Documents Downloads Pictures Desktop Music tmp cache backup backups archive notes reports""".split()
+ABSOLUTE = """/var/log /etc /tmp /usr/local /opt /home /var/www /srv /usr/share /var/lib /mnt/data /etc/nginx /usr/bin /var/tmp
+/var/cache /usr/lib /mnt/backup /opt/app /srv/www /var/log/nginx""".split()
+LANGUAGES = [("rust", "rs"), ("python", "py"), ("javascript", "js"), ("typescript", "ts"), ("java", "java"), ("ruby", "rb"),
+             ("go", "go"), ("markdown", "md"), ("text", "txt"), ("log", "log"), ("json", "json"), ("yaml", "yaml"), ("html", "html"),
+             ("css", "css"), ("shell", "sh"), ("csv", "csv"), ("xml", "xml"), ("perl", "pl"), ("php", "php"), ("pdf", "pdf"),
+             ("toml", "toml"), ("sql", "sql"), ("kotlin", "kt"), ("swift", "swift"), ("haskell", "hs"), ("lua", "lua"),
+             ("scala", "scala"), ("zip", "zip"), ("c", "c"), ("cpp", "cpp"), ("header", "h")]
+EXTENSIONS = """rs py js ts java rb go md txt log json yaml yml html css sh csv xml pl php pdf toml sql kt swift hs lua c cpp h hpp
+cc jpg jpeg png gif svg bmp webp mp3 mp4 wav flac ogg mkv avi mov zip tar gz bz2 xz 7z rar conf cfg ini env bak tmp old orig swp doc
+docx xls xlsx ppt odt tex bib ipynb jsx tsx vue scss less dart ex erl clj scala r jl m mm cs fs vb asm o so a lock diff patch map pem
+key crt iso img deb rpm apk jar war class wasm proto graphql tsv parquet db sqlite dat bin pyc rst""".split()
+NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty".split()
+TENS = {30: "thirty", 40: "forty", 50: "fifty", 100: "a hundred"}
+ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
+NAMES = """alice bob carol dave erin frank grace heidi ivan judy mallory nina oscar peggy rupert sybil trent victor walter root admin deploy
+www-data postgres nginx ubuntu jenkins git backup ftp maria john kim lena omar priya chen sofia lucas emma noah""".split()
+SERVICES = """nginx apache2 mysql postgresql redis docker ssh sshd cron mongodb rabbitmq haproxy grafana prometheus jenkins memcached
+bluetooth NetworkManager ufw fail2ban""".split()
+PROCESSES = """firefox chrome node python python3 java nginx redis-server postgres mysqld code vim slack spotify docker dockerd sshd
+gunicorn celery ruby php-fpm webpack vlc gimp""".split()
+PACKAGES = "curl vim git htop tmux nginx jq ripgrep python3-pip build-essential ffmpeg tree wget nodejs golang imagemagick sqlite3 zsh".split()
+VARIABLES = "PATH HOME EDITOR LANG DEBUG NODE_ENV API_KEY DATABASE_URL PORT LOG_LEVEL JAVA_HOME GOPATH PYTHONPATH TERM SHELL".split()
+VERBS = "fix add remove update improve refactor rename document test simplify handle support drop move clean up".split()
+CONSONANTS, VOWELS = "bcdfghjklmnprstvwxz", "aeiou"
+HELD = 10  # one open value in ten is held out
+
+
+def pseudo(rng):
+    """An invented lower-case word of two or three syllables."""
+    word = "".join(rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in range(rng.randint(2, 3)))
+    return word + (rng.choice(CONSONANTS) if rng.random() < 0.4 else "")
+
+
+def word(rng):
+    return rng.choice(WORDS) if rng.random() < 0.7 else pseudo(rng)
+
+
+def stem(rng):
+    """A lower-case name without an extension: report, sales-2023, user_index, v2data."""
+    r = rng.random()
+    if r < 0.45:
+        return word(rng)
+    if r < 0.65:
+        return word(rng) + rng.choice("-_") + word(rng)
+    if r < 0.80:
+        return word(rng) + rng.choice(["", "-", "_"]) + str(rng.randint(1, 99 if rng.random() < 0.7 else 2030))
+    if r < 0.88:
+        return word(rng) + rng.choice(WORDS).capitalize()
+    if r < 0.94:
+        return word(rng).capitalize()
+    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(rng.randint(3, 8))).lstrip("0123456789") or "x1"
+
+
+def identifier(rng):
+    """A word as one meets it in source code or logs."""
+    r = rng.random()
+    if r < 0.35:
+        return word(rng)
+    if r < 0.50:
+        return word(rng).upper()
+    if r < 0.62:
+        return word(rng) + "_" + word(rng)
+    if r < 0.74:
+        return word(rng) + rng.choice(WORDS).capitalize()
+    if r < 0.82:
+        return word(rng).capitalize() + (word(rng).capitalize() if rng.random() < 0.5 else "")
+    if r < 0.88:
+        return rng.choice(["TODO", "FIXME", "ERROR", "WARN", "error", "warning", "main", "foo", "bar", "localhost", "null", "import",
+                           "timeout", "failed", "password", "404", "500", "HACK", "debug", "INFO", "exception", "panic", "deprecated"])
+    if r < 0.94:
+        return word(rng) + str(rng.randint(0, 999))
+    return word(rng).upper() + "_" + word(rng).upper()
+
+
+def filename(rng):
+    r = rng.random()
+    if r < 0.04:
+        return rng.choice(["Makefile", "Dockerfile", "README", "LICENSE", ".bashrc", ".env", ".gitignore", "hosts", "Cargo.toml"])
+    name = stem(rng) + "." + rng.choice(EXTENSIONS)
+    if r < 0.16:
+        return dirname(rng) + "/" + name
+    return name
+
+
+def simple_dir(rng):
+    return rng.choice(COMMON_DIRS) if rng.random() < 0.35 else stem(rng)
+
+
+def dirname(rng):
+    r = rng.random()
+    if r < 0.68:
+        return simple_dir(rng)
+    if r < 0.84:
+        return simple_dir(rng) + "/" + simple_dir(rng)
+    if r < 0.92:
+        return rng.choice(ABSOLUTE) if rng.random() < 0.5 else rng.choice(ABSOLUTE) + "/" + simple_dir(rng)
+    return rng.choice(["~/", "../", "./"]) + simple_dir(rng)
+
+
+def is_held(value):
+    """True when an open value belongs to the held-out side."""
+    return bucket(value, HELD) == 0
+
+
+PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,=~-]+")
+
+
+def shell(value):
+    """Text from a request as one shell word: bare where that is safe, else in double quotes."""
+    return value if PLAIN.fullmatch(value) else f'"{value}"'
+
+
+QUOTES = ["{}"] * 12 + ["'{}'", '"{}"', "`{}`"]
+PATTERN_QUOTES = ["{}"] * 5 + ["'{}'"] * 3 + ['"{}"'] * 3 + ["`{}`"]
+
+
+def open_value(ctx, make, quotes=QUOTES, quote=shell):
+    """Draw a value of the context's side (training or held-out); return (request text, command text)."""
+    rng = ctx.rng
+    if ctx.tiny:  # a few values only, so that equal requests meet (generate.py --check)
+        value = rng.choice(TINY.get(make, ("foo", "bar", "baz")))
+        return value, quote(value)
+    value = make(rng)
+    while is_held(value) != ctx.held_slots:
+        value = make(rng)
+    forms = quotes if " " not in value else ["'{}'", '"{}"', '"{}"']
+    return OPEN + rng.choice(forms).format(value) + CLOSE, quote(value)
+
+
+def number(ctx, low, high, words=True):
+    """A number, as digits or (small ones) as a word; only digits above 20 are ever held out."""
+    rng = ctx.rng
+    if ctx.tiny:
+        n = str(low + rng.choice((1, 3)))
+        return n, n
+    if ctx.held_slots:
+        picks = [n for n in range(max(low, 21), high + 1) if is_held(str(n))]
+        if picks:
+            n = rng.choice(picks)
+            return OPEN + str(n) + CLOSE, str(n)
+    top = high if low > 30 or rng.random() < 0.3 else min(high, 30)
+    n = rng.choice([5, 10, 10, 20, 3, 50, 100]) if rng.random() < 0.25 else rng.randint(low, top)
+    n = min(max(n, low), high)
+    if words and rng.random() < 0.35 and (n <= 20 or n in TENS):
+        return (NUMBERS[n] if n <= 20 else TENS[n]), str(n)
+    while n > 20 and is_held(str(n)):
+        n = rng.randint(low, high)
+    return OPEN + str(n) + CLOSE, str(n)
+
+
+def fenced(text, value=None):
+    return OPEN + text + CLOSE, text if value is None else value
+
+
+def phrase(rng):
+    """A pattern to search for: mostly one word, at times a phrase."""
+    if rng.random() < 0.14:
+        return " ".join(word(rng) for _ in range(rng.randint(2, 3)))
+    return identifier(rng)
+
+
+def message(rng):
+    """A commit message."""
+    return " ".join([rng.choice(VERBS), rng.choice(["the", ""]), word(rng), rng.choice(["", word(rng)])]).replace("  ", " ").strip()
+
+
+def host(rng):
+    r = rng.random()
+    if r < 0.3:
+        return stem(rng).lower().replace("_", "-") + "." + rng.choice(["com", "org", "net", "io", "dev", "local", "internal"])
+    if r < 0.5:
+        return ".".join(str(rng.randint(1, 254)) for _ in range(4))
+    if r < 0.75:
+        return rng.choice(["web", "db", "app", "node", "server", "prod", "staging", "build", "mail", "cache"]) + str(rng.randint(1, 30))
+    return rng.choice(["web", "db", "api", "git", "files", "www"]) + "." + word(rng) + "." + rng.choice(["com", "org", "net", "io"])
+
+
+def url(rng):
+    base = rng.choice(["https://", "https://", "http://"]) + host(rng)
+    r = rng.random()
+    return base + ("" if r < 0.2 else "/" + (filename(rng).lstrip("/~.") if r < 0.6 else word(rng) + "/" + word(rng)))
+
+
+def branch(rng):
+    r = rng.random()
+    if r < 0.2:
+        return rng.choice(["main", "master", "develop", "dev", "staging", "release", "production"])
+    if r < 0.6:
+        return rng.choice(["feature", "fix", "bugfix", "hotfix", "chore", "release"]) + "/" + word(rng) + rng.choice(["", "-" + word(rng)])
+    return word(rng) + "-" + word(rng) if r < 0.85 else word(rng)
+
+
+def tag(rng):
+    return ("v" if rng.random() < 0.8 else "") + ".".join(str(rng.randint(0, 12)) for _ in range(3 if rng.random() < 0.8 else 2))
+
+
+def user(rng):
+    return rng.choice(NAMES) if rng.random() < 0.6 else word(rng)
+
+
+def ext_adjective(ctx):
+    rng = ctx.rng
+    if rng.random() < 0.45:
+        name, ext = rng.choice(LANGUAGES)
+        return name, ext
+    ext = rng.choice(EXTENSIONS)
+    return fenced(rng.choice(["{}", ".{}", "*.{}", "{}"]).format(ext), ext)
+
+
+def ext_dotted(ctx):
+    ext = ctx.rng.choice(EXTENSIONS)
+    return fenced(ctx.rng.choice([".{}", ".{}", "{}"]).format(ext), ext)
+
+
+def size(ctx):
+    n = ctx.rng.choice([1, 2, 5, 10, 20, 50, 100, 200, 500]) if ctx.rng.random() < 0.5 else ctx.rng.randint(1, 999)
+    n = int(number(ctx, 21, 999, words=False)[1]) if ctx.held_slots else n
+    names, unit = ctx.rng.choice([(["MB", " MB", "M", " megabytes", "mb", " megs", " mb"], "M"), (["GB", " GB", "G", " gigabytes", "gb", " gigs"], "G"),
+                                  (["KB", " KB", "K", " kilobytes", "kb", " kB"], "k")])
+    return fenced(f"{n}{ctx.rng.choice(names)}", f"{n}{unit}")
+
+
+def age(ctx):
+    """An age in days."""
+    rng = ctx.rng
+    r = rng.random()
+    if r < 0.6 or ctx.held_slots:
+        text, n = number(ctx, 2, 365)
+        return f"{text} days", n
+    if r < 0.75:
+        return rng.choice([("week", "7"), ("day", "1"), ("month", "30"), ("year", "365")])
+    k = rng.randint(2, 6)
+    text = NUMBERS[k] if rng.random() < 0.5 else str(k)
+    return rng.choice([(f"{text} weeks", str(7 * k)), (f"{text} months", str(30 * k))])
+
+
+def age_article(ctx):
+    text, n = age(ctx)
+    return (("a " + text) if text in ("week", "day", "month", "year") else text), n
+
+
+def minutes(ctx):
+    rng = ctx.rng
+    if rng.random() < 0.6 or ctx.held_slots:
+        text, n = number(ctx, 2, 90)
+        return f"{text} {rng.choice(['minutes', 'minutes', 'mins'])}", n
+    k = rng.randint(1, 12)
+    if k == 1:
+        return "hour", "60"
+    return f"{NUMBERS[k] if rng.random() < 0.4 else k} hours", str(60 * k)
+
+
+def column(ctx):
+    n = ctx.rng.randint(1, 10 if ctx.rng.random() < 0.8 else 20)
+    if n <= 10 and ctx.rng.random() < 0.6:
+        return ORDINALS[n - 1] + " column" if ctx.rng.random() < 0.6 else ORDINALS[n - 1] + " field", str(n)
+    return f"{ctx.rng.choice(['column', 'field', 'column number'])} {OPEN}{n}{CLOSE}", str(n)
+
+
+DELIMITERS = [("commas", ","), ("a comma", ","), ("colons", ":"), ("a colon", ":"), ("semicolons", "';'"), ("a semicolon", "';'"),
+              ("pipes", "'|'"), ("a pipe", "'|'"), ("dashes", "-"), ("slashes", "/"), ("spaces", "' '")]
+
+
+def location(ctx):
+    """A place: nothing (here), a word for here, or a preposition and a directory. Sets the slot `dir`."""
+    rng = ctx.rng
+    r = rng.random()
+    if not ctx.held_slots:
+        if r < 0.33:
+            return "", "."
+        if r < 0.43:
+            return rng.choice(["here", "in this directory", "in the current directory", "in this folder", "in the current folder",
+                               "under the current directory", "in the working directory", "below here"]), "."
+        if r < 0.47:
+            return rng.choice(["in my home directory", "under my home directory", "in my home folder", "in ~", "under ~"]), "~"
+        if r < 0.49:
+            return rng.choice(["in the parent directory", "in the parent folder"]), ".."
+    text, value = open_value(ctx, dirname)
+    form = rng.choice(["{}", "{}", "{}", "{}", "the {} directory", "the {} folder", "the directory {}", "the folder {}", "my {} folder", "{}/"])
+    if form == "{}/" and text[1] in "'\"`":
+        form = "{}"
+    return rng.choice(["in", "in", "under", "inside", "within", "below", "under"]) + " " + form.format(text), value
+
+
+def directory(ctx):
+    text, value = open_value(ctx, dirname)
+    form = ctx.rng.choice(["{}"] * 6 + ["the {} directory", "the {} folder", "the directory {}", "the folder {}"])
+    return form.format(text), value
+
+
+def pick(values):
+    return lambda ctx: ctx.rng.choice(values)
+
+
+def opened(make, **kw):
+    return lambda ctx: open_value(ctx, make, **kw)
+
+
+def ranged(low, high, words=True):
+    return lambda ctx: number(ctx, low, high, words)
+
+
+def date(ctx):
+    rng = ctx.rng
+    return open_value(ctx, lambda r: f"{r.randint(1995, 2035)}-{r.randint(1, 12):02d}-{r.randint(1, 28):02d}", quotes=["{}"])
+
+
+def mode(ctx):
+    return fenced(ctx.rng.choice(["755", "644", "600", "700", "777", "640", "664", "775", "400", "444", "750", "660", "444", "500", "555"]))
+
+
+TINY = {filename: ("a.txt", "b.csv", "c.log"), simple_dir: ("docs", "src"), dirname: ("docs", "src", "lib"), host: ("web.example.com",),
+        url: ("https://example.com/x",), tag: ("v1.2.0",), branch: ("main", "dev")}
+
+
+def bare(value):
+    return value
+
+
+KINDS = {
+    "in": location, "dir": directory, "ext": ext_adjective, "dotext": ext_dotted, "size": size, "age": age, "agea": age_article,
+    "mins": minutes, "col": column, "delim": pick(DELIMITERS), "date": date, "mode": mode,
+    "file": opened(filename), "name": opened(simple_dir), "stem": opened(stem), "path": opened(dirname),
+    "pat": opened(phrase, quotes=PATTERN_QUOTES), "word": opened(identifier, quotes=PATTERN_QUOTES),
+    "rep": opened(identifier, quotes=PATTERN_QUOTES, quote=bare), "text": opened(phrase, quotes=["'{}'", '"{}"'], quote=bare),
+    "n": ranged(2, 200), "small": ranged(2, 20), "line": ranged(2, 2000, words=False), "secs": ranged(2, 60),
+    "port": ranged(1024, 65535, words=False), "pid": ranged(100, 99999, words=False),
+    "host": opened(host), "url": opened(url), "user": opened(user), "group": opened(lambda r: r.choice(["staff", "wheel", "sudo", "docker", "users", "dev", "www-data", "admin", "audio"]) if r.random() < 0.5 else word(r)),
+    "branch": opened(branch), "tag": opened(tag), "remote": opened(lambda r: r.choice(["origin", "upstream", "fork", "backup"]) if r.random() < 0.6 else word(r)),
+    "commit": opened(lambda r: "".join(r.choice("0123456789abcdef") for _ in range(r.choice([7, 7, 8, 10])))),
+    "msg": opened(message, quotes=["'{}'", '"{}"', '"{}"'], quote=bare),
+    "svc": opened(lambda r: r.choice(SERVICES) if r.random() < 0.6 else word(r)),
+    "proc": opened(lambda r: r.choice(PROCESSES) if r.random() < 0.6 else word(r)),
+    "pkg": opened(lambda r: r.choice(PACKAGES) if r.random() < 0.6 else word(r)),
+    "var": opened(lambda r: r.choice(VARIABLES) if r.random() < 0.4 else word(r).upper() + ("_" + word(r).upper() if r.random() < 0.4 else ""), quotes=["{}"]),
+    "image": opened(lambda r: r.choice(["nginx", "ubuntu", "postgres", "redis", "alpine", "python", "node", "debian", word(r)]) + (":" + str(r.randint(1, 22)) + r.choice(["", ".04", "-alpine"]) if r.random() < 0.4 else "")),
+    "ctr": opened(lambda r: word(r) + r.choice(["", "-1", "_db", "-web"])),
+}

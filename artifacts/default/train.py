@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Train the default model from scratch on one GPU, on endless fresh pairs of the generator.
+
+    python3 train.py --data checkpoint --out checkpoint --minutes 9
+
+What always holds: seeded data in a fixed order; the learning rate warms up, then falls linearly to zero over `--steps` or
+`--minutes`, whichever is nearer; a checkpoint in the Hugging Face layout is written every `--save` steps and at the end.
+What it does not do: look at held-out data, except to report.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import time
+
+import torch
+import torch.nn.functional as F
+
+import evaluate
+import model as M
+from packing import IGNORE, Batches, Framing
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--data", default="checkpoint", help="folder with tokenizer.json")
+    p.add_argument("--out", default="checkpoint")
+    p.add_argument("--init", help="checkpoint folder to continue from")
+    p.add_argument("--steps", type=int, default=100_000)
+    p.add_argument("--minutes", type=float, default=9.0, help="time for the whole run, from the first step on")
+    p.add_argument("--rows", type=int, default=192)
+    p.add_argument("--lr", type=float, default=3e-3)
+    p.add_argument("--warmup", type=int, default=300)
+    p.add_argument("--decay", type=float, default=0.05, help="weight decay of matrices")
+    p.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--save", type=int, default=2000)
+    p.add_argument("--report", type=int, default=100)
+    p.add_argument("--validate", type=int, default=2000)
+    p.add_argument("--final", type=int, default=2000, help="pairs per split in the last report")
+    p.add_argument("--no-compile", action="store_true")
+    args = p.parse_args()
+
+    began = time.time()
+    batches = Batches(args.data, args.seed, args.workers, args.rows)
+    torch.manual_seed(args.seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    framing = Framing(args.data)
+    net = M.load_checkpoint(args.init) if args.init else M.Model({"vocab_size": framing.tok.get_vocab_size()})
+    net = net.to(device).train()
+    matrices = [w for n, w in net.named_parameters() if w.dim() >= 2 and "embed" not in n and "conv1d" not in n]
+    chosen = {id(w) for w in matrices}
+    others = [w for w in net.parameters() if id(w) not in chosen]
+    optimiser = torch.optim.AdamW([{"params": matrices, "weight_decay": args.decay}, {"params": others, "weight_decay": 0.0}],
+                                  lr=args.lr, betas=(0.9, 0.97), eps=1e-10, fused=device == "cuda")
+    if not args.no_compile:
+        for layer in net.layers:
+            layer.compile(dynamic=False)
+
+    def loss_of(ids, labels, seg, position):
+        with torch.autocast(device, torch.bfloat16):
+            h, balance = net.hidden(ids, seg, position)
+            logits = F.linear(h, net.embed_tokens.weight)
+        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE), balance
+
+    def take():
+        batch = torch.from_numpy(batches.next())
+        batch = batch.pin_memory().to(device, non_blocking=True) if device == "cuda" else batch
+        return [t.long() for t in batch]
+
+    def save(name="", dtype=torch.bfloat16):
+        folder = os.path.join(args.out, name)
+        M.save_checkpoint(net, folder, framing.end, framing.pad, dtype)
+        for f in ("tokenizer.json", "tokenizer_config.json"):
+            if os.path.abspath(args.data) != os.path.abspath(folder):
+                shutil.copy(os.path.join(args.data, f), folder)
+
+    os.makedirs(args.out, exist_ok=True)
+    log = open(os.path.join(args.out, "train.log"), "a")
+
+    def say(text):
+        print(text, flush=True)
+        print(text, file=log, flush=True)
+
+    say(f"{sum(w.numel() for w in net.parameters())} parameters, setup {time.time() - began:.1f} s")
+    start, seen, window, window_start = None, 0, torch.zeros((), device=device), 0
+    step = 0
+    while True:
+        ids, labels, seg, position = take()
+        if step == 3:  # compiled by now
+            start, mark = time.time(), time.time()
+            say(f"three steps after {start - began:.1f} s")
+        elapsed = (time.time() - start) / 60 if start else 0.0
+        progress = max(step / args.steps, elapsed / args.minutes)
+        if progress >= 1:
+            break
+        rate = args.lr * min(1.0, (step + 1) / args.warmup) * (1 - progress)
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        loss, balance = loss_of(ids, labels, seg, position)
+        (loss + net.config["router_aux_loss_coef"] * balance).backward()
+        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        window += loss.detach()
+        step += 1
+        if step % args.report == 0:
+            now = time.time()
+            tokens = (step - window_start) * args.rows * 256
+            say(f"step {step} {100 * progress:.1f}% loss {window.item() / (step - window_start):.5f} norm {norm.item():.3f} balance {balance.item():.3f} "
+                f"rate {rate:.2e} {tokens / (now - (mark if start else began)):.0f} tok/s waiting {sum(q.empty() for q in batches.queues)}/{args.workers}")
+            window.zero_()
+            window_start, mark = step, now
+        if step % args.save == 0:
+            save()
+        if step % args.validate == 0:
+            net.eval()
+            say(f"step {step} " + evaluate.brief(net, framing, 500))
+            net.train()
+            mark = time.time()
+    save()
+    batches.stop()
+    net.eval()
+    say(f"done after {step} steps, {step * args.rows * 256 / 1e6:.0f} M tokens, {(time.time() - began) / 60:.2f} min")
+    say("float32 (bf16 products) " + evaluate.brief(net, framing, args.final))
+    reloaded = M.load_checkpoint(args.out).to(device)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for label, bits in (("saved checkpoint, float32", None), ("q8", 8), ("q6", 6), ("q5", 5), ("q4", 4)):
+        if bits:
+            reloaded = M.quantise_(M.load_checkpoint(args.out).to(device), bits)
+        say(label + " " + evaluate.brief(reloaded, framing, args.final, autocast=False))
+    with open(os.path.join(args.out, "misses.json"), "w") as f:
+        json.dump(evaluate.misses(M.load_checkpoint(args.out).to(device), framing, args.final), f, indent=1)
+
+
+if __name__ == "__main__":
+    main()
