@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::{Failure, Io};
+use crate::builtin;
 use crate::kernels::Kernels;
 use crate::loaf::Loaf;
 use crate::session::{Session, SessionOptions};
 use crate::tokenizer::Tokenizer;
 
-/// What stands in for a model that nobody named.
+/// Said when nobody named a model and this build has none of its own.
 const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
     'bake build CHECKPOINT -o model.loaf' makes one";
 
@@ -19,9 +20,12 @@ pub(super) fn model_path(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
     args.model.clone().or_else(from_environment)
 }
 
-/// Opens and verifies a loaf.
+/// Opens and verifies a loaf: the one named, or else the one built in.
 pub(super) fn open_model(path: Option<&Path>) -> Result<Loaf, Failure> {
-    let path = path.ok_or_else(|| Failure::usage(NO_MODEL))?;
+    let Some(path) = path else {
+        let bytes = builtin::LOAF.ok_or_else(|| Failure::usage(NO_MODEL))?;
+        return Loaf::from_static(bytes).map_err(|e| Failure::Runtime(format!("the built-in model: {e}")));
+    };
     Loaf::open(path).map_err(|e| match e {
         // It names the file already.
         crate::loaf::OpenError::Io(..) => Failure::runtime(e),

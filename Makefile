@@ -1,0 +1,27 @@
+# The front door. Each target is one line that calls cargo (or a script); nothing else to learn.
+CARGO ?= cargo
+DEMO = "show the ten largest files under src" "replace foo with bar in every rust file" "how much disk space is free" \
+       "compress the logs folder into backup.tar.gz" "undo the last commit but keep the changes"
+
+.PHONY: demo test fmt lint docs default-model verify-artifacts bench-kernels
+
+demo:            ## Run the built-in default model on a handful of requests (needs Rust alone).
+	@$(CARGO) build --release -p loaf-runtime && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
+
+test:            ## Pass everything: format, lints, documentation, tests.
+	$(CARGO) fmt --all --check && $(MAKE) lint docs && $(CARGO) test --workspace
+
+fmt:             ## Format the code.
+	$(CARGO) fmt --all
+
+lint:            ## Lints alone.
+	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+
+docs:            ## The crates' documentation, warnings refused.
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+
+default-model:   ## From generator to loaf: data, training (one GPU), bake, measurement.
+	./artifacts/default/make.sh
+
+bench-kernels:   ## Bytes and operations per second of every kernel, on this machine.
+	$(CARGO) run --release --quiet -p loaf-runtime --example kernel_bench
