@@ -231,7 +231,8 @@ impl Segment {
         words.len() == self.words.len()
             && self.patches.iter().all(|patch| {
                 let i = patch.word as usize;
-                let same = i < words.len() && i >= from
+                let same = i < words.len()
+                    && i >= from
                     && words[from..i] == self.words[from..i]
                     && words[i] == patch.value(self.words[i], p, n);
                 from = i + 1;

@@ -231,8 +231,7 @@ pub fn build<'a>(
         let mut end = starts;
         while next < end {
             let block = next..starts.min(next + BLOCK);
-            let results: Vec<_> =
-                block.clone().into_par_iter().map_init(|| (make(), hasher.clone()), &prove).collect();
+            let results: Vec<_> = block.clone().into_par_iter().map_init(|| (make(), hasher.clone()), &prove).collect();
             for (i, result) in block.zip(results) {
                 match result {
                     Ok((count, leaf)) => {

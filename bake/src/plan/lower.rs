@@ -91,7 +91,9 @@ impl Placement {
 fn stored_operands(place: &WeightPlace) -> [Operand; 3] {
     let format = place.format;
     let operand = |dtype: Option<DType>, offset: u64, elems: Option<u64>| match (dtype, elems) {
-        (Some(dtype), Some(row_stride)) => Operand { region: Region::Weights, dtype, offset, row_stride, head_stride: 0 },
+        (Some(dtype), Some(row_stride)) => {
+            Operand { region: Region::Weights, dtype, offset, row_stride, head_stride: 0 }
+        }
         _ => Operand::ABSENT,
     };
     let groups = format.row_groups(place.in_dim);
