@@ -205,6 +205,8 @@ fn attributes(kind: OpKind, format: WeightFormat, rng: &mut Rng) -> Vec<u64> {
         }
         TopK => vec![rows, rng.int(8, 40), rng.int(1, 8), rng.next() % 2],
         RopeTable => vec![rows, dim, rng.int(0, 300_000)],
+        KvWrite => vec![rows, heads, dim, rng.int(0, 40)],
+        SelectRows => vec![rows, dim, rng.int(0, 40)],
         Rope => vec![rows, heads, dim.max(2), rng.int(1, dim.max(2) / 2)],
         Attention => {
             let kv_heads = rng.int(1, 3);

@@ -43,10 +43,7 @@ macro_rules! isa {
                 GdnGates = elementwise::gdn_gates, GdnScan = recurrent::gdn_scan,
                 SelectRows = elementwise::select_rows,
             );
-            isa!(@quant $attr, $simd, linear, linear_case, 3,
-                (2, 32) (2, 64) (2, 128) (3, 32) (3, 64) (3, 128) (5, 32) (5, 64) (5, 128) (6, 32) (6, 64) (6, 128)
-                (8, 32) (8, 64) (8, 128) (4, 32) (44, 64) (44, 128) (14, 32) (24, 16));
-            isa!(@quant $attr, $simd, expert_linear, expert_linear_case, 5,
+            isa!(@quant $attr, $simd,
                 (2, 32) (2, 64) (2, 128) (3, 32) (3, 64) (3, 128) (5, 32) (5, 64) (5, 128) (6, 32) (6, 64) (6, 128)
                 (8, 32) (8, 64) (8, 128) (4, 32) (44, 64) (44, 128) (14, 32) (24, 16));
         }
@@ -68,24 +65,25 @@ macro_rules! isa {
         pub(in crate::kernels) fn table() -> [Kernel; OPS.len()] {
             let mut table: [Kernel; OPS.len()] = [nothing; OPS.len()];
             $( table[OpKind::$kind as usize] = $kind; )*
-            table[OpKind::LinearQuant as usize] = linear;
-            table[OpKind::ExpertLinearQuant as usize] = expert_linear;
+            table[OpKind::LinearQuant as usize] = product;
+            table[OpKind::ExpertLinearQuant as usize] = product;
             table
         }
     };
-    (@quant $attr:meta, $simd:ty, $name:ident, $case:ident, $format:literal, $(($kind:literal, $group:literal))*) => {
+    (@quant $attr:meta, $simd:ty, $(($kind:literal, $group:literal))*) => {
         #[$attr]
-        unsafe fn $case<const KIND: u8, const GROUP: usize>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+        unsafe fn case<const KIND: u8, const GROUP: usize>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
             // SAFETY: the kernel's contract, passed on.
-            unsafe { quant::$name::<$simd, KIND, GROUP>(call, units, scratch) }
+            unsafe { quant::product::<$simd, KIND, GROUP>(call, units, scratch) }
         }
 
-        unsafe fn $name(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+        unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
             const _: () = assert!(layout::Q4_WIDE == 44 && layout::E2M1 == 14 && layout::E2M1_HALVES == 24);
+            let format = call.attrs[if call.kind == OpKind::LinearQuant { 3 } else { 5 }];
             // SAFETY: the kernel's contract, passed on.
             unsafe {
-                match quant_case(call.attrs[$format]) {
-                    $( Some(($kind, $group)) => $case::<$kind, $group>(call, units, scratch), )*
+                match quant_case(format) {
+                    $( Some(($kind, $group)) => case::<$kind, $group>(call, units, scratch), )*
                     // No other format becomes this op.
                     _ => {}
                 }

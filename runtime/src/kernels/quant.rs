@@ -12,6 +12,8 @@
 
 use std::ops::Range;
 
+use loaf_formats::op::OpKind;
+
 use super::elementwise::{code_bias, params};
 use super::scratch::Scratch;
 use super::simd::{Simd, layout, steps};
@@ -93,39 +95,33 @@ const fn is_affine(kind: u8) -> bool {
     !matches!(kind, layout::E2M1 | layout::E2M1_HALVES)
 }
 
+/// Both ops of quantised products: a linear is a mixture of one expert that every slot, in order, has chosen. One function,
+/// because every copy of it is compiled for some twenty formats and every instruction set.
 #[inline(always)]
-pub(super) unsafe fn linear<S: Simd, const KIND: u8, const GROUP: usize>(
+pub(super) unsafe fn product<S: Simd, const KIND: u8, const GROUP: usize>(
     call: &OpCall<'_>,
     units: Range<usize>,
     scratch: &mut [u8],
 ) {
     let (o, rows) = (call.operands, call.count(0));
-    let m = Matrix { w: &o[3..6], base: 0, inp: call.count(1), out: call.count(2) };
-    // SAFETY: the kernel's contract.
-    unsafe {
-        let (slots, panels) = prepare::<S, KIND, GROUP>(&o[..3], &o[6], (rows, 1, 1), m.inp, scratch);
-        multiply::<S, KIND, GROUP>(&m, &slots, (std::ptr::null(), rows), &panels, units);
-    }
-}
-
-#[inline(always)]
-pub(super) unsafe fn expert_linear<S: Simd, const KIND: u8, const GROUP: usize>(
-    call: &OpCall<'_>,
-    units: Range<usize>,
-    scratch: &mut [u8],
-) {
-    let (o, rows, k, experts) = (call.operands, call.count(0), call.count(1), call.count(2));
-    let (inp, out) = (call.count(3), call.count(4));
+    let linear = call.kind == OpKind::LinearQuant;
+    let (inp, out) = if linear { (call.count(1), call.count(2)) } else { (call.count(3), call.count(4)) };
+    let (k, experts, x_slots) = if linear { (1, 1, 1) } else { (call.count(1), call.count(2), call.count(6)) };
+    let w = if linear { &o[3..6] } else { &o[5..8] };
     // SAFETY: the kernel's contract; starts are clamped to the slots there are.
     unsafe {
-        let (slots, panels) = prepare::<S, KIND, GROUP>(&o[..3], &o[8], (rows, k, call.count(6)), inp, scratch);
-        let (order, starts) = (o[3].at::<u32>(0, 0), o[4].at::<u32>(0, 0));
+        let (slots, panels) = prepare::<S, KIND, GROUP>(&o[..3], &o[o.len() - 1], (rows, k, x_slots), inp, scratch);
         for e in 0..experts {
-            let end = (*starts.add(e + 1) as usize).min(slots.total);
-            let start = (*starts.add(e) as usize).min(end);
-            if start < end {
-                let m = Matrix { w: &o[5..8], base: e * out, inp, out };
-                let list = (order.add(start).cast_const(), end - start);
+            let list = if linear {
+                (std::ptr::null(), rows)
+            } else {
+                let (order, starts) = (o[3].at::<u32>(0, 0), o[4].at::<u32>(0, 0));
+                let end = (*starts.add(e + 1) as usize).min(slots.total);
+                let start = (*starts.add(e) as usize).min(end);
+                (order.add(start).cast_const(), end - start)
+            };
+            if list.1 > 0 {
+                let m = Matrix { w, base: e * out, inp, out };
                 multiply::<S, KIND, GROUP>(&m, &slots, list, &panels, units.clone());
             }
         }
