@@ -3,7 +3,7 @@ CARGO ?= cargo
 DEMO = "show the ten largest files under src" "replace foo with bar in every rust file" "how much disk space is free" \
        "compress the logs folder into backup.tar.gz" "undo the last commit but keep the changes"
 
-.PHONY: demo test fmt lint docs default-model verify-artifacts bench-kernels
+.PHONY: demo test fmt lint docs default-model verify-artifacts bench-kernels bench-bake
 
 demo:            ## Run the built-in default model on a handful of requests (needs Rust alone).
 	@$(CARGO) build --release -p loaf-runtime && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
@@ -25,3 +25,6 @@ default-model:   ## From generator to loaf: data, training (one GPU), bake, meas
 
 bench-kernels:   ## Bytes and operations per second of every kernel, on this machine.
 	$(CARGO) run --release --quiet -p loaf-runtime --example kernel_bench
+
+bench-bake:      ## Trace and prove every graph of five published models, their weights absent.
+	$(CARGO) run --release --quiet -p loaf-bake -- bench-graphs --quant q4 $(sort $(dir $(wildcard tests/fixtures/configs/*/config.json)))

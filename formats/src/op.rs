@@ -388,6 +388,7 @@ impl OpKind {
     }
 
     /// The op's row in the table.
+    #[inline]
     pub fn spec(self) -> &'static OpSpec {
         &OPS[self as usize]
     }
@@ -396,9 +397,9 @@ impl OpKind {
 impl Dim {
     /// The extent for these attribute words; `None` if an attribute is missing, a division is not exact, a
     /// format does not divide its row, or the result overflows.
+    #[inline]
     pub fn value(self, attrs: &[u64]) -> Option<u64> {
         let at = |i: u8| attrs.get(usize::from(i)).copied();
-        let format = |i: u8| WeightFormat::from_code(at(i)?);
         match self {
             One => Some(1),
             Attr(i) => at(i),
@@ -411,10 +412,16 @@ impl Dim {
                 let (n, d) = (at(i)?, at(j)?);
                 (d != 0 && n % d == 0).then(|| n / d)
             }
-            Packed(i, f) => format(f)?.row_elems(at(i)?),
-            Groups(i, f) => format(f)?.row_groups(at(i)?),
+            Packed(i, f) => stored_row(at(i)?, at(f)?).map(|r| r.0),
+            Groups(i, f) => stored_row(at(i)?, at(f)?).map(|r| r.1),
         }
     }
+}
+
+/// Elements and groups of a stored row of `inputs` weights in the format `code`.
+fn stored_row(inputs: u64, code: u64) -> Option<(u64, u64)> {
+    let format = WeightFormat::from_code(code)?;
+    Some((format.row_elems(inputs)?, format.row_groups(inputs)?))
 }
 
 impl OpSpec {

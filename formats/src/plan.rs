@@ -144,13 +144,11 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Appends one record to `words`. Operands and attributes are in table order.
-pub fn push_record(words: &mut Vec<u64>, kind: OpKind, operands: &[Operand], attrs: &[u64]) {
-    words.push(kind as u64 | (operands.len() as u64) << 8 | (attrs.len() as u64) << 16);
-    for o in operands {
-        words.extend_from_slice(&o.words());
-    }
-    words.extend_from_slice(attrs);
+/// The first word of a record of this op.
+#[inline]
+pub fn record_head(kind: OpKind) -> u64 {
+    let spec = kind.spec();
+    kind as u64 | (spec.operands.len() as u64) << 8 | (spec.attrs.len() as u64) << 16
 }
 
 /// Walks the records of a concrete graph. Ends early, yielding `Err(word)`, at a malformed record.

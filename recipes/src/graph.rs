@@ -15,7 +15,7 @@
 use std::fmt;
 
 use loaf_formats::dtype::DType;
-use loaf_formats::op::{AttrKind, Dim, MAX_ATTRS, MAX_COUNT, Mode, OpKind, OperandSpec, Types};
+use loaf_formats::op::{AttrKind, Dim, MAX_ATTRS, MAX_COUNT, Mode, OPS, OpKind, OperandSpec, Types};
 
 /// Index of a value in [`Graph::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -137,6 +137,57 @@ impl fmt::Display for GraphError {
 
 impl std::error::Error for GraphError {}
 
+/// An operand that an op writes, as tracing needs it: the op table's rows boiled down.
+#[derive(Clone, Copy)]
+struct Written {
+    /// Index among the inputs of the state that is updated; `None` for a new value.
+    updates: Option<u8>,
+    dims: [Dim; 3],
+    dtype: DType,
+}
+
+/// What an op writes, in order.
+#[derive(Clone, Copy)]
+struct WrittenBy {
+    count: u8,
+    operands: [Written; 3],
+}
+
+static WRITTEN: [WrittenBy; OPS.len()] = written();
+
+const fn written() -> [WrittenBy; OPS.len()] {
+    let none = Written { updates: None, dims: [Dim::One; 3], dtype: DType::F32 };
+    let mut out = [WrittenBy { count: 0, operands: [none; 3] }; OPS.len()];
+    let mut op = 0;
+    while op < OPS.len() {
+        let operands = OPS[op].operands;
+        let (mut i, mut inputs) = (0, 0);
+        while i < operands.len() {
+            let o = &operands[i];
+            i += 1;
+            if matches!(o.types, Types::Scales | Types::Biases) {
+                continue;
+            }
+            if !matches!(o.mode, Mode::In) {
+                let dtype = match o.types {
+                    Types::Is(d) => d,
+                    // A state's, taken from the version before.
+                    _ => DType::F32,
+                };
+                let updates = if matches!(o.mode, Mode::InOut) { Some(inputs) } else { None };
+                let count = out[op].count as usize;
+                out[op].operands[count] = Written { updates, dims: o.dims, dtype };
+                out[op].count += 1;
+            }
+            if !matches!(o.mode, Mode::Out) {
+                inputs += 1;
+            }
+        }
+        op += 1;
+    }
+    out
+}
+
 /// A traced graph.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Graph {
@@ -188,6 +239,7 @@ impl Graph {
     ///
     /// # Errors
     /// As [`Graph::push`].
+    #[inline]
     pub fn make(&mut self, kind: OpKind, layer: u16, inputs: &[ValueId], attrs: &[u64]) -> Result<Node, GraphError> {
         let spec = kind.spec();
         let mut node = Node {
@@ -210,29 +262,38 @@ impl Graph {
             self.check_inputs(&node)?;
         }
         let place = self.values.len() as u32;
-        let mut next_input = 0;
-        for rule in spec.operands.iter().filter(|o| is_graph_operand(o)) {
-            match rule.mode {
-                Mode::In => next_input += 1,
-                Mode::InOut => {
-                    let Some(&old) = inputs.get(next_input).and_then(|id| self.values.get(id.0 as usize)) else {
-                        return Err(self.complaint(&node, format!("an input {}", rule.name), "none".into()));
+        let rule = &WRITTEN[kind as usize];
+        node.n_outputs = rule.count;
+        for written in &rule.operands[..usize::from(rule.count)] {
+            let value = match written.updates {
+                Some(input) => {
+                    let Some(&old) = inputs.get(usize::from(input)).and_then(|id| self.values.get(id.0 as usize))
+                    else {
+                        return Err(self.complaint(&node, "a state".into(), "nothing".into()));
                     };
-                    next_input += 1;
-                    let state = match old.origin {
-                        Origin::State(s) | Origin::Update(s, _) => s,
-                        other => return Err(self.complaint(&node, "a state".into(), format!("{other:?}"))),
+                    let (Origin::State(state) | Origin::Update(state, _)) = old.origin else {
+                        return Err(self.complaint(&node, "a state".into(), format!("{:?}", old.origin)));
                     };
-                    self.values.push(Value { origin: Origin::Update(state, place), ..old });
-                    node.n_outputs += 1;
+                    Value { origin: Origin::Update(state, place), ..old }
                 }
-                Mode::Out => {
-                    let shape = self.extent(&node, rule)?;
-                    let Types::Is(dtype) = rule.types else { unreachable!("outputs have one type in the table") };
-                    self.values.push(Value { shape, dtype, origin: Origin::Node(place) });
-                    node.n_outputs += 1;
+                None => {
+                    let mut shape = [0; 3];
+                    for (out, dim) in shape.iter_mut().zip(written.dims) {
+                        match dim.value(attrs).and_then(|v| u32::try_from(v).ok()) {
+                            Some(v) => *out = v,
+                            None => {
+                                return Err(self.complaint(
+                                    &node,
+                                    "attributes that give a shape".into(),
+                                    format!("{attrs:?}"),
+                                ));
+                            }
+                        }
+                    }
+                    Value { shape, dtype: written.dtype, origin: Origin::Node(place) }
                 }
-            }
+            };
+            self.values.push(value);
         }
         Ok(node)
     }
@@ -354,6 +415,7 @@ impl Graph {
         Ok(shape)
     }
 
+    #[cold]
     fn complaint(&self, node: &Node, expected: String, found: String) -> GraphError {
         let layer = if node.layer == NO_LAYER { String::new() } else { format!("layer {}, ", node.layer) };
         GraphError { at: format!("{layer}{} (%{})", node.kind.spec().name, node.first_output.0), expected, found }

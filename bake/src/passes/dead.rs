@@ -10,8 +10,8 @@ pub(super) fn run(graph: &mut Graph, s: &mut Scratch) -> Result<(), GraphError> 
     let mut any = false;
     for i in (0..graph.nodes.len()).rev() {
         let node = &graph.nodes[i];
-        let updates = node.kind.spec().operands.iter().any(|o| o.mode == Mode::InOut);
-        if !updates && node.outputs().all(|id| s.uses[id.0 as usize] == 0) {
+        let updates = || node.kind.spec().operands.iter().any(|o| o.mode == Mode::InOut);
+        if node.outputs().all(|id| s.uses[id.0 as usize] == 0) && !updates() {
             (s.taken[i], any) = (true, true);
             for id in node.inputs() {
                 s.uses[id.0 as usize] -= 1;

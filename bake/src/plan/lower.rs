@@ -5,8 +5,8 @@
 //! per position.
 
 use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::op::{Dim, MAX_OPERANDS, Mode, OpKind, Types};
-use loaf_formats::plan::{Io, Operand, Region, push_record};
+use loaf_formats::op::{Dim, MAX_ATTRS, MAX_OPERANDS, Mode, OpKind, OperandSpec, Types};
+use loaf_formats::plan::{Io, Operand, Region, record_head};
 use loaf_recipes::graph::{Graph, Node, Origin, Port, ValueId};
 
 use super::memory::Slots;
@@ -143,8 +143,7 @@ impl Lowering {
                 self.view(graph, placement, node)?;
                 continue;
             }
-            self.place_outputs(graph, slots, placement, node)?;
-            self.record(graph, placement, node, words)?;
+            self.record(graph, slots, placement, node, words)?;
         }
         Ok(())
     }
@@ -161,46 +160,33 @@ impl Lowering {
         Ok(())
     }
 
-    fn place_outputs(
-        &mut self,
+    /// Where a new value goes.
+    #[inline]
+    fn place(
         graph: &Graph,
         slots: &Slots,
         placement: &Placement,
-        node: &Node,
-    ) -> Result<(), LowerError> {
-        let mut outputs = node.outputs();
-        for rule in node.kind.spec().operands.iter().filter(|o| o.mode != Mode::In) {
-            let Some(id) = outputs.next() else { break };
-            let value = graph.value(id);
-            let operand = match value.origin {
-                Origin::Update(s, _) => placement.states[s.0 as usize],
-                _ => {
-                    let [_, heads, dim] = value.shape;
-                    let bound = graph.outputs.iter().find(|(_, out)| *out == id);
-                    let (region, offset) = match (bound, slots.offset.get(id.0 as usize).copied().flatten()) {
-                        (Some((port, _)), _) => (Region::Io, placement.port(*port)),
-                        (None, Some(offset)) => (Region::Arena, offset),
-                        (None, None) => return Err(LowerError(format!("%{} has no place", id.0))),
-                    };
-                    // A value whose length varies with the rows has one row; its stride must not vary too.
-                    let row_stride = if rule.dims[0] == Dim::One { 0 } else { u64::from(heads) * u64::from(dim) };
-                    Operand {
-                        region,
-                        dtype: value.dtype,
-                        offset,
-                        row_stride,
-                        head_stride: dim_stride(rule.dims[1], dim),
-                    }
-                }
-            };
-            self.operands[id.0 as usize] = operand;
-        }
-        Ok(())
+        rule: &OperandSpec,
+        id: ValueId,
+    ) -> Result<Operand, LowerError> {
+        let value = graph.value(id);
+        let [_, heads, dim] = value.shape;
+        let bound = graph.outputs.iter().find(|(_, out)| *out == id);
+        let (region, offset) = match (bound, slots.offset.get(id.0 as usize).copied().flatten()) {
+            (Some((port, _)), _) => (Region::Io, placement.port(*port)),
+            (None, Some(offset)) => (Region::Arena, offset),
+            (None, None) => return Err(LowerError(format!("%{} has no place", id.0))),
+        };
+        // A value whose length varies with the rows has one row; its stride must not vary too. Likewise one head.
+        let row_stride = if rule.dims[0] == Dim::One { 0 } else { u64::from(heads) * u64::from(dim) };
+        let head_stride = if rule.dims[1] == Dim::One { 0 } else { dim };
+        Ok(Operand { region, dtype: value.dtype, offset, row_stride, head_stride })
     }
 
     fn record(
-        &self,
+        &mut self,
         graph: &Graph,
+        slots: &Slots,
         placement: &Placement,
         node: &Node,
         words: &mut Vec<u64>,
@@ -210,16 +196,21 @@ impl Lowering {
             return Err(LowerError(format!("{} is an op of graphs only", spec.name)));
         }
         let (mut inputs, mut outputs) = (node.inputs().iter(), node.outputs());
-        let mut operands = [Operand::ABSENT; MAX_OPERANDS];
         let mut weight = None;
-        for (operand, rule) in operands.iter_mut().zip(spec.operands) {
-            *operand = match rule.types {
+        words.reserve(1 + 3 * MAX_OPERANDS + MAX_ATTRS);
+        words.push(record_head(node.kind));
+        for rule in spec.operands {
+            let operand = match rule.types {
                 Types::Scales | Types::Biases => match weight {
                     Some(id) => placement.weight(graph, id, rule.types),
                     None => Operand::ABSENT,
                 },
                 _ if rule.mode == Mode::Out => match outputs.next() {
-                    Some(id) => self.operands[id.0 as usize],
+                    Some(id) => {
+                        let operand = Self::place(graph, slots, placement, rule, id)?;
+                        self.operands[id.0 as usize] = operand;
+                        operand
+                    }
                     None => return Err(LowerError(format!("{} lacks an output", spec.name))),
                 },
                 _ => {
@@ -235,11 +226,13 @@ impl Lowering {
                     self.operand(graph, placement, id)?
                 }
             };
+            words.extend_from_slice(&operand.words());
         }
-        push_record(words, node.kind, &operands[..spec.operands.len()], node.attrs());
+        words.extend_from_slice(node.attrs());
         Ok(())
     }
 
+    #[inline]
     fn operand(&self, graph: &Graph, placement: &Placement, id: ValueId) -> Result<Operand, LowerError> {
         let value = graph.value(id);
         let [_, heads, dim] = value.shape;
@@ -253,14 +246,9 @@ impl Lowering {
                 Ok(Operand { region: Region::Io, dtype: value.dtype, offset, row_stride, head_stride })
             }
             Origin::Node(_) => match self.operands[id.0 as usize] {
-                Operand::ABSENT => Err(LowerError(format!("%{} is used before it is made", id.0))),
+                Operand { region: Region::None, .. } => Err(LowerError(format!("%{} is used before it is made", id.0))),
                 operand => Ok(operand),
             },
         }
     }
-}
-
-/// A head stride that does not vary with rows: 0 where the table says there is one head.
-fn dim_stride(heads: Dim, dim: u32) -> u32 {
-    if heads == Dim::One { 0 } else { dim }
 }
