@@ -4,6 +4,7 @@ use std::fmt;
 
 use loaf_formats::chat::{Chat, ChatError};
 use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, SectionKind};
+use loaf_formats::golden::{Golden, GoldenError};
 use loaf_formats::plan::{Plan, PlanError};
 use loaf_formats::tokenizer::TokenizerTables;
 use rayon::prelude::*;
@@ -21,6 +22,8 @@ pub enum VerifyError {
     Chat(ChatError),
     /// The tokenizer tables.
     Tokenizer(loaf_formats::tokenizer::Error),
+    /// The golden cases.
+    Golden(GoldenError),
     /// A section every loaf has is not there.
     Missing(SectionKind),
 }
@@ -32,6 +35,7 @@ impl fmt::Display for VerifyError {
             VerifyError::Plan(e) => e.fmt(f),
             VerifyError::Chat(e) => e.fmt(f),
             VerifyError::Tokenizer(e) => e.fmt(f),
+            VerifyError::Golden(e) => e.fmt(f),
             VerifyError::Missing(kind) => write!(f, "expected a section {kind}, found none"),
         }
     }
@@ -53,6 +57,9 @@ pub fn file(bytes: &[u8], progress: &dyn Progress) -> Result<ArtifactId, VerifyE
     Chat::decode(section(SectionKind::Chat)?, plan.vocab).map_err(VerifyError::Chat)?;
     if let Some(tables) = container.section(SectionKind::Tokenizer) {
         TokenizerTables::verify(tables).map_err(VerifyError::Tokenizer)?;
+    }
+    if let Some(golden) = container.section(SectionKind::Golden) {
+        Golden::decode(golden, plan.vocab, plan.context).map_err(VerifyError::Golden)?;
     }
     progress.begin("weights", weights.count(), "MiB");
     (0..weights.count())
