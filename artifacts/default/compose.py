@@ -38,7 +38,6 @@ ATTRIBUTES = [
     ("outside", 50, "-not -path '*/{nd}/*'", ["R:(outside|not in|excluding|ignoring|skipping) (the directory|the folder|directories named|directory) {nd:name}", "R:(but not|except those) (in|under) (the folder|the directory) {nd:name}"]),
 ]
 ATTRIBUTES = [(i, place, cmd, [(t[0], parse(t[2:])) for t in texts]) for i, place, cmd, texts in ATTRIBUTES]
-EXCLUSIVE = {i: place for i, place, _, _ in ATTRIBUTES}
 
 # Heads other than plain files.
 TYPES = [

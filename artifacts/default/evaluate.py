@@ -22,10 +22,7 @@ import subprocess
 import sys
 import tempfile
 
-import numpy as np
-
 import generate
-from packing import IGNORE, Framing, pack
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SEED = "evaluation-2024"
@@ -48,6 +45,7 @@ def forced(net, framing, pairs, autocast=True, rows=64):
     Greedy decoding reproduces the reference exactly when every argmax along it is right, so one pass decides a match.
     """
     import torch
+    from packing import IGNORE, pack
     device = net.embed_tokens.weight.device
     todo = list(enumerate(framing.pairs(pairs)))
     result = [None] * len(pairs)
@@ -130,7 +128,7 @@ def misses(net, framing, count):
 def int8_activations(bits=8, group=64):
     """Round the inputs of every linear to int8 per row and group, as the integer kernels of a CPU do."""
     import torch
-    import torch.nn.functional as F
+    from torch.nn import functional as F
     plain = F.linear
 
     def linear(x, w, b=None):
@@ -141,7 +139,6 @@ def int8_activations(bits=8, group=64):
         return plain(x, w, b)
 
     F.linear = linear
-    torch.nn.functional.linear = linear
 
 
 # ---- the loaf program ---------------------------------------------------------------------------------------------------
@@ -175,7 +172,11 @@ UNSAFE = re.compile(r"sudo|ssh|curl|wget|[`]|\$\(|/dev/|--files0|https?:|~|(^|[ 
 
 def runnable(command):
     """True for pipelines of harmless tools on relative paths: they may run in a temporary tree."""
-    if UNSAFE.search(command):
+    unquoted = re.sub(r"'[^']*'", "", command)
+    if UNSAFE.search(command) or "system(" in command or re.search(r";|(?<!&)&(?!&)", unquoted):
+        return False
+    started = re.findall(r"(?:-exec\s+|<\(\s*)(\S+)", command)  # programs that find or a process substitution would start
+    if any(w not in READERS | WRITERS for w in started):
         return False
     for part in re.split(r"\s(?:\||&&)\s", command):
         if part.split()[0] not in READERS | WRITERS:
@@ -292,6 +293,7 @@ def main():
     if args.checkpoint:
         import torch
         import model as M
+        from packing import Framing
         device = "cuda" if torch.cuda.is_available() else "cpu"
         framing = Framing(args.checkpoint)
         net = M.load_checkpoint(args.checkpoint).to(device)

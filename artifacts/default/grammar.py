@@ -38,12 +38,31 @@ class Slot:
         self.name, self.kind = name, kind
 
 
+def expansions(nodes):
+    """In how many ways a parsed pattern can be worded, slots aside."""
+    total = 1
+    for node in nodes:
+        if isinstance(node, Choice):
+            total *= sum(expansions(option) for option in node.options)
+        elif isinstance(node, Macro):
+            total *= expansions(MACROS[node.name])
+    return total
+
+
+class Pattern(list):
+    """Parsed nodes (str, Choice, Macro, Slot); `wordings` is in how many ways they can be worded, slots aside."""
+
+    wordings = 1
+
+
 def parse(pattern):
-    """Parse a pattern into a list of nodes (str, Choice, Macro, Slot)."""
+    """Parse a pattern."""
     nodes, end = _sequence(pattern, 0, "")
     if end != len(pattern):
         raise ValueError(f"pattern {pattern!r}: unbalanced bracket at {end}")
-    return nodes
+    parsed = Pattern(nodes)
+    parsed.wordings = expansions(parsed)
+    return parsed
 
 
 def _sequence(s, i, stop):
@@ -140,17 +159,6 @@ def expand(nodes, rng, draw, out, skeleton):
             text = draw(node.name, node.kind)
             skeleton.append("{" + node.kind + "}")
             out.append(text)
-
-
-def expansions(nodes):
-    """In how many ways a parsed pattern can be worded, slots aside."""
-    total = 1
-    for node in nodes:
-        if isinstance(node, Choice):
-            total *= sum(expansions(option) for option in node.options)
-        elif isinstance(node, Macro):
-            total *= expansions(MACROS[node.name])
-    return total
 
 
 SPACES = re.compile(" +")

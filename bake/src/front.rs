@@ -1,6 +1,6 @@
 //! What a text front end needs, gathered from the small files of a checkpoint: chat template, stop ids, sampling.
 
-use loaf_formats::chat::{Chat, Sampling};
+use loaf_formats::chat::{Answers, Chat, Sampling};
 use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, Error};
@@ -56,7 +56,16 @@ pub fn chat(checkpoint: &Checkpoint, vocab: u32) -> Result<Chat, Error> {
     let stop_ids = stop_ids.into_iter().map(|id| id as u32).collect();
     let sampling = sampling(&generation);
     sampling.check().map_err(|e| Error::malformed(&checkpoint.dir().join("generation_config.json"), e))?;
-    Ok(Chat { template, bos_token, eos_token, stop_ids, sampling })
+    // A key of our own, for models made to give one kind of answer.
+    let own = &generation["loaf"];
+    let answers = match &own["answers"] {
+        Value::Null => Answers::Text,
+        v => serde_json::from_value(v.clone()).map_err(|e| {
+            Error::malformed(&checkpoint.dir().join("generation_config.json"), format!("loaf.answers: {e}"))
+        })?,
+    };
+    let unsure_below = own["unsure_below"].as_f64().map(|v| v as f32);
+    Ok(Chat { template, bos_token, eos_token, stop_ids, sampling, answers, unsure_below })
 }
 
 /// A template, or of several named ones the default.

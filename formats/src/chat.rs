@@ -44,6 +44,24 @@ pub struct Chat {
     pub stop_ids: Vec<u32>,
     /// Sampling defaults.
     pub sampling: Sampling,
+    /// What answers are, if the model gives one kind only.
+    #[serde(default)]
+    pub answers: Answers,
+    /// An answer whose mean log-probability (natural, end token included) is below this is a guess; `None` if nobody
+    /// measured where that begins.
+    #[serde(default)]
+    pub unsure_below: Option<f32>,
+}
+
+/// What a model's answers are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answers {
+    /// Text.
+    #[default]
+    Text,
+    /// One shell command, so a reader should be warned of destructive ones.
+    ShellCommand,
 }
 
 /// A chat section that cannot be used.
@@ -77,6 +95,9 @@ impl Chat {
             return Err(ChatError(format!("expected stop ids below {vocab}, found {id}")));
         }
         chat.sampling.check().map_err(ChatError)?;
+        if let Some(v) = chat.unsure_below.filter(|v| !(v.is_finite() && *v <= 0.0)) {
+            return Err(ChatError(format!("unsure_below: expected a log-probability, found {v}")));
+        }
         Ok(chat)
     }
 }

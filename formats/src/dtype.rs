@@ -204,7 +204,7 @@ impl WeightFormat {
             None => true,
             // A packed row must also be whole `u32` words, which every group (>= 16 codes of >= 4 bits,
             // or 32 codes of any width) is.
-            Some(g) => in_dim % g == 0 && in_dim > 0,
+            Some(g) => in_dim.is_multiple_of(g) && in_dim > 0,
         }
     }
 

@@ -33,7 +33,7 @@ pub(crate) fn is_moe_layer(c: Config<'_>, l: usize) -> Result<bool, ConfigError>
         Some(Value::Array(layers)) => layers.iter().any(|v| v.as_u64() == Some(l as u64)),
         Some(_) => return c.refuse("mlp_only_layers", "a list of layers"),
     };
-    Ok(!listed && (l as u64 + 1) % c.dim_or("decoder_sparse_step", 1)? == 0)
+    Ok(!listed && (l as u64 + 1).is_multiple_of(c.dim_or("decoder_sparse_step", 1)?))
 }
 
 /// Declares the model.

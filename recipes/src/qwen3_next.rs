@@ -33,7 +33,7 @@ impl Hybrid {
             interleaved,
             eps: style.eps,
         };
-        if delta.v_heads % delta.k_heads != 0 {
+        if !delta.v_heads.is_multiple_of(delta.k_heads) {
             return c.refuse("linear_num_value_heads", format!("a multiple of {} key heads", delta.k_heads));
         }
         if !(2..=16).contains(&delta.kernel) {

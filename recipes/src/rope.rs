@@ -17,7 +17,7 @@ pub fn declare(d: &mut Decls, c: Config<'_>, head_dim: u64, default_partial: f64
     let base = parameters.real_or("rope_theta", c.real_or("rope_theta", 10_000.0)?)?;
     let partial = parameters.real_or("partial_rotary_factor", c.real_or("partial_rotary_factor", default_partial)?)?;
     let width = (head_dim as f64 * partial) as u64;
-    if width < 2 || width % 2 != 0 || width > head_dim || base <= 0.0 {
+    if width < 2 || !width.is_multiple_of(2) || width > head_dim || base <= 0.0 {
         return c.refuse("partial_rotary_factor", format!("an even rotary width within the head of {head_dim}"));
     }
     let mut freqs: Vec<f64> = (0..width / 2).map(|i| base.powf(-2.0 * i as f64 / width as f64)).collect();

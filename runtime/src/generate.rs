@@ -85,8 +85,11 @@ pub struct Report {
     pub decode: Duration,
     /// Tokens generated.
     pub tokens: usize,
-    /// Sum of the tokens' log-probabilities (natural), if they were asked for.
+    /// Sum of the log-probabilities (natural) of the tokens chosen, the one that ended it included, if they were asked
+    /// for.
     pub log_prob: Option<f64>,
+    /// Tokens in that sum.
+    pub scored: usize,
 }
 
 impl Report {
@@ -102,7 +105,7 @@ impl Report {
 
     /// Mean log-probability (natural) of the tokens, if it was asked for and there are any.
     pub fn mean_log_prob(&self) -> Option<f64> {
-        self.log_prob.filter(|_| self.tokens > 0).map(|sum| sum / self.tokens as f64)
+        self.log_prob.filter(|_| self.scored > 0).map(|sum| sum / self.scored as f64)
     }
 }
 
@@ -307,6 +310,7 @@ impl<'t> Generation<'t> {
             decode: Duration::ZERO,
             tokens: 0,
             log_prob: self.options.log_probs.then_some(0.0),
+            scored: 0,
         };
         let mut chunks = rest.chunks(session.chunk() as usize).peekable();
         let mut flow = ControlFlow::Continue(());
@@ -351,11 +355,12 @@ impl<'t> Generation<'t> {
             }
             let id = self.sampler.pick(session.logits())?;
             report.first_token.get_or_insert_with(Instant::now);
-            if self.options.stop_ids.contains(&id) {
-                break StopReason::Stop;
-            }
             if let Some(sum) = &mut report.log_prob {
                 *sum += log_prob(session.logits(), id).unwrap_or(f64::NEG_INFINITY);
+                report.scored += 1;
+            }
+            if self.options.stop_ids.contains(&id) {
+                break StopReason::Stop;
             }
             self.sampler.observe_output(id);
             self.ids.push(id);

@@ -4,6 +4,7 @@
 //! extends it by replaying the plan's graphs through [`kernels`] on a fixed [`pool`]. There is no model code here: the runtime
 //! knows ops, and a plan says which.
 
+pub mod builtin;
 pub mod chat;
 pub mod cli;
 pub mod generate;
@@ -15,4 +16,5 @@ pub mod pool;
 mod replay;
 pub mod sample;
 pub mod session;
+pub mod shell;
 pub mod tokenizer;

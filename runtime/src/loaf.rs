@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use loaf_formats::chat::{Chat, ChatError};
-use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, SectionKind};
+use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, Leaves, SectionKind};
 use loaf_formats::plan::{Plan, PlanError, VerifiedPlan};
 use loaf_formats::program::{Trailer, TrailerError};
 use memmap2::{Mmap, MmapOptions};
@@ -71,6 +71,20 @@ impl Bytes {
             Bytes::Static(bytes) => bytes,
         }
     }
+}
+
+/// Hashes a section's leaves on a few threads: a large vocabulary's tables are megabytes, and hashing them is most of what
+/// opening costs.
+fn check_leaves(leaves: &Leaves<'_>) -> Result<(), ContainerError> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(4) as u64;
+    let share =
+        |first: u64| (first..leaves.count()).step_by(threads as usize).try_for_each(|i| leaves.check(i).map(drop));
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads.min(leaves.count())).map(|t| scope.spawn(move || share(t))).collect();
+        let first = share(0);
+        let results = others.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        results.fold(first, |all, one| all.and(one))
+    })
 }
 
 /// An open loaf: bytes, verified plan, chat data.
@@ -137,7 +151,10 @@ impl Loaf {
         let plan = Plan::decode(required(SectionKind::Plan)?).map_err(OpenError::Plan)?;
         let plan = plan.verify(container.data().len() as u64).map_err(OpenError::Plan)?;
         let chat = Chat::decode(required(SectionKind::Chat)?, plan.vocab).map_err(OpenError::Chat)?;
-        section(SectionKind::Tokenizer)?;
+        if container.section(SectionKind::Tokenizer).is_some() {
+            let leaves = container.leaves(SectionKind::Tokenizer).map_err(OpenError::Container)?;
+            check_leaves(&leaves).map_err(OpenError::Container)?;
+        }
         let id = container.artifact_id();
         Ok(Loaf { plan, chat, id, bytes })
     }

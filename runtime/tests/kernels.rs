@@ -94,7 +94,7 @@ struct Buffer {
 impl Buffer {
     fn new(dtype: DType, dims: [u64; 3], rng: &mut Rng) -> Buffer {
         let [rows, heads, dim] = dims.map(|d| d as usize);
-        let mut gap = || if rng.next() % 2 == 0 { 0 } else { rng.int(1, 9) as usize };
+        let mut gap = || if rng.next().is_multiple_of(2) { 0 } else { rng.int(1, 9) as usize };
         let head_stride = dim + gap();
         let row_stride = heads * head_stride + gap();
         // Only as long as the last element needs.

@@ -58,7 +58,7 @@ impl Command {
 
 #[derive(ClapArgs)]
 pub(super) struct ModelArgs {
-    /// The loaf to use [default: the one this program carries, or what LOAF_MODEL says]
+    /// The loaf to use [default: the one this program carries, what LOAF_MODEL says, or the built-in one]
     #[arg(short, long, value_name = "FILE")]
     pub model: Option<PathBuf>,
     /// The running program, if it carries a loaf.

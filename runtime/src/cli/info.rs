@@ -84,6 +84,8 @@ pub(super) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         },
     );
     flatten("", &manifest, &mut lines);
+    // The checkpoint's own words are for machines: --json has them.
+    lines.retain(|(name, _)| !name.starts_with("config."));
     let width = lines.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
     for (name, value) in lines {
@@ -113,7 +115,14 @@ fn flatten(path: &str, value: &Value, lines: &mut Vec<(String, String)>) {
             }
         }
         Value::Null => {}
-        Value::String(text) => lines.push((path.to_owned(), text.chars().take(MAX_VALUE).collect())),
-        other => lines.push((path.to_owned(), other.to_string().chars().take(MAX_VALUE).collect())),
+        Value::String(text) => lines.push((path.to_owned(), shortened(text))),
+        other => lines.push((path.to_owned(), shortened(&other.to_string()))),
+    }
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MAX_VALUE) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}...", &text[..end]),
     }
 }

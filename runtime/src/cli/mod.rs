@@ -159,18 +159,20 @@ fn read_text(from: &mut dyn Read, name: &str) -> Result<String, Failure> {
 
 /// What clap has to say, as one line and with a hint.
 fn one_line(error: &clap::Error) -> String {
+    const HINT: &str = "; see 'loaf --help'";
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return format!("expected a command, found none{HINT}");
+    }
     let text = error.to_string();
-    let mut lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let is_noise = |line: &&str| line.is_empty() || line.starts_with("For more information");
+    let mut lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")).filter(|l| !is_noise(l));
     let first = lines.next().unwrap_or_default();
     let mut message = first.strip_prefix("error: ").unwrap_or(first).to_owned();
-    for line in lines.filter(|line| !line.is_empty()) {
+    for line in lines {
         message.push_str(if message.ends_with(':') { " " } else { "; " });
         message.push_str(line);
     }
-    if message.is_empty() || first.starts_with("loaf") {
-        message = "expected a command, found none".to_owned();
-    }
-    message + " (see 'loaf --help')"
+    message + HINT
 }
 
 /// Text that may come from a file, made safe for a terminal: one line, no control characters.

@@ -4,16 +4,18 @@ use std::path::{Path, PathBuf};
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::{Failure, Io};
+use crate::builtin;
 use crate::kernels::Kernels;
 use crate::loaf::{Loaf, OpenError};
 use crate::session::{Session, SessionOptions};
 use crate::tokenizer::Tokenizer;
 
-/// What stands in for a model that nobody named.
+/// Said when nobody named a model and this build has none of its own.
 const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
     'bake build CHECKPOINT -o model.loaf' makes one";
 
-/// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment names.
+/// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment names, or else
+/// the one built in.
 pub(super) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure> {
     let from_environment = || (io.var)("LOAF_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from);
     let failure = |path: &Path, e| match e {
@@ -25,8 +27,13 @@ pub(super) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure>
         let loaf = Loaf::open_embedded(program).map_err(|e| failure(program, e))?;
         return loaf.ok_or_else(|| Failure::usage(NO_MODEL));
     }
-    let path = args.model.clone().or_else(from_environment).ok_or_else(|| Failure::usage(NO_MODEL))?;
-    Loaf::open(&path).map_err(|e| failure(&path, e))
+    match args.model.clone().or_else(from_environment) {
+        Some(path) => Loaf::open(&path).map_err(|e| failure(&path, e)),
+        None => {
+            let bytes = builtin::LOAF.ok_or_else(|| Failure::usage(NO_MODEL))?;
+            Loaf::from_static(bytes).map_err(|e| Failure::Runtime(format!("the built-in model: {e}")))
+        }
+    }
 }
 
 /// The kernels that `LOAF_ISA` names, or else the best there are.

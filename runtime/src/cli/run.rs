@@ -1,9 +1,9 @@
 //! `loaf run`: one prompt, one answer.
 
-use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use loaf_formats::chat::Answers;
 use serde_json::json;
 
 use super::args::RunArgs;
@@ -12,6 +12,7 @@ use super::{Failure, Io, model};
 use crate::chat::{ChatTemplate, Inputs, message};
 use crate::generate::{Event, GenerateOptions, Generation, Report, StopReason};
 use crate::loaf::Loaf;
+use crate::shell;
 use crate::tokenizer::{Scratch, Tokenizer};
 
 /// A prompt ready to be evaluated.
@@ -35,12 +36,14 @@ pub(super) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         stop_ids: loaf.chat().stop_ids.clone(),
         stop_strings: args.sampling.stop.clone(),
         continues_text: prompt.continues_text,
-        log_probs: false,
+        log_probs: args.json || loaf.chat().unsure_below.is_some(),
     };
     let has_text = tokenizer.is_some();
     let mut generation = Generation::new(tokenizer, loaf.plan().vocab, options).map_err(Failure::runtime)?;
     let interrupt = Interrupt::watch(io.signals);
-    let mut out = Output { io, text: String::new(), keep: args.json, has_text, open_line: false, failure: None };
+    let record = args.json || loaf.chat().answers == Answers::ShellCommand;
+    let silent = args.json;
+    let mut out = Output { io, text: String::new(), record, silent, has_text, open_line: false, failure: None };
     let report = generation.run(&mut session, &prompt.ids, &mut |event| {
         if interrupt.raised() || out.take(event).is_break() {
             ControlFlow::Break(())
@@ -56,18 +59,36 @@ pub(super) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     if args.json {
         let mut object = json!({ "prompt_ids": prompt.ids, "ids": generation.ids() });
         if has_text {
-            object["text"] = text.into();
+            object["text"] = text.as_str().into();
         }
         object["stop"] = report.stop.name().into();
         object["ttft_ms"] = report.first_token.map(|at| (at - start).as_secs_f64() * 1e3).into();
         object["prefill_tok_s"] = report.prefill_tok_s().into();
         object["decode_tok_s"] = report.decode_tok_s().into();
+        object["mean_logprob"] = report.mean_log_prob().into();
         object["seed"] = sampler.seed.into();
         io.print(format_args!("{object}\n"))?;
     } else if open_line {
         io.print("\n")?;
     }
+    advise(&text, &report, &loaf, io);
     finish(&report, &loaf, start, args.compute.verbose, io)
+}
+
+/// Says on stderr what a reader of the answer should know before using it.
+fn advise(text: &str, report: &Report, loaf: &Loaf, io: &mut Io<'_>) {
+    let chat = loaf.chat();
+    let threshold = chat.unsure_below.map(f64::from);
+    if let (Some(mean), Some(threshold)) = (report.mean_log_prob(), threshold)
+        && mean < threshold
+    {
+        io.note(format_args!("loaf: unsure: this request is unlike what the model knows; read the answer with care"));
+    }
+    if chat.answers == Answers::ShellCommand
+        && let Some(why) = shell::danger(text)
+    {
+        io.note(format_args!("loaf: warning: {why}; nothing was run"));
+    }
 }
 
 /// Warnings and statistics after the answer, and the exit code.
@@ -149,7 +170,10 @@ fn without_last_newline(mut text: String) -> String {
 struct Output<'i, 'a> {
     io: &'i mut Io<'a>,
     text: String,
-    keep: bool,
+    /// Text is kept, to be looked at or reported afterwards.
+    record: bool,
+    /// Nothing is printed while it comes.
+    silent: bool,
     has_text: bool,
     /// Something was printed, and no newline after it.
     open_line: bool,
@@ -161,17 +185,16 @@ impl Output<'_, '_> {
         let printed = match event {
             Event::Prefill(..) => return ControlFlow::Continue(()),
             Event::Token(_, text) | Event::Tail(text) if self.has_text => {
-                if self.keep {
-                    let _ = self.text.write_str(text);
-                    return ControlFlow::Continue(());
+                if self.record {
+                    self.text.push_str(text);
                 }
-                if text.is_empty() {
+                if self.silent || text.is_empty() {
                     return ControlFlow::Continue(());
                 }
                 self.open_line = !text.ends_with('\n');
                 self.io.print(text)
             }
-            Event::Token(..) | Event::Tail(_) if self.keep => return ControlFlow::Continue(()),
+            Event::Token(..) | Event::Tail(_) if self.silent => return ControlFlow::Continue(()),
             Event::Token(id, _) => {
                 let gap = if self.open_line { " " } else { "" };
                 self.open_line = true;

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# The default model, from generator to loaf. Training needs one GPU with PyTorch and takes about seven minutes; everything
+# else runs anywhere. `./make.sh bake` skips the training and bakes the committed checkpoint.
+set -euo pipefail
+cd "$(dirname "$0")"
+root=../..
+venv=$root/.venv
+
+if [ "${1:-all}" != bake ]; then
+    [ -x $venv/bin/python ] || { python3 -m venv $venv && $venv/bin/pip install --quiet -r requirements.txt; }
+    $venv/bin/python tokens.py --out checkpoint
+    $venv/bin/python train.py --data checkpoint --out checkpoint --minutes 6.3 --warmup 400 --seed 1
+fi
+cargo run --release --quiet --manifest-path $root/Cargo.toml -p loaf-bake -- build checkpoint -o ../default.loaf --quant q8
+cargo build --release --manifest-path $root/Cargo.toml -p loaf-runtime
+python3 evaluate.py --loaf $root/target/release/loaf --limit 300 --label "q8 (ships)"
