@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{Checkpoint, Error as CheckpointError};
 use crate::front;
-use crate::golden;
+use crate::golden::{self, Lowered};
 use crate::passes::{Facts, discover_groups};
 use crate::plan::family::{FamilyError, Proof};
 use crate::plan::lower::WeightPlace;
@@ -211,6 +211,11 @@ impl Prepared {
         Facts { decls: &self.model.decls, formats: &self.formats, groups: &self.groups }
     }
 
+    /// What the interpreter runs.
+    pub fn lowered(&self) -> Lowered<'_> {
+        Lowered { model: &self.model, facts: self.facts(), layout: &self.layout }
+    }
+
     /// Plans every family, proven.
     ///
     /// # Errors
@@ -281,7 +286,7 @@ pub fn build(source: &Path, out: &Path, options: &BuildOptions, progress: &dyn P
         0 => None,
         tokens => {
             let data = weights_in_memory(&prepared, progress)?;
-            let golden = golden::compute(&prepared, &data, tokens)?;
+            let golden = prepared.lowered().cases(&data, tokens)?;
             sections.push((SectionKind::Golden, golden.encode()));
             Some(data)
         }
