@@ -211,6 +211,41 @@ def count_records(words):
     return count
 
 
+# The tree over all concrete graphs, and the section that records it.
+
+def words64(*values):
+    return struct.pack("<%dQ" % len(values), *values)
+
+
+def family_root(family):
+    """Expands every graph that is a leaf; returns how many there are, and the root over them."""
+    skeletons = []
+    for segment in family["segments"]:
+        words, at = list(segment["words"]), [p["word"] for p in segment["patches"]]
+        for i in at:
+            words[i] = 0
+        skeletons.append(sha(b"\x02" + words64(len(words), *words, len(at), *at)))
+    leaves, current = [], 0
+    for p in range(0, family["positions"], family["step"]):
+        n = min(family["max_rows"], family["positions"] - p)
+        while current + 1 < len(skeletons) and family["segments"][current + 1]["first"] <= p:
+            current += 1
+        segment = family["segments"][current]
+        patched = [(segment["words"][patch["word"]] + patch["per_pos"] * p + patch["per_row"] * n) % (1 << 64)
+                   for patch in segment["patches"]]
+        leaves.append(sha(b"\x00" + skeletons[current] + words64(p, n, *patched)))
+    return len(leaves), root(leaves)
+
+
+def graphs_section(plan):
+    """The section that the plan's graphs must have."""
+    records = []
+    for f in plan["families"]:
+        count, top = family_root(f)
+        records.append(struct.pack("<IIIIQ", f["phase"], f["max_rows"], f["positions"], f["step"], count) + top)
+    return words64(len(records)) + root([sha(b"\x00" + r) for r in records]) + b"".join(records)
+
+
 def read(path):
     with open(path, "rb") as file:
         data = file.read()
@@ -229,13 +264,16 @@ def read(path):
     for s in sections:
         content = area[s["offset"]:s["offset"] + s["len"]]
         if s["kind"] == 2:
-            plan = read_plan(content)
+            plan = read_plan(content)  # before the graphs: sections stand in order of their kind
             out["plan"] = {k: plan[k] for k in "context vocab hidden weight_bytes state_bytes arena_bytes".split()}
             out["plan"]["states"] = [[s["name"], s["kind"], s["offset"], s["bytes"]] for s in plan["states"]]
             out["plan"]["families"] = [
                 [f["phase"], f["max_rows"], f["positions"],
                  [[g["first"], count_records(g["words"]), len(g["words"]), len(g["patches"])] for g in f["segments"]]]
                 for f in plan["families"]]
+        elif s["kind"] == 7:
+            need(content == graphs_section(plan), "graphs: what the plan expands to")
+            out["graphs_root"] = content[8:40].hex()
         elif s["kind"] == 6:
             out["golden_ids"] = sum(len(case["greedy"]) for case in json.loads(content)["cases"])
     return out

@@ -10,6 +10,7 @@ use loaf_formats::container::{
     ArtifactId, Error as ContainerError, FileLayout, Layout as FileWeights, SectionKind, WeightIx, WeightLayout, Writer,
 };
 use loaf_formats::dtype::{DType, WeightFormat};
+use loaf_formats::graphs::Graphs;
 use loaf_formats::plan::{Phase, Plan};
 use loaf_recipes::graph::{Graph, GraphError};
 use loaf_recipes::model::ConfigError;
@@ -132,7 +133,7 @@ pub struct Prepared {
     pub groups: Vec<Vec<u32>>,
     /// Where weights lie, and what caches hold.
     pub layout: Layout,
-    file: WeightLayout,
+    pub(crate) file: WeightLayout,
     stored: Vec<Vec<WeightIx>>,
     chunks: Vec<u32>,
 }
@@ -226,6 +227,26 @@ impl Prepared {
         progress.begin("graphs", starts, "positions");
         Ok(plan::build(&self.model, &self.facts(), &self.layout, &self.chunks, &|n| progress.step(n))?)
     }
+
+    /// The sections that follow from the graphs: plan, manifest, graph roots.
+    ///
+    /// # Errors
+    /// The checkpoint's files cannot be hashed.
+    pub fn sections(
+        &self,
+        checkpoint: &Checkpoint,
+        options: &BuildOptions,
+        plan: &Plan,
+        proofs: &[Proof],
+    ) -> Result<Vec<(SectionKind, Vec<u8>)>, BuildError> {
+        let manifest = manifest(checkpoint, self, options, plan, proofs)?;
+        let graphs = Graphs { families: proofs.iter().map(|p| p.root).collect() };
+        Ok(vec![
+            (SectionKind::Plan, plan.encode()),
+            (SectionKind::Manifest, serde_json::to_vec_pretty(&manifest).expect("a JSON value is JSON")),
+            (SectionKind::Graphs, graphs.encode()),
+        ])
+    }
 }
 
 /// Declares every stored tensor: fused weights side by side (all their packed codes, then scales, then biases).
@@ -272,12 +293,8 @@ pub fn build(source: &Path, out: &Path, options: &BuildOptions, progress: &dyn P
     let (plan, proofs) = prepared.plan(progress)?;
     let plan = plan.verify(prepared.layout.weight_bytes).map_err(|e| BuildError::Options(e.to_string()))?;
 
-    let manifest = manifest(&checkpoint, &prepared, options, &plan, &proofs)?;
-    let mut sections = vec![
-        (SectionKind::Plan, plan.encode()),
-        (SectionKind::Manifest, serde_json::to_vec_pretty(&manifest).expect("a JSON value is JSON")),
-        (SectionKind::Chat, chat),
-    ];
+    let mut sections = prepared.sections(&checkpoint, options, &plan, &proofs)?;
+    sections.push((SectionKind::Chat, chat));
     if let (Some(tables), Some(source)) = (tokenizer, tokenizer_source) {
         sections.push((SectionKind::Tokenizer, tables));
         sections.push((SectionKind::TokenizerSource, compress(&source)));

@@ -8,14 +8,15 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use loaf_bake::build::{BuildOptions, Prepared, Progress, build};
 use loaf_bake::checkpoint::Checkpoint;
-use loaf_bake::explain;
 use loaf_bake::lock::{self, Lock, LockError};
 use loaf_bake::passes::{Pass, Pipeline};
 use loaf_bake::program;
 use loaf_bake::verify;
 use loaf_bake::weights::QuantOptions;
-use loaf_formats::container::{ArtifactId, Container, SectionKind};
+use loaf_bake::{bench, explain, graphs};
+use loaf_formats::container::{ArtifactId, Container, SectionKind, hex};
 use loaf_formats::dtype::DType;
+use loaf_formats::graphs::Graphs;
 use loaf_formats::plan::{Phase, Plan, VerifiedPlan};
 use loaf_recipes::graph::Graph;
 use loaf_recipes::tape::Shape;
@@ -54,6 +55,17 @@ enum Command {
         /// Valid rows [default: 1, or the largest chunk for prefill].
         #[arg(long)]
         rows: Option<u32>,
+        /// End with the graph's Merkle proof: its leaf, the path and the root recorded in the loaf.
+        #[arg(long)]
+        proof: bool,
+    },
+    /// Trace and prove every graph of models given by a folder with config.json; no weights are needed or written.
+    BenchGraphs {
+        /// Folders with config.json.
+        #[arg(required = true)]
+        sources: Vec<PathBuf>,
+        #[command(flatten)]
+        options: ModelArgs,
     },
     /// Check a loaf: structure, every hash, every tensor, every plan record.
     Verify {
@@ -62,6 +74,15 @@ enum Command {
         /// The artifact id it must have.
         #[arg(long, value_name = "ID")]
         expect: Option<ArtifactId>,
+        /// Also expand every graph and recompute the roots.
+        #[arg(long)]
+        graphs: bool,
+        /// Also trace every shape again from the recipe in the manifest.
+        #[arg(long)]
+        recipe: bool,
+        /// Also run the golden prompts through the interpreter and compare the token ids.
+        #[arg(long)]
+        run: bool,
     },
     /// Say what differs between two loaves; exit code 0 if nothing does, 1 if something does, 2 if they cannot be compared.
     Diff {
@@ -342,21 +363,22 @@ fn run(command: Command) -> Result<()> {
         Command::Executable { file, output, runtime } => executable(&file, &output, runtime),
         Command::Build(args) => run_build(&args),
         Command::Inspect { file, tensors } => inspect(&file, tensors),
-        Command::Explain { file, position, phase, rows } => {
+        Command::Explain { file, position, phase, rows, proof } => {
             let map = map(&file)?;
             let (container, plan) = open(&map)?;
             let names = explain::Names::new(&container, &plan)?;
             let phase = Phase::from(phase);
             let rows = rows.unwrap_or_else(|| plan.families_of(phase).map(|f| f.max_rows).max().unwrap_or(1));
             match explain::graph(&names, phase, position, rows) {
-                Some(text) => print(&text),
+                Some(text) if !proof => print(&text),
+                Some(text) => print(&(text + &merkle_proof(&container, &plan, phase, position, rows)?)),
                 None => bail!(
                     "no {phase} graph at position {position} with {rows} rows; the context is {} positions",
                     plan.context
                 ),
             }
         }
-        Command::Verify { file, expect } => {
+        Command::Verify { file, expect, graphs, recipe, run } => {
             let map = map(&file)?;
             if let Some(expected) = expect {
                 // Cheap, and says what is wrong with a whole file that is another one.
@@ -367,7 +389,25 @@ fn run(command: Command) -> Result<()> {
             }
             let bars = Bars(std::sync::Mutex::new(ProgressBar::hidden()));
             let id = verify::file(&map, &bars).with_context(|| file.display().to_string())?;
+            let deep = verify::Deep { graphs, recipe };
+            if run {
+                verify::golden(&map).with_context(|| file.display().to_string())?;
+            }
+            if graphs || recipe {
+                verify::graphs(&map, deep, &bars).with_context(|| file.display().to_string())?;
+            }
             print(&format!("{id} ok\n"))
+        }
+        Command::BenchGraphs { sources, options } => {
+            let bars = Bars(std::sync::Mutex::new(ProgressBar::hidden()));
+            print(&format!("{}\n", bench::HEAD))?;
+            for source in &sources {
+                let result =
+                    bench::graphs(source, &options.options(), &bars).with_context(|| source.display().to_string())?;
+                let name = source.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+                print(&format!("{}\n", result.line(&name)))?;
+            }
+            print(&format!("{}\n", bench::BEFORE))
         }
         Command::Dump { source, stop_after, position, phase, rows, options } => {
             let options = options.options();
@@ -384,6 +424,31 @@ fn run(command: Command) -> Result<()> {
             print(&graph.to_string())
         }
     }
+}
+
+/// The proof that the graph is one of those the loaf's roots stand for.
+fn merkle_proof(container: &Container<'_>, plan: &VerifiedPlan, phase: Phase, p: u32, n: u32) -> Result<String> {
+    let stored = Graphs::decode(container.verify_section(SectionKind::Graphs)?, plan)?;
+    let Some(proof) = graphs::inclusion(plan, phase, p.into(), n.into(), &loaf_bake::build::Silent) else {
+        bail!(
+            "the {phase} graph at position {p} with {n} rows is no leaf: leaves are whole chunks at multiples of the chunk"
+        );
+    };
+    let family = stored.families.iter().find(|f| f.root == proof.root);
+    let Some(family) = family.filter(|f| f.phase == phase) else {
+        bail!("expected the {phase} root recorded in the loaf, found {}", hex(&proof.root));
+    };
+    let mut out = format!("\nleaf {} of {}  {}\n", proof.index, proof.count, hex(&proof.leaf));
+    for node in &proof.path {
+        out += &format!("path  {}\n", hex(node));
+    }
+    out += &format!(
+        "{phase} root, {} rows  {}\nall graphs  {}\n",
+        family.max_rows,
+        hex(&family.root),
+        hex(&stored.root())
+    );
+    Ok(out)
 }
 
 /// Writes to stdout; a reader that went away is no error.

@@ -53,6 +53,15 @@ fn the_command_line_bakes_the_committed_vector() {
 }
 
 #[test]
+fn verify_runs_the_golden_cases_on_the_recipe_of_the_manifest() {
+    assert!(stdout(&["verify", VECTOR, "--run"]).ends_with(" ok\n"));
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let out = dir.path().join("none.loaf").to_str().expect("UTF-8").to_string();
+    stdout(&["build", TINY, "-o", &out, "--random-weights", "1", "--context", "16", "--golden", "0"]);
+    assert!(refused(&["verify", &out, "--run"]).1.ends_with("expected a section golden, found none"));
+}
+
+#[test]
 fn diff_says_what_differs_and_how_it_went_by_exit_code() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let (one, two) = (build(&dir, "one", "1", &[]), build(&dir, "two", "2", &[]));

@@ -1,13 +1,14 @@
 //! What a loaf *is*.
 //!
 //! The contract between `bake` and `loaf`, and the only thing they share: element types and weight formats
-//! ([`dtype`]), the closed op set ([`op`]), plan records with their encoding and verifier ([`plan`]). Neither
-//! side may know more of the other than what stands here.
+//! ([`dtype`]), the closed op set ([`op`]), plan records with their encoding and verifier ([`plan`]), the hash tree over
+//! the graphs they expand to ([`graphs`]). Neither side may know more of the other than what stands here.
 
 pub mod chat;
 pub mod container;
 pub mod dtype;
 pub mod golden;
+pub mod graphs;
 pub mod op;
 pub mod plan;
 pub mod program;

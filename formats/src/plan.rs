@@ -198,6 +198,13 @@ pub struct Patch {
     pub per_row: u32,
 }
 
+impl Patch {
+    /// The word's value at position `p` with `n` valid rows, `base` being the template's.
+    pub fn value(&self, base: u64, p: u64, n: u64) -> u64 {
+        base.wrapping_add(u64::from(self.per_pos).wrapping_mul(p)).wrapping_add(u64::from(self.per_row).wrapping_mul(n))
+    }
+}
+
 /// A template that holds from position `first` to the next segment's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
@@ -217,14 +224,29 @@ impl Segment {
         self.patch(p, n, out);
     }
 
+    /// Whether `words` are the concrete graph at position `p` with `n` valid rows: what [`Segment::expand`] gives,
+    /// compared without writing it.
+    pub fn matches(&self, p: u64, n: u64, words: &[u64]) -> bool {
+        let mut from = 0;
+        words.len() == self.words.len()
+            && self.patches.iter().all(|patch| {
+                let i = patch.word as usize;
+                let same = i < words.len()
+                    && i >= from
+                    && words[from..i] == self.words[from..i]
+                    && words[i] == patch.value(self.words[i], p, n);
+                from = i + 1;
+                same
+            })
+            && words[from..] == self.words[from..]
+    }
+
     /// Sets the patched words of `out`, which holds an expansion of this very segment.
     pub fn patch(&self, p: u64, n: u64, out: &mut [u64]) {
         for patch in &self.patches {
             let i = patch.word as usize;
             if let (Some(base), Some(word)) = (self.words.get(i), out.get_mut(i)) {
-                *word = base
-                    .wrapping_add(u64::from(patch.per_pos).wrapping_mul(p))
-                    .wrapping_add(u64::from(patch.per_row).wrapping_mul(n));
+                *word = patch.value(*base, p, n);
             }
         }
     }

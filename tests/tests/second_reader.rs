@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use loaf_bake::build::{BuildOptions, Silent, build};
 use loaf_formats::container::{Container, SectionKind, hex};
 use loaf_formats::golden::Golden;
+use loaf_formats::graphs::Graphs;
 use loaf_formats::plan::{Plan, records};
 use loaf_tests::{bake, fixture};
 use serde_json::{Value, json};
@@ -51,6 +52,10 @@ fn first(bytes: &[u8]) -> Value {
             "state_bytes": plan.state_bytes, "arena_bytes": plan.arena_bytes, "states": states, "families": families,
         },
     });
+    if loaf.section(SectionKind::Graphs).is_some() {
+        let stored = Graphs::decode(loaf.verify_section(SectionKind::Graphs).expect("hashes"), &plan).expect("roots");
+        out["graphs_root"] = hex(&stored.root()).into();
+    }
     if let Some(golden) = loaf.section(SectionKind::Golden) {
         let golden = Golden::decode(golden, plan.vocab, plan.context).expect("a golden section");
         out["golden_ids"] = golden.cases.iter().map(|c| c.greedy.len()).sum::<usize>().into();

@@ -34,7 +34,7 @@ pub(super) fn run(graph: &mut Graph, s: &mut Scratch) -> Result<(), GraphError> 
         }
         s.nodes.push(node);
     }
-    s.commit(graph);
+    s.commit(graph, nodes);
     Ok(())
 }
 

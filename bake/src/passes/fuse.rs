@@ -70,7 +70,7 @@ pub(super) fn run(graph: &mut Graph, facts: &Facts<'_>, s: &mut Scratch) -> Resu
         }
         s.nodes.push(node);
     }
-    s.commit(graph);
+    s.commit(graph, nodes);
     Ok(())
 }
 
@@ -127,7 +127,23 @@ fn merge_group(
     let Ok(g) = facts.groups.binary_search_by_key(&first, |g| g[0]) else { return Ok(false) };
     let group = &facts.groups[g];
     let x = nodes[i].inputs()[0];
-    let mut members = Vec::with_capacity(group.len());
+    let mut members = std::mem::take(&mut s.members);
+    members.clear();
+    let merged = merge(graph, s, nodes, i, group, x, &mut members);
+    s.members = members;
+    merged
+}
+
+/// [`merge_group`] of a known group; `members` is an empty buffer.
+fn merge(
+    graph: &mut Graph,
+    s: &mut Scratch,
+    nodes: &[Node],
+    i: usize,
+    group: &[u32],
+    x: ValueId,
+    members: &mut Vec<usize>,
+) -> Result<bool, GraphError> {
     for (j, node) in nodes.iter().enumerate().skip(i) {
         if members.len() == group.len() {
             break;
@@ -150,7 +166,7 @@ fn merge_group(
     let merged = graph.make(OpKind::Linear, nodes[i].layer, &[x, merged_weight], &[rows, inp, total])?;
     s.nodes.push(merged);
     let mut start = 0;
-    for &j in &members {
+    for &j in members.iter() {
         let out = nodes[j].attrs()[2];
         let part = graph.make(OpKind::View, nodes[j].layer, &[merged.output()], &[rows, 1, out, start, out])?;
         s.replace[nodes[j].output().0 as usize] = part.output();

@@ -3,16 +3,16 @@
 
 use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::OpKind;
-use loaf_recipes::graph::{Graph, GraphError, Node, Origin, ValueId};
+use loaf_recipes::graph::{Graph, GraphError, Origin, ValueId};
 
 use super::{Facts, Scratch};
 
 pub(super) fn run(graph: &mut Graph, facts: &Facts<'_>, s: &mut Scratch) -> Result<(), GraphError> {
     s.no_replacements(graph);
     let nodes = std::mem::take(&mut graph.nodes);
-    // Quantised forms of recent values: (value, group, node that made codes, scales, sums). Graphs use a value's
-    // quantised form soon after it is made, so a short memory finds nearly all of them.
-    let mut recent: Vec<(ValueId, u64, Node)> = Vec::with_capacity(RECENT);
+    s.quantised.clear();
+    s.quantised_at.clear();
+    s.quantised_at.resize(graph.values.len(), 0);
     for mut node in nodes.iter().copied() {
         s.rewire(&mut node);
         let (inputs, a, layer) = (node.inputs(), node.attrs(), node.layer);
@@ -27,7 +27,7 @@ pub(super) fn run(graph: &mut Graph, facts: &Facts<'_>, s: &mut Scratch) -> Resu
                 match format.activation_group() {
                     None => graph.make(OpKind::LinearDense, layer, inputs, &attrs)?,
                     Some(group) => {
-                        let [codes, scales, sums] = quantised(graph, s, &mut recent, inputs[0], group, layer)?;
+                        let [codes, scales, sums] = quantised(graph, s, inputs[0], group, layer)?;
                         graph.make(OpKind::LinearQuant, layer, &[codes, scales, sums, inputs[1]], &attrs)?
                     }
                 }
@@ -39,7 +39,7 @@ pub(super) fn run(graph: &mut Graph, facts: &Facts<'_>, s: &mut Scratch) -> Resu
                 match format.activation_group() {
                     None => graph.make(OpKind::ExpertLinearDense, layer, &[x, order, starts, w], &attrs)?,
                     Some(group) => {
-                        let [codes, scales, sums] = quantised(graph, s, &mut recent, x, group, layer)?;
+                        let [codes, scales, sums] = quantised(graph, s, x, group, layer)?;
                         let inputs = [codes, scales, sums, order, starts, w];
                         graph.make(OpKind::ExpertLinearQuant, layer, &inputs, &attrs)?
                     }
@@ -53,11 +53,9 @@ pub(super) fn run(graph: &mut Graph, facts: &Facts<'_>, s: &mut Scratch) -> Resu
         s.replace[node.output().0 as usize] = new.output();
         s.nodes.push(new);
     }
-    s.commit(graph);
+    s.commit(graph, nodes);
     Ok(())
 }
-
-const RECENT: usize = 8;
 
 fn format_of(graph: &Graph, facts: &Facts<'_>, weight: ValueId) -> WeightFormat {
     match graph.value(weight).origin {
@@ -67,27 +65,31 @@ fn format_of(graph: &Graph, facts: &Facts<'_>, weight: ValueId) -> WeightFormat 
     }
 }
 
+/// Codes, scales and sums of `x` in groups of `group`; made where they are first asked for.
 fn quantised(
     graph: &mut Graph,
     s: &mut Scratch,
-    recent: &mut Vec<(ValueId, u64, Node)>,
     x: ValueId,
     group: u64,
     layer: u16,
 ) -> Result<[ValueId; 3], GraphError> {
-    let made = match recent.iter().find(|(value, g, _)| (*value, *g) == (x, group)) {
-        Some((.., node)) => *node,
-        None => {
-            let [rows, heads, dim] = graph.value(x).shape.map(u64::from);
-            let node = graph.make(OpKind::Quantize, layer, &[x], &[rows, heads, dim, group])?;
-            s.nodes.push(node);
-            if recent.len() == RECENT {
-                recent.remove(0);
-            }
-            recent.push((x, group, node));
-            node
+    let three = |first: ValueId| [first, ValueId(first.0 + 1), ValueId(first.0 + 2)];
+    let at = x.0 as usize;
+    let mut entry = s.quantised_at.get(at).copied().unwrap_or(0);
+    let before = entry;
+    while let Some(&(g, first, next)) = s.quantised.get((entry as usize).wrapping_sub(1)) {
+        if g == group {
+            return Ok(three(first));
         }
-    };
-    let first = made.first_output.0;
-    Ok([ValueId(first), ValueId(first + 1), ValueId(first + 2)])
+        entry = next;
+    }
+    let [rows, heads, dim] = graph.value(x).shape.map(u64::from);
+    let node = graph.make(OpKind::Quantize, layer, &[x], &[rows, heads, dim, group])?;
+    s.nodes.push(node);
+    s.quantised.push((group, node.first_output, before));
+    if at >= s.quantised_at.len() {
+        s.quantised_at.resize(at + 1, 0);
+    }
+    s.quantised_at[at] = s.quantised.len() as u32;
+    Ok(three(node.first_output))
 }

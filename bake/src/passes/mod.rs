@@ -67,6 +67,12 @@ pub(crate) struct Scratch {
     maker: Vec<u32>,
     /// Per node: already part of another.
     taken: Vec<bool>,
+    /// Per value: the newest of its entries in `quantised`, plus one; 0 if there is none.
+    quantised_at: Vec<u32>,
+    /// Quantised forms made: group, first output, the value's entry before (as in `quantised_at`).
+    quantised: Vec<(u64, ValueId, u32)>,
+    /// Nodes of the group being merged.
+    members: Vec<usize>,
 }
 
 impl Scratch {
@@ -108,13 +114,13 @@ impl Scratch {
         }
     }
 
-    /// Installs the new node list and rewires the graph's outputs.
-    fn commit(&mut self, graph: &mut Graph) {
+    /// Installs the new node list, rewires the graph's outputs, and keeps the memory of the old list for the next pass.
+    fn commit(&mut self, graph: &mut Graph, mut old: Vec<Node>) {
         for (_, id) in &mut graph.outputs {
             *id = self.replace.get(id.0 as usize).copied().unwrap_or(*id);
         }
-        std::mem::swap(&mut graph.nodes, &mut self.nodes);
-        self.nodes.clear();
+        old.clear();
+        graph.nodes = std::mem::replace(&mut self.nodes, old);
     }
 }
 

@@ -3,10 +3,17 @@
 //! A [`Tracer`] takes one concrete shape down the whole road: recipe, passes, lowering. [`build`] fits a template to the
 //! first shapes of a segment, then traces **every** position concretely and requires the template's expansion to be
 //! the same words. Where it is not, a new segment begins. Valid row counts are all traced at the first and last starts
-//! and, in between, one per start, chosen to walk through `1..=max_rows` coprime to the chunk.
+//! and, in between, the full count and one more per start, chosen to walk through `1..=max_rows` coprime to the chunk.
+//!
+//! The shapes a template is fitted to are traced checked: every node against the op table, the graph after every
+//! pass, the memory plan against the graph. All others are traced down the same road unchecked, since their words
+//! are then compared, all of them, with the template's, and equal words are the same graph. The leaf that the hash tree
+//! holds for a start is taken from the words traced there, not from the template.
 
 use std::fmt;
 
+use loaf_formats::container::{Digest, RootBuilder};
+use loaf_formats::graphs::{FamilyRoot, GraphHasher};
 use loaf_formats::plan::{Family, MAX_SEGMENTS, Patch, Phase, Segment};
 use loaf_recipes::Model;
 use loaf_recipes::graph::{Graph, GraphError};
@@ -14,7 +21,7 @@ use loaf_recipes::tape::Shape;
 use rayon::prelude::*;
 
 use super::lower::{LowerError, Lowering, Placement};
-use super::memory::Slots;
+use super::memory::{self, Slots};
 use crate::passes::{Facts, Pass, Pipeline};
 
 /// Why a family could not be built.
@@ -65,11 +72,27 @@ impl From<LowerError> for FamilyError {
     }
 }
 
+/// What says, shape by shape, what is computed. A model is one; tests put others in its place, to see that a recipe
+/// which changes its mind at one position is found out.
+pub trait Recipe: Sync {
+    /// Traces one concrete shape into `graph`, which is cleared first.
+    ///
+    /// # Errors
+    /// A recipe that contradicts itself.
+    fn trace(&self, shape: Shape, graph: &mut Graph) -> Result<(), GraphError>;
+}
+
+impl Recipe for Model {
+    fn trace(&self, shape: Shape, graph: &mut Graph) -> Result<(), GraphError> {
+        Model::trace(self, shape, graph)
+    }
+}
+
 /// The road from recipe to words, with its buffers.
 pub struct Tracer<'a> {
-    model: &'a Model,
+    recipe: &'a dyn Recipe,
     facts: &'a Facts<'a>,
-    placement: &'a Placement<'a>,
+    placement: &'a Placement,
     pipeline: Pipeline,
     lowering: Lowering,
     /// The graph last traced.
@@ -79,10 +102,10 @@ pub struct Tracer<'a> {
 }
 
 impl<'a> Tracer<'a> {
-    /// A tracer of this model.
-    pub fn new(model: &'a Model, facts: &'a Facts<'a>, placement: &'a Placement<'a>) -> Self {
+    /// A tracer of this recipe.
+    pub fn new(recipe: &'a dyn Recipe, facts: &'a Facts<'a>, placement: &'a Placement) -> Self {
         Tracer {
-            model,
+            recipe,
             facts,
             placement,
             pipeline: Pipeline::default(),
@@ -92,21 +115,27 @@ impl<'a> Tracer<'a> {
         }
     }
 
-    /// Traces and optimises one shape into `self.graph`.
+    /// Traces and optimises one shape into `self.graph`, checked at every step.
     ///
     /// # Errors
     /// The recipe or a pass.
-    pub fn graph(&mut self, shape: Shape, last: Pass, verify: bool) -> Result<(), GraphError> {
-        self.model.trace(shape, &mut self.graph)?;
-        self.pipeline.run(&mut self.graph, self.facts, last, verify)
+    pub fn graph(&mut self, shape: Shape) -> Result<(), GraphError> {
+        self.trace(shape, true)
     }
 
-    /// Traces, optimises and lowers one shape into `self.words`.
+    fn trace(&mut self, shape: Shape, checked: bool) -> Result<(), GraphError> {
+        self.graph.set_unchecked(!checked);
+        self.recipe.trace(shape, &mut self.graph)?;
+        self.pipeline.run(&mut self.graph, self.facts, Pass::Dead, checked)
+    }
+
+    /// Traces, optimises and lowers one shape into `self.words`. Unless `checked`, the words mean something only if
+    /// they equal those of a checked trace.
     ///
     /// # Errors
     /// The recipe, a pass, or lowering.
-    pub fn words(&mut self, shape: Shape, slots: &Slots) -> Result<(), FamilyError> {
-        self.graph(shape, Pass::Dead, false)?;
+    pub fn words(&mut self, shape: Shape, slots: &Slots, checked: bool) -> Result<(), FamilyError> {
+        self.trace(shape, checked)?;
         Ok(self.lowering.run(&self.graph, slots, self.placement, &mut self.words)?)
     }
 }
@@ -125,13 +154,18 @@ pub struct FamilySpec {
 }
 
 impl FamilySpec {
+    /// The most rows a graph at `pos` takes.
+    fn most_at(&self, pos: u32) -> u32 {
+        self.max_rows.min(self.positions - pos)
+    }
+
     fn shape(&self, pos: u32, rows: u32) -> Shape {
         Shape { phase: self.phase, pos, rows }
     }
 
     /// The valid row counts traced at the `i`-th of `starts` positions.
     fn rows_at(&self, i: u32, starts: u32, pos: u32) -> impl Iterator<Item = u32> + use<> {
-        let most = self.max_rows.min(self.positions - pos);
+        let most = self.most_at(pos);
         let all = i == 0 || i + 1 == starts;
         // 37 shares no factor with a power of two: successive starts visit every count.
         let one = if most == self.max_rows { i * 37 % most + 1 } else { most };
@@ -142,13 +176,18 @@ impl FamilySpec {
 }
 
 /// What was proved about a family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proof {
     /// Positions traced.
     pub positions: u64,
     /// Concrete graphs traced and compared.
     pub graphs: u64,
+    /// The tree over the graphs traced.
+    pub root: FamilyRoot,
 }
+
+/// Starts proved in parallel before the next are begun, so that a segment that ends early has not cost the whole range.
+const BLOCK: u32 = 4096;
 
 /// Builds and proves a family. `make` gives each worker a tracer of its own.
 ///
@@ -165,56 +204,68 @@ pub fn build<'a>(
     let mut segments: Vec<Segment> = Vec::new();
     let mut begin = 0; // index of the start the next segment begins at
     let mut graphs = 0;
+    let mut tree = RootBuilder::new();
     while begin < starts {
         if segments.len() == MAX_SEGMENTS {
             return Err(FamilyError::TooManySegments(spec.phase, begin * spec.step));
         }
         let segment = fit(&mut tracer, spec, slots, begin * spec.step)?;
-        let prove = |(tracer, words): &mut (Tracer<'a>, Vec<u64>), i: u32| -> Result<u64, (u32, FamilyError)> {
+        let hasher = GraphHasher::new(&segment);
+        let prove = |(tracer, hasher): &mut (Tracer<'a>, GraphHasher), i: u32| -> Result<(u64, Digest), FamilyError> {
             let pos = i * spec.step;
-            let mut count = 0;
+            let (mut count, mut leaf) = (0, Digest::default());
             for n in spec.rows_at(i, starts, pos) {
-                tracer.words(spec.shape(pos, n), slots).map_err(|e| (i, e))?;
-                segment.expand(u64::from(pos), u64::from(n), words);
-                if *words != tracer.words {
-                    return Err((i, FamilyError::Unproven(spec.phase, pos, n)));
+                tracer.words(spec.shape(pos, n), slots, false)?;
+                if !segment.matches(u64::from(pos), u64::from(n), &tracer.words) {
+                    return Err(FamilyError::Unproven(spec.phase, pos, n));
+                }
+                if n == spec.most_at(pos) {
+                    leaf = hasher.leaf(u64::from(pos), u64::from(n), &tracer.words);
                 }
                 count += 1;
             }
             progress(1);
-            Ok(count)
+            Ok((count, leaf))
         };
-        // Blocks in order, so that a segment that ends early has not cost the whole range.
+        let mut next = begin;
         let mut end = starts;
-        let mut from = begin;
-        while from < starts {
-            let to = starts.min(from + 4096);
-            let results: Vec<_> = (from..to).into_par_iter().map_init(|| (make(), Vec::new()), &prove).collect();
-            match results.into_iter().try_fold(0, |sum, r| r.map(|n| sum + n)) {
-                Ok(n) => graphs += n,
-                Err((i, FamilyError::Unproven(..))) if i > begin => {
-                    end = i;
-                    break;
+        while next < end {
+            let block = next..starts.min(next + BLOCK);
+            let results: Vec<_> = block.clone().into_par_iter().map_init(|| (make(), hasher.clone()), &prove).collect();
+            for (i, result) in block.zip(results) {
+                match result {
+                    Ok((count, leaf)) => {
+                        graphs += count;
+                        tree.push(leaf);
+                        next = i + 1;
+                    }
+                    // Another template begins here.
+                    Err(FamilyError::Unproven(..)) if i > begin => {
+                        end = i;
+                        break;
+                    }
+                    Err(e) => return Err(e),
                 }
-                Err((_, e)) => return Err(e),
             }
-            from = to;
         }
         segments.push(segment);
         begin = end;
     }
     let family =
         Family { phase: spec.phase, max_rows: spec.max_rows, positions: spec.positions, step: spec.step, segments };
-    Ok((family, Proof { positions: u64::from(starts), graphs }))
+    let root = FamilyRoot::new(&family, tree.root());
+    Ok((family, Proof { positions: u64::from(starts), graphs, root }))
 }
 
 /// Fits a template to the shapes at `first`: one more row tells what grows with rows, the next start what
 /// grows with the position. Whether the fit holds is for the proof to say.
 fn fit(tracer: &mut Tracer<'_>, spec: FamilySpec, slots: &Slots, first: u32) -> Result<Segment, FamilyError> {
-    tracer.words(spec.shape(first, 1), slots)?;
+    tracer.graph(spec.shape(first, spec.most_at(first)))?;
+    memory::check(&tracer.graph, slots).map_err(FamilyError::Memory)?;
+    tracer.words(spec.shape(first, 1), slots, true)?;
     let base = tracer.words.clone();
     let mut slope = |shape: Shape, run: u64| -> Result<Vec<u32>, FamilyError> {
-        tracer.words(shape, slots)?;
+        tracer.words(shape, slots, true)?;
         if tracer.words.len() != base.len() {
             return Err(FamilyError::Unproven(spec.phase, shape.pos, shape.rows));
         }

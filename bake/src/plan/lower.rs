@@ -39,15 +39,69 @@ pub struct StatePlace {
     pub head_stride: u32,
 }
 
-/// Where everything lies that outlives a graph.
+/// Where everything lies that outlives a graph, as the operands records will carry.
 #[derive(Clone, Debug)]
-pub struct Placement<'a> {
-    /// Per weight, then constant.
-    pub weights: &'a [WeightPlace],
+pub struct Placement {
+    /// Per weight, then constant: its `weight`, `scales` and `biases` from row 0 on.
+    weights: Vec<[Operand; 3]>,
     /// Per state.
-    pub states: &'a [StatePlace],
-    /// The IO region.
-    pub io: Io,
+    states: Vec<Operand>,
+    io: Io,
+}
+
+impl Placement {
+    /// Tables of `weights` (and constants) and `states` in declaration order.
+    pub fn new(weights: &[WeightPlace], states: &[StatePlace], io: Io) -> Self {
+        let state = |s: &StatePlace| Operand {
+            region: Region::State,
+            dtype: s.dtype,
+            offset: s.offset,
+            row_stride: s.row_stride,
+            head_stride: s.head_stride,
+        };
+        Placement {
+            weights: weights.iter().map(stored_operands).collect(),
+            states: states.iter().map(state).collect(),
+            io,
+        }
+    }
+
+    /// The stored tensor of weight value `id` that an operand of type `part` reads.
+    fn weight(&self, graph: &Graph, id: ValueId, part: Types) -> Operand {
+        let Origin::Weight(w, row) = graph.value(id).origin else { return Operand::ABSENT };
+        let part = match part {
+            Types::Scales => 1,
+            Types::Biases => 2,
+            _ => 0,
+        };
+        let first = self.weights[w.0 as usize][part];
+        Operand { offset: first.offset + u64::from(row) * first.row_stride * first.dtype.bytes(), ..first }
+    }
+
+    fn port(&self, port: Port) -> u64 {
+        match port {
+            Port::Ids => self.io.ids,
+            Port::Hidden => self.io.hidden,
+            Port::Logits => self.io.logits,
+        }
+    }
+}
+
+/// A weight's stored tensors; absent where its format has none.
+fn stored_operands(place: &WeightPlace) -> [Operand; 3] {
+    let format = place.format;
+    let operand = |dtype: Option<DType>, offset: u64, elems: Option<u64>| match (dtype, elems) {
+        (Some(dtype), Some(row_stride)) => {
+            Operand { region: Region::Weights, dtype, offset, row_stride, head_stride: 0 }
+        }
+        _ => Operand::ABSENT,
+    };
+    let groups = format.row_groups(place.in_dim);
+    [
+        operand(Some(format.weight_dtype()), place.weight, format.row_elems(place.in_dim)),
+        operand(format.scales_dtype(), place.scales, groups),
+        operand(format.biases_dtype(), place.biases, groups),
+    ]
 }
 
 /// A graph that cannot be written as records.
@@ -78,7 +132,7 @@ impl Lowering {
         &mut self,
         graph: &Graph,
         slots: &Slots,
-        placement: &Placement<'_>,
+        placement: &Placement,
         words: &mut Vec<u64>,
     ) -> Result<(), LowerError> {
         words.clear();
@@ -95,7 +149,7 @@ impl Lowering {
         Ok(())
     }
 
-    fn view(&mut self, graph: &Graph, placement: &Placement<'_>, node: &Node) -> Result<(), LowerError> {
+    fn view(&mut self, graph: &Graph, placement: &Placement, node: &Node) -> Result<(), LowerError> {
         let source = self.operand(graph, placement, node.inputs()[0])?;
         let shape = graph.value(node.inputs()[0]).shape;
         if shape[1] > 1 && source.head_stride != shape[2] {
@@ -111,7 +165,7 @@ impl Lowering {
         &mut self,
         graph: &Graph,
         slots: &Slots,
-        placement: &Placement<'_>,
+        placement: &Placement,
         node: &Node,
     ) -> Result<(), LowerError> {
         let mut outputs = node.outputs();
@@ -119,12 +173,12 @@ impl Lowering {
             let Some(id) = outputs.next() else { break };
             let value = graph.value(id);
             let operand = match value.origin {
-                Origin::Update(s, _) => state_operand(placement, s.0),
+                Origin::Update(s, _) => placement.states[s.0 as usize],
                 _ => {
                     let [_, heads, dim] = value.shape;
                     let bound = graph.outputs.iter().find(|(_, out)| *out == id);
                     let (region, offset) = match (bound, slots.offset.get(id.0 as usize).copied().flatten()) {
-                        (Some((port, _)), _) => (Region::Io, port_offset(&placement.io, *port)),
+                        (Some((port, _)), _) => (Region::Io, placement.port(*port)),
                         (None, Some(offset)) => (Region::Arena, offset),
                         (None, None) => return Err(LowerError(format!("%{} has no place", id.0))),
                     };
@@ -147,7 +201,7 @@ impl Lowering {
     fn record(
         &self,
         graph: &Graph,
-        placement: &Placement<'_>,
+        placement: &Placement,
         node: &Node,
         words: &mut Vec<u64>,
     ) -> Result<(), LowerError> {
@@ -161,7 +215,7 @@ impl Lowering {
         for (operand, rule) in operands.iter_mut().zip(spec.operands) {
             *operand = match rule.types {
                 Types::Scales | Types::Biases => match weight {
-                    Some(id) => stored(graph, placement, id, rule.types),
+                    Some(id) => placement.weight(graph, id, rule.types),
                     None => Operand::ABSENT,
                 },
                 _ if rule.mode == Mode::Out => match outputs.next() {
@@ -186,15 +240,15 @@ impl Lowering {
         Ok(())
     }
 
-    fn operand(&self, graph: &Graph, placement: &Placement<'_>, id: ValueId) -> Result<Operand, LowerError> {
+    fn operand(&self, graph: &Graph, placement: &Placement, id: ValueId) -> Result<Operand, LowerError> {
         let value = graph.value(id);
         let [_, heads, dim] = value.shape;
         match value.origin {
-            Origin::Weight(..) => Ok(stored(graph, placement, id, Types::Weight)),
-            Origin::State(s) | Origin::Update(s, _) => Ok(state_operand(placement, s.0)),
+            Origin::Weight(..) => Ok(placement.weight(graph, id, Types::Weight)),
+            Origin::State(s) | Origin::Update(s, _) => Ok(placement.states[s.0 as usize]),
             Origin::Port(port) => {
                 let row_stride = if port == Port::Ids { 0 } else { u64::from(heads) * u64::from(dim) };
-                let offset = port_offset(&placement.io, port);
+                let offset = placement.port(port);
                 let head_stride = if port == Port::Ids { 0 } else { dim };
                 Ok(Operand { region: Region::Io, dtype: value.dtype, offset, row_stride, head_stride })
             }
@@ -209,41 +263,4 @@ impl Lowering {
 /// A head stride that does not vary with rows: 0 where the table says there is one head.
 fn dim_stride(heads: Dim, dim: u32) -> u32 {
     if heads == Dim::One { 0 } else { dim }
-}
-
-fn stored(graph: &Graph, placement: &Placement<'_>, id: ValueId, part: Types) -> Operand {
-    let Origin::Weight(w, row) = graph.value(id).origin else { return Operand::ABSENT };
-    let place = &placement.weights[w.0 as usize];
-    let (groups, packed) = (place.format.row_groups(place.in_dim), place.format.row_elems(place.in_dim));
-    let (dtype, offset, elems) = match part {
-        Types::Scales => (place.format.scales_dtype(), place.scales, groups),
-        Types::Biases => (place.format.biases_dtype(), place.biases, groups),
-        _ => (Some(place.format.weight_dtype()), place.weight, packed),
-    };
-    match (dtype, elems) {
-        (Some(dtype), Some(elems)) => {
-            let offset = offset + u64::from(row) * elems * dtype.bytes();
-            Operand { region: Region::Weights, dtype, offset, row_stride: elems, head_stride: 0 }
-        }
-        _ => Operand::ABSENT,
-    }
-}
-
-fn state_operand(placement: &Placement<'_>, state: u32) -> Operand {
-    let s = placement.states[state as usize];
-    Operand {
-        region: Region::State,
-        dtype: s.dtype,
-        offset: s.offset,
-        row_stride: s.row_stride,
-        head_stride: s.head_stride,
-    }
-}
-
-fn port_offset(io: &Io, port: Port) -> u64 {
-    match port {
-        Port::Ids => io.ids,
-        Port::Hidden => io.hidden,
-        Port::Logits => io.logits,
-    }
 }

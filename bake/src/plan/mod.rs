@@ -12,7 +12,7 @@ use loaf_formats::plan::{Io, Phase, Plan, State, StateKind};
 use loaf_recipes::Model;
 use loaf_recipes::tape::Shape;
 
-use crate::passes::{Facts, Pass};
+use crate::passes::Facts;
 use family::{FamilyError, FamilySpec, Proof, Tracer};
 use lower::{Placement, StatePlace, WeightPlace};
 
@@ -87,7 +87,7 @@ pub fn build(
 ) -> Result<(Plan, Vec<Proof>), FamilyError> {
     let (states, places, state_bytes) = layout_states(model, layout.kv);
     let io = layout_io(model, model.options.chunk);
-    let placement = Placement { weights: &layout.weights, states: &places, io };
+    let placement = Placement::new(&layout.weights, &places, io);
     let mut plan = Plan {
         context: model.options.context,
         vocab: model.vocab(),
@@ -102,9 +102,8 @@ pub fn build(
     let mut proofs = Vec::new();
     for spec in specs(model, chunks) {
         let mut tracer = Tracer::new(model, facts, &placement);
-        tracer.graph(Shape { phase: spec.phase, pos: 0, rows: spec.max_rows }, Pass::Dead, true)?;
+        tracer.graph(Shape { phase: spec.phase, pos: 0, rows: spec.max_rows })?;
         let slots = memory::plan(&tracer.graph);
-        memory::check(&tracer.graph, &slots).map_err(FamilyError::Memory)?;
         plan.arena_bytes = plan.arena_bytes.max(slots.bytes);
         let (family, proof) = family::build(spec, &slots, || Tracer::new(model, facts, &placement), progress)?;
         plan.families.push(family);

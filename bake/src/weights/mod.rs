@@ -110,7 +110,7 @@ impl Stretches {
 
 /// The tensors a weight of `shape` is stored as in `format`; `None` if the format cannot hold it or a length
 /// overflows.
-fn stored_tensors(name: &str, format: WeightFormat, shape: &[u64]) -> Option<Vec<StoredTensor>> {
+pub(crate) fn stored_tensors(name: &str, format: WeightFormat, shape: &[u64]) -> Option<Vec<StoredTensor>> {
     let (&in_dim, lead) = shape.split_last()?;
     let module = name.strip_suffix(".weight").unwrap_or(name);
     let tensor = |name: String, dtype: DType, last: u64| {

@@ -1,0 +1,315 @@
+//! Proving the graphs of a finished loaf, without its checkpoint.
+//!
+//! [`expand`] rebuilds the hash tree from the templates: the root stands for exactly what the plan expands to.
+//! [`retrace`] goes further: the recipe is opened again from the config and options in the manifest, every weight's
+//! format and place is read off the file, and the whole bake of graphs is done once more. Plan and roots must come
+//! out the same, so a loaf that passes holds what this recipe says for every shape. [`inclusion`] is the Merkle
+//! proof of one graph.
+//!
+//! No weight is read, and nothing in the manifest is believed that a wrong value would not turn into another plan.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use loaf_formats::container::{Container, Digest, RootBuilder, SectionKind, TensorEntry, proof};
+use loaf_formats::dtype::{DType, WeightFormat};
+use loaf_formats::graphs::{FamilyRoot, Graphs, leaves};
+use loaf_formats::plan::{Family, Phase, Plan, VerifiedPlan};
+use loaf_recipes::graph::{Graph, GraphError};
+use loaf_recipes::model::{ConfigError, WeightDecl};
+use loaf_recipes::tape::Shape;
+use loaf_recipes::{Model, Options};
+use rayon::prelude::*;
+use serde_json::Value;
+
+use crate::build::Progress;
+use crate::golden::Lowered;
+use crate::passes::{Facts, discover_groups};
+use crate::plan::family::FamilyError;
+use crate::plan::lower::WeightPlace;
+use crate::plan::{self, Layout};
+use crate::weights::stored_tensors;
+
+/// Why the graphs of a loaf are not what they should be.
+#[derive(Debug)]
+pub enum ProofError {
+    /// The recipe cannot be opened from the manifest's config.
+    Config(ConfigError),
+    /// The recipe or a pass.
+    Graph(GraphError),
+    /// The graphs.
+    Family(FamilyError),
+    /// Something is not as the recipe says: where, expected, found.
+    Differs(String, String, String),
+}
+
+impl fmt::Display for ProofError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ProofError::Config(e) => e.fmt(f),
+            ProofError::Graph(e) => e.fmt(f),
+            ProofError::Family(e) => e.fmt(f),
+            ProofError::Differs(at, expected, found) => write!(f, "{at}: expected {expected}, found {found}"),
+        }
+    }
+}
+
+impl std::error::Error for ProofError {}
+
+fn differs<T>(at: impl Into<String>, expected: impl ToString, found: impl ToString) -> Result<T, ProofError> {
+    Err(ProofError::Differs(at.into(), expected.to_string(), found.to_string()))
+}
+
+/// Leaves hashed in parallel before the next are begun: memory does not grow with a family.
+const BLOCK: u64 = 1 << 16;
+const PIECE: u64 = 1 << 10;
+
+/// Hashes the leaves of a family from its templates, in order, a block at a time.
+fn each_block(family: &Family, progress: &dyn Progress, mut take: impl FnMut(Vec<Digest>)) {
+    for from in (0..family.leaf_count()).step_by(BLOCK as usize) {
+        let to = family.leaf_count().min(from + BLOCK);
+        let pieces: Vec<u64> = (from..to).step_by(PIECE as usize).collect();
+        let hashed: Vec<_> = pieces.into_par_iter().map(|at| leaves(family, at, to.min(at + PIECE))).collect();
+        hashed.into_iter().for_each(&mut take);
+        progress.step(to - from);
+    }
+}
+
+/// The roots of everything the plan expands to.
+pub fn expand(plan: &VerifiedPlan, progress: &dyn Progress) -> Graphs {
+    progress.begin("graphs", plan.families.iter().map(Family::leaf_count).sum(), "graphs");
+    let families = plan.families.iter().map(|family| {
+        let mut tree = RootBuilder::new();
+        each_block(family, progress, |block| block.into_iter().for_each(|leaf| tree.push(leaf)));
+        FamilyRoot::new(family, tree.root())
+    });
+    Graphs { families: families.collect() }
+}
+
+/// The Merkle proof of one graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inclusion {
+    /// Index of the leaf in its family.
+    pub index: u64,
+    /// Leaves of the family.
+    pub count: u64,
+    /// Hash of the graph.
+    pub leaf: Digest,
+    /// Sibling hashes, lowest first.
+    pub path: Vec<Digest>,
+    /// Root of the family.
+    pub root: Digest,
+}
+
+/// Largest family whose leaves are all held at once.
+const MAX_PROVED: u64 = 1 << 22;
+
+/// Proves that the graph at position `p` with `n` rows is a leaf of its family's tree; `None` if it is not one, or
+/// the family is larger than any that is baked.
+pub fn inclusion(plan: &VerifiedPlan, phase: Phase, p: u64, n: u64, progress: &dyn Progress) -> Option<Inclusion> {
+    let of_shape = |f: &&Family| {
+        let index = p / u64::from(f.step.max(1));
+        index < f.leaf_count() && f.leaf_shape(index) == (p, n)
+    };
+    let family = plan.families_of(phase).find(of_shape).filter(|f| f.leaf_count() <= MAX_PROVED)?;
+    let index = p / u64::from(family.step.max(1));
+    let mut all = Vec::new();
+    each_block(family, progress, |block| all.extend(block));
+    let path = proof(&all, usize::try_from(index).ok()?)?;
+    let root = loaf_formats::container::root(&all);
+    Some(Inclusion { index, count: family.leaf_count(), leaf: all[index as usize], path, root })
+}
+
+/// Traces every shape again from the recipe that the manifest names and requires the plan and the roots of the file.
+///
+/// # Errors
+/// The first thing that differs.
+pub fn retrace(
+    container: &Container<'_>,
+    manifest: &Value,
+    plan: &VerifiedPlan,
+    graphs: &Graphs,
+    progress: &dyn Progress,
+) -> Result<(), ProofError> {
+    let rebuilt = Rebuilt::new(container, manifest, plan)?;
+    let starts =
+        plan::specs(&rebuilt.model, &rebuilt.chunks).iter().map(|s| u64::from((s.positions - 1) / s.step + 1)).sum();
+    progress.begin("recipe", starts, "positions");
+    let (traced, proofs) =
+        plan::build(&rebuilt.model, &rebuilt.facts(), &rebuilt.layout, &rebuilt.chunks, &|n| progress.step(n))
+            .map_err(ProofError::Family)?;
+    same_plan(&traced, plan)?;
+    let roots: Vec<FamilyRoot> = proofs.iter().map(|p| p.root).collect();
+    match roots.iter().zip(&graphs.families).find(|(traced, stored)| traced != stored) {
+        Some((traced, stored)) => {
+            differs(format!("{} graphs", stored.phase), format!("{traced:?}"), format!("{stored:?}"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A model opened from the config and options in a manifest and lowered onto the file that holds them.
+pub struct Rebuilt {
+    model: Model,
+    formats: Vec<WeightFormat>,
+    groups: Vec<Vec<u32>>,
+    layout: Layout,
+    chunks: Vec<u32>,
+}
+
+impl Rebuilt {
+    /// Opens the recipe and finds every weight in the file.
+    ///
+    /// # Errors
+    /// A manifest that contradicts the plan, a config no recipe takes, weights that are not the recipe's.
+    pub fn new(container: &Container<'_>, manifest: &Value, plan: &VerifiedPlan) -> Result<Rebuilt, ProofError> {
+        let options = &manifest["options"];
+        let number = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+        let chunks: Option<Vec<u32>> = options["chunks"].as_array().map(|c| c.iter().filter_map(number).collect());
+        let (Some(chunks), Some(norms_shifted)) = (chunks, options["norms_shifted"].as_bool()) else {
+            return differs("manifest", "options chunks and norms_shifted", options);
+        };
+        let baked: Vec<u32> = plan.families_of(Phase::Prefill).map(|f| f.max_rows).collect();
+        if chunks != baked || number(&options["context"]) != Some(plan.context) {
+            return differs("manifest options", format!("context {} and chunks {baked:?}", plan.context), options);
+        }
+        let kv = [DType::F32, DType::F16].into_iter().find(|d| options["kv"].as_str() == Some(&d.to_string()));
+        let Some(kv) = kv else { return differs("manifest option kv", "f32 or f16", &options["kv"]) };
+        let chunk = baked.last().copied().unwrap_or(1);
+        let model = loaf_recipes::open(&manifest["config"], Options { context: plan.context, chunk, norms_shifted })
+            .map_err(ProofError::Config)?;
+
+        let tensors =
+            container.tensors().map_err(|e| ProofError::Differs("header".into(), "tensors".into(), e.to_string()))?;
+        let found = find_weights(&model, &tensors)?;
+        let formats: Vec<WeightFormat> = found.iter().map(|f| f.0).collect();
+        let mut graph = Graph::default();
+        model.trace(Shape { phase: Phase::Decode, pos: 0, rows: 1 }, &mut graph).map_err(ProofError::Graph)?;
+        let groups = discover_groups(&graph, &model.decls, &formats);
+        side_by_side(&groups, &found)?;
+        same_constants(&model, &found, container.data())?;
+        let weight_bytes = container.sections().iter().find(|s| s.kind == SectionKind::Weights.code());
+        let weight_bytes = weight_bytes.map_or(0, |s| s.offset + s.len);
+        let layout = Layout { weights: places(&model, &found), weight_bytes, kv };
+        Ok(Rebuilt { model, formats, groups, layout, chunks })
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts { decls: &self.model.decls, formats: &self.formats, groups: &self.groups }
+    }
+
+    /// What the interpreter runs.
+    pub fn lowered(&self) -> Lowered<'_> {
+        Lowered { model: &self.model, facts: self.facts(), layout: &self.layout }
+    }
+}
+
+/// A weight's format and its stored tensors, in the order weight, scales, biases.
+type Found<'a> = (WeightFormat, Vec<&'a TensorEntry>);
+
+/// Every weight, then constant, as the file holds it.
+fn find_weights<'a>(model: &Model, tensors: &'a [TensorEntry]) -> Result<Vec<Found<'a>>, ProofError> {
+    let by_name: HashMap<&str, &TensorEntry> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+    let weights = model.decls.weights.iter().map(|decl| {
+        let format = format_of(decl, &by_name);
+        let wanted = format.and_then(|f| Some((f, stored_tensors(&decl.name, f, &decl.shape)?)));
+        let Some((format, wanted)) = wanted else {
+            return differs(&decl.name, format!("a weight of shape {:?}", decl.shape), "none");
+        };
+        let stored = wanted.iter().map(|want| match by_name.get(want.name.as_str()) {
+            Some(t) if (t.dtype, &t.shape) == (want.dtype, &want.shape) => Ok(*t),
+            Some(t) => {
+                differs(&want.name, format!("{} {:?}", want.dtype, want.shape), format!("{} {:?}", t.dtype, t.shape))
+            }
+            None => differs(&want.name, "a tensor", "none"),
+        });
+        Ok((format, stored.collect::<Result<_, _>>()?))
+    });
+    let constants = model.decls.constants.iter().map(|c| match by_name.get(c.name.as_str()) {
+        Some(t) if t.dtype == DType::F32 && t.shape == [c.data.len() as u64] => {
+            Ok((WeightFormat::Dense(DType::F32), vec![*t]))
+        }
+        _ => differs(&c.name, format!("{} constants", c.data.len()), "none"),
+    });
+    weights.chain(constants).collect()
+}
+
+/// The format that the tensors of a weight can only have.
+fn format_of(decl: &WeightDecl, tensors: &HashMap<&str, &TensorEntry>) -> Option<WeightFormat> {
+    let weight = tensors.get(decl.name.as_str())?;
+    if weight.dtype.is_float() {
+        return Some(WeightFormat::Dense(weight.dtype));
+    }
+    let module = decl.name.strip_suffix(".weight").unwrap_or(&decl.name);
+    let scales = tensors.get(format!("{module}.scales").as_str())?;
+    let in_dim = *decl.shape.last()?;
+    let group = in_dim.checked_div(*scales.shape.last()?)?;
+    let bits = weight.shape.last()?.checked_mul(32)?.checked_div(in_dim)?;
+    let format = match (scales.dtype, group, bits) {
+        (DType::U8, 16, 4) => WeightFormat::Nvfp4,
+        (DType::U8, 32, 4) => WeightFormat::Mxfp4,
+        (DType::U8, 32, 8) => WeightFormat::Mxfp8,
+        (params, ..) => {
+            WeightFormat::Affine { bits: u8::try_from(bits).ok()?, group: u8::try_from(group).ok()?, params }
+        }
+    };
+    format.is_valid().then_some(format)
+}
+
+/// Weights whose projections are merged are read as one; nothing but their places says that they can be.
+fn side_by_side(groups: &[Vec<u32>], found: &[Found<'_>]) -> Result<(), ProofError> {
+    for pair in groups.iter().flat_map(|g| g.windows(2)) {
+        let [first, second] = [&found[pair[0] as usize].1, &found[pair[1] as usize].1];
+        if let Some((a, b)) = first.iter().zip(second).find(|(a, b)| a.offset + a.len != b.offset) {
+            return differs(&b.name, format!("offset {}, right after {}", a.offset + a.len, a.name), b.offset);
+        }
+    }
+    Ok(())
+}
+
+/// Tables that the recipe computes must be the ones in the file.
+fn same_constants(model: &Model, found: &[Found<'_>], data: &[u8]) -> Result<(), ProofError> {
+    for (c, (_, stored)) in model.decls.constants.iter().zip(&found[model.decls.weights.len()..]) {
+        let bytes = c.data.iter().flat_map(|v| v.to_le_bytes());
+        let place =
+            stored.first().and_then(|t| Some(usize::try_from(t.offset).ok()?..usize::try_from(t.offset + t.len).ok()?));
+        if !place.and_then(|p| data.get(p)).is_some_and(|stored| stored.iter().copied().eq(bytes)) {
+            return differs(&c.name, "the constants that the recipe computes", "others");
+        }
+    }
+    Ok(())
+}
+
+fn places(model: &Model, found: &[Found<'_>]) -> Vec<WeightPlace> {
+    let in_dims = model.decls.weights.iter().map(|w| w.shape.last().copied().unwrap_or(0));
+    let in_dims = in_dims.chain(model.decls.constants.iter().map(|c| c.data.len() as u64));
+    let offset = |stored: &[&TensorEntry], part: usize| stored.get(part).map_or(0, |t| t.offset);
+    let place = |(in_dim, (format, stored)): (u64, &Found<'_>)| WeightPlace {
+        format: *format,
+        in_dim,
+        weight: offset(stored, 0),
+        scales: offset(stored, 1),
+        biases: offset(stored, 2),
+    };
+    in_dims.zip(found).map(place).collect()
+}
+
+/// Says where two plans differ first, down to the word.
+fn same_plan(traced: &Plan, stored: &Plan) -> Result<(), ProofError> {
+    if traced == stored {
+        return Ok(());
+    }
+    for (a, b) in traced.families.iter().zip(&stored.families) {
+        let phase = b.phase;
+        for (i, (a, b)) in a.segments.iter().zip(&b.segments).enumerate() {
+            if let Some(w) = a.words.iter().zip(&b.words).position(|(a, b)| a != b) {
+                let at = format!("{phase} segment {i}, word {w}");
+                return differs(at, format!("{:#x}", a.words[w]), format!("{:#x}", b.words[w]));
+            }
+            if let Some((a, b)) = a.patches.iter().zip(&b.patches).find(|(a, b)| a != b) {
+                return differs(format!("{phase} segment {i}, patch"), format!("{a:?}"), format!("{b:?}"));
+            }
+        }
+    }
+    differs("plan", "the memory, states and segments that the recipe gives", "others")
+}
