@@ -2,7 +2,7 @@
 //!
 //! JSON, `{"cases":[{"prompt":[1,2],"greedy":[3,4]}]}`: token ids, and the ids that greedy decoding appends to them. The baker
 //! computes them with its naive interpreter, not with the runtime's kernels, and ends a continuation before a
-//! token whose logit leads the next by less than a thousandth of the largest magnitude seen in that case: two correct
+//! token whose logit leads the next by less than a fiftieth of the largest magnitude seen in that case: two correct
 //! implementations may round differently, and must still agree on every id recorded here.
 
 use std::fmt;
@@ -13,7 +13,11 @@ use serde::{Deserialize, Serialize};
 pub const MAX_GOLDEN_BYTES: usize = 1 << 20;
 
 /// Of the largest logit magnitude: a smaller lead ends a continuation.
-pub const MIN_LEAD: f32 = 1e-3;
+///
+/// Where f32 rounding moves an activation over the middle between two int8 codes, one input moves by 1/127 of its group's largest
+/// value, and each of the two logits compared may follow by about as much; caches keep the difference for later tokens. A
+/// thousandth, enough for f32 alone, was seen to fail on a small quantised model.
+pub const MIN_LEAD: f32 = 0.02;
 
 /// One prompt and its greedy continuation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

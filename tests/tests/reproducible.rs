@@ -1,9 +1,9 @@
 //! The same input gives the same bytes, wherever it lies, however many threads bake it, whatever was baked before.
 //!
-//! Debug or release and the instruction set do not matter either: the baker computes no float that goes into a file but by
-//! IEEE operations that Rust neither reorders nor contracts, and golden ids come from the interpreter's plain sums,
-//! cut off where rounding could decide. One test binary is one build, so that part is held by the lock file: its ids must come
-//! out of every build that runs `bake lock --check`.
+//! Debug or release and the instruction set do not matter either: every float that goes into a file comes from IEEE operations that
+//! Rust neither reorders nor contracts, or from the platform's `pow` (rotary frequencies, attention scales), which is
+//! the same library in every profile; golden ids end where rounding could decide. One test binary is one build, so
+//! that part is held by the lock file: its ids must come out of every build that runs `bake lock --check`.
 
 use std::fs;
 use std::path::Path;
