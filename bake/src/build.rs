@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{Checkpoint, Error as CheckpointError};
 use crate::front;
+use crate::golden::{self, Lowered};
 use crate::passes::{Facts, discover_groups};
 use crate::plan::family::{FamilyError, Proof};
 use crate::plan::lower::WeightPlace;
@@ -41,11 +42,16 @@ pub struct BuildOptions {
     pub kv: Option<DType>,
     /// Draw weights from this seed instead of reading them.
     pub random: Option<u64>,
+    /// Ids per golden case, 0 for no golden section; `None`: [`golden::DEFAULT_TOKENS`] for a small model, else 0. Asking for
+    /// them takes the weights' bytes of memory and an interpreter's time.
+    pub golden: Option<u32>,
 }
 
+/// No golden cases: whoever wants them says so, and `bake build` leaves it to the model's size.
 impl Default for BuildOptions {
     fn default() -> Self {
-        BuildOptions { quant: QuantOptions::default(), context: None, chunks: vec![128], kv: None, random: None }
+        let quant = QuantOptions::default();
+        BuildOptions { quant, context: None, chunks: vec![128], kv: None, random: None, golden: Some(0) }
     }
 }
 
@@ -206,6 +212,11 @@ impl Prepared {
         Facts { decls: &self.model.decls, formats: &self.formats, groups: &self.groups }
     }
 
+    /// What the interpreter runs.
+    pub fn lowered(&self) -> Lowered<'_> {
+        Lowered { model: &self.model, facts: self.facts(), layout: &self.layout }
+    }
+
     /// Plans every family, proven.
     ///
     /// # Errors
@@ -288,6 +299,15 @@ pub fn build(source: &Path, out: &Path, options: &BuildOptions, progress: &dyn P
         sections.push((SectionKind::Tokenizer, tables));
         sections.push((SectionKind::TokenizerSource, compress(&source)));
     }
+    let in_memory = match golden_tokens(&prepared, options) {
+        0 => None,
+        tokens => {
+            let data = weights_in_memory(&prepared, progress)?;
+            let golden = prepared.lowered().cases(&data, tokens)?;
+            sections.push((SectionKind::Golden, golden.encode()));
+            Some(data)
+        }
+    };
     let lengths: Vec<_> = sections.iter().map(|(kind, bytes)| (*kind, bytes.len() as u64)).collect();
     let Prepared { model, resolved, stored, file, .. } = prepared;
     let writer = Writer::create(out, FileLayout::new(file, &lengths)?)?;
@@ -295,15 +315,24 @@ pub fn build(source: &Path, out: &Path, options: &BuildOptions, progress: &dyn P
         writer.write_section(*kind, bytes)?;
     }
     for (c, ix) in model.decls.constants.iter().zip(&stored[resolved.len()..]) {
-        let bytes: Vec<u8> = c.data.iter().flat_map(|v| v.to_le_bytes()).collect();
-        writer.write_at(ix[0], 0, &bytes)?;
+        writer.write_at(ix[0], 0, &bytes_of(&c.data))?;
     }
-    progress.begin("weights", resolved.iter().map(Resolved::bytes).sum(), "bytes");
-    let sink = |weight: usize, part: usize, at: u64, bytes: &[u8]| writer.write_at(stored[weight][part], at, bytes);
-    produce(&resolved, &sink, &|n| progress.step(n)).map_err(|e| match e {
-        ProduceError::Weight(e) => BuildError::Checkpoint(e),
-        ProduceError::Sink(e) => BuildError::Container(e),
-    })?;
+    match in_memory {
+        Some(data) => {
+            for &ix in stored[..resolved.len()].iter().flatten() {
+                let weight = &writer.layout().weights()[ix];
+                writer.write_at(ix, 0, &data[weight.offset as usize..][..weight.len as usize])?;
+            }
+        }
+        None => {
+            progress.begin("weights", resolved.iter().map(Resolved::bytes).sum(), "bytes");
+            let sink = |w: usize, part: usize, at: u64, bytes: &[u8]| writer.write_at(stored[w][part], at, bytes);
+            produce(&resolved, &sink, &|n| progress.step(n)).map_err(|e| match e {
+                ProduceError::Weight(e) => BuildError::Checkpoint(e),
+                ProduceError::Sink(e) => BuildError::Container(e),
+            })?;
+        }
+    }
 
     let (weight_bytes, file_bytes) = (plan.weight_bytes, writer.layout().file_len());
     let sealed = writer.seal()?;
@@ -314,6 +343,46 @@ pub fn build(source: &Path, out: &Path, options: &BuildOptions, progress: &dyn P
         .collect::<Result<Vec<_>, _>>()?;
     let id = sealed.finish(&leaves)?;
     Ok(Report { id, file_bytes, weight_bytes, proofs })
+}
+
+/// Ids per golden case.
+fn golden_tokens(prepared: &Prepared, options: &BuildOptions) -> u32 {
+    let bytes: u64 = prepared.resolved.iter().map(Resolved::bytes).sum();
+    let small = bytes <= golden::SMALL_BYTES && parameters(&prepared.model) <= golden::SMALL_PARAMETERS;
+    options.golden.unwrap_or(if small { golden::DEFAULT_TOKENS } else { 0 })
+}
+
+fn parameters(model: &Model) -> u64 {
+    model.decls.weights.iter().map(|w| w.shape.iter().product::<u64>()).sum()
+}
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// The data area up to the end of the weights, as it will stand in the file.
+fn weights_in_memory(prepared: &Prepared, progress: &dyn Progress) -> Result<Vec<u8>, BuildError> {
+    let Prepared { resolved, file, stored, model, .. } = prepared;
+    let mut data = vec![0; file.span().end as usize];
+    let offset = |ix: WeightIx| file.weights()[ix.index()].offset as usize;
+    for (c, ix) in model.decls.constants.iter().zip(&stored[resolved.len()..]) {
+        let bytes = bytes_of(&c.data);
+        data[offset(ix[0])..][..bytes.len()].copy_from_slice(&bytes);
+    }
+    progress.begin("weights", resolved.iter().map(Resolved::bytes).sum(), "bytes");
+    let shared = std::sync::Mutex::new(data);
+    let sink = |w: usize, part: usize, at: u64, bytes: &[u8]| -> Result<(), std::convert::Infallible> {
+        let at = offset(stored[w][part]) + at as usize;
+        // A copy is all that happens under the lock; what takes time was done before.
+        let mut data = shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        data[at..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    };
+    produce(resolved, &sink, &|n| progress.step(n)).map_err(|e| match e {
+        ProduceError::Weight(e) => BuildError::Checkpoint(e),
+        ProduceError::Sink(never) => match never {},
+    })?;
+    Ok(shared.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()))
 }
 
 /// The original tokenizer travels along cold, for whoever wants to rebuild or inspect it.
@@ -338,7 +407,6 @@ fn manifest(
             .collect(),
     };
     let model = &prepared.model;
-    let parameters: u64 = model.decls.weights.iter().map(|w| w.shape.iter().product::<u64>()).sum();
     let graphs: Vec<Value> = plan
         .families
         .iter()
@@ -358,7 +426,7 @@ fn manifest(
             "quant_bits": options.quant.bits, "quant_group": options.quant.group, "context": model.options.context,
             "chunks": prepared.chunks, "kv": prepared.layout.kv.to_string(), "norms_shifted": model.options.norms_shifted,
         },
-        "parameters": parameters,
+        "parameters": parameters(model),
         "weight_bytes": prepared.resolved.iter().map(Resolved::bytes).sum::<u64>(),
         "graphs": graphs,
         "config": checkpoint.config(),

@@ -23,6 +23,7 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use crate::build::Progress;
+use crate::golden::Lowered;
 use crate::passes::{Facts, discover_groups};
 use crate::plan::family::FamilyError;
 use crate::plan::lower::WeightPlace;
@@ -130,40 +131,13 @@ pub fn retrace(
     graphs: &Graphs,
     progress: &dyn Progress,
 ) -> Result<(), ProofError> {
-    let options = &manifest["options"];
-    let number = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
-    let chunks: Option<Vec<u32>> = options["chunks"].as_array().map(|c| c.iter().filter_map(number).collect());
-    let (Some(chunks), Some(norms_shifted)) = (chunks, options["norms_shifted"].as_bool()) else {
-        return differs("manifest", "options chunks and norms_shifted", options);
-    };
-    let baked: Vec<u32> = plan.families_of(Phase::Prefill).map(|f| f.max_rows).collect();
-    if chunks != baked || number(&options["context"]) != Some(plan.context) {
-        return differs("manifest options", format!("context {} and chunks {baked:?}", plan.context), options);
-    }
-    let kv = [DType::F32, DType::F16].into_iter().find(|d| options["kv"].as_str() == Some(&d.to_string()));
-    let Some(kv) = kv else { return differs("manifest option kv", "f32 or f16", &options["kv"]) };
-    let chunk = baked.last().copied().unwrap_or(1);
-    let model = loaf_recipes::open(&manifest["config"], Options { context: plan.context, chunk, norms_shifted })
-        .map_err(ProofError::Config)?;
-
-    let tensors =
-        container.tensors().map_err(|e| ProofError::Differs("header".into(), "tensors".into(), e.to_string()))?;
-    let found = find_weights(&model, &tensors)?;
-    let formats: Vec<WeightFormat> = found.iter().map(|f| f.0).collect();
-    let mut graph = Graph::default();
-    model.trace(Shape { phase: Phase::Decode, pos: 0, rows: 1 }, &mut graph).map_err(ProofError::Graph)?;
-    let groups = discover_groups(&graph, &model.decls, &formats);
-    side_by_side(&groups, &found)?;
-    same_constants(&model, &found, container.data())?;
-    let weight_bytes = container.sections().iter().find(|s| s.kind == SectionKind::Weights.code());
-    let weight_bytes = weight_bytes.map_or(0, |s| s.offset + s.len);
-    let layout = Layout { weights: places(&model, &found), weight_bytes, kv };
-    let facts = Facts { decls: &model.decls, formats: &formats, groups: &groups };
-
-    let starts = plan::specs(&model, &chunks).iter().map(|s| u64::from((s.positions - 1) / s.step + 1)).sum();
+    let rebuilt = Rebuilt::new(container, manifest, plan)?;
+    let starts =
+        plan::specs(&rebuilt.model, &rebuilt.chunks).iter().map(|s| u64::from((s.positions - 1) / s.step + 1)).sum();
     progress.begin("recipe", starts, "positions");
     let (traced, proofs) =
-        plan::build(&model, &facts, &layout, &chunks, &|n| progress.step(n)).map_err(ProofError::Family)?;
+        plan::build(&rebuilt.model, &rebuilt.facts(), &rebuilt.layout, &rebuilt.chunks, &|n| progress.step(n))
+            .map_err(ProofError::Family)?;
     same_plan(&traced, plan)?;
     let roots: Vec<FamilyRoot> = proofs.iter().map(|p| p.root).collect();
     match roots.iter().zip(&graphs.families).find(|(traced, stored)| traced != stored) {
@@ -171,6 +145,62 @@ pub fn retrace(
             differs(format!("{} graphs", stored.phase), format!("{traced:?}"), format!("{stored:?}"))
         }
         None => Ok(()),
+    }
+}
+
+/// A model opened from the config and options in a manifest and lowered onto the file that holds them.
+pub struct Rebuilt {
+    model: Model,
+    formats: Vec<WeightFormat>,
+    groups: Vec<Vec<u32>>,
+    layout: Layout,
+    chunks: Vec<u32>,
+}
+
+impl Rebuilt {
+    /// Opens the recipe and finds every weight in the file.
+    ///
+    /// # Errors
+    /// A manifest that contradicts the plan, a config no recipe takes, weights that are not the recipe's.
+    pub fn new(container: &Container<'_>, manifest: &Value, plan: &VerifiedPlan) -> Result<Rebuilt, ProofError> {
+        let options = &manifest["options"];
+        let number = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+        let chunks: Option<Vec<u32>> = options["chunks"].as_array().map(|c| c.iter().filter_map(number).collect());
+        let (Some(chunks), Some(norms_shifted)) = (chunks, options["norms_shifted"].as_bool()) else {
+            return differs("manifest", "options chunks and norms_shifted", options);
+        };
+        let baked: Vec<u32> = plan.families_of(Phase::Prefill).map(|f| f.max_rows).collect();
+        if chunks != baked || number(&options["context"]) != Some(plan.context) {
+            return differs("manifest options", format!("context {} and chunks {baked:?}", plan.context), options);
+        }
+        let kv = [DType::F32, DType::F16].into_iter().find(|d| options["kv"].as_str() == Some(&d.to_string()));
+        let Some(kv) = kv else { return differs("manifest option kv", "f32 or f16", &options["kv"]) };
+        let chunk = baked.last().copied().unwrap_or(1);
+        let model = loaf_recipes::open(&manifest["config"], Options { context: plan.context, chunk, norms_shifted })
+            .map_err(ProofError::Config)?;
+
+        let tensors =
+            container.tensors().map_err(|e| ProofError::Differs("header".into(), "tensors".into(), e.to_string()))?;
+        let found = find_weights(&model, &tensors)?;
+        let formats: Vec<WeightFormat> = found.iter().map(|f| f.0).collect();
+        let mut graph = Graph::default();
+        model.trace(Shape { phase: Phase::Decode, pos: 0, rows: 1 }, &mut graph).map_err(ProofError::Graph)?;
+        let groups = discover_groups(&graph, &model.decls, &formats);
+        side_by_side(&groups, &found)?;
+        same_constants(&model, &found, container.data())?;
+        let weight_bytes = container.sections().iter().find(|s| s.kind == SectionKind::Weights.code());
+        let weight_bytes = weight_bytes.map_or(0, |s| s.offset + s.len);
+        let layout = Layout { weights: places(&model, &found), weight_bytes, kv };
+        Ok(Rebuilt { model, formats, groups, layout, chunks })
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts { decls: &self.model.decls, formats: &self.formats, groups: &self.groups }
+    }
+
+    /// What the interpreter runs.
+    pub fn lowered(&self) -> Lowered<'_> {
+        Lowered { model: &self.model, facts: self.facts(), layout: &self.layout }
     }
 }
 

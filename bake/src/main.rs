@@ -8,11 +8,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use loaf_bake::build::{BuildOptions, Prepared, Progress, build};
 use loaf_bake::checkpoint::Checkpoint;
+use loaf_bake::lock::{self, Lock, LockError};
 use loaf_bake::passes::{Pass, Pipeline};
+use loaf_bake::program;
 use loaf_bake::verify;
 use loaf_bake::weights::QuantOptions;
 use loaf_bake::{bench, explain, graphs};
-use loaf_formats::container::{Container, SectionKind, hex};
+use loaf_formats::container::{ArtifactId, Container, SectionKind, hex};
 use loaf_formats::dtype::DType;
 use loaf_formats::graphs::Graphs;
 use loaf_formats::plan::{Phase, Plan, VerifiedPlan};
@@ -69,12 +71,50 @@ enum Command {
     Verify {
         /// The loaf.
         file: PathBuf,
+        /// The artifact id it must have.
+        #[arg(long, value_name = "ID")]
+        expect: Option<ArtifactId>,
         /// Also expand every graph and recompute the roots.
         #[arg(long)]
         graphs: bool,
         /// Also trace every shape again from the recipe in the manifest.
         #[arg(long)]
         recipe: bool,
+        /// Also run the golden prompts through the interpreter and compare the token ids.
+        #[arg(long)]
+        run: bool,
+    },
+    /// Say what differs between two loaves; exit code 0 if nothing does, 1 if something does, 2 if they cannot be compared.
+    Diff {
+        /// One loaf.
+        a: PathBuf,
+        /// The other.
+        b: PathBuf,
+    },
+    /// Bake every artifact of artifacts/lock.toml again and compare ids.
+    Lock {
+        /// Only these artifacts.
+        names: Vec<String>,
+        /// The repository that holds artifacts/lock.toml and the sources.
+        #[arg(long, default_value = ".")]
+        root: PathBuf,
+        /// Compare (the default).
+        #[arg(long, conflicts_with = "update")]
+        check: bool,
+        /// Write what comes out instead.
+        #[arg(long)]
+        update: bool,
+    },
+    /// Make one self-contained program of a loaf and the runtime.
+    Executable {
+        /// The loaf.
+        file: PathBuf,
+        /// The program to write.
+        #[arg(short, long)]
+        output: PathBuf,
+        /// The runtime [default: the 'loaf' beside this program].
+        #[arg(long, value_name = "LOAF_BINARY")]
+        runtime: Option<PathBuf>,
     },
     /// Print the graph a recipe traces, before or after passes.
     Dump {
@@ -131,6 +171,17 @@ struct ModelArgs {
     /// Bake random weights of the config's shapes from this seed; needs config.json alone.
     #[arg(long, value_name = "SEED")]
     random_weights: Option<u64>,
+    /// Ids per golden case, 0 for none [default: 16 for models of up to 64 MiB of weights, else 0].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1024))]
+    golden: Option<u32>,
+}
+
+/// The options of a locked artifact, as `bake build` takes them.
+#[derive(Parser)]
+#[command(name = "options", no_binary_name = true, disable_help_flag = true)]
+struct LockedOptions {
+    #[command(flatten)]
+    options: ModelArgs,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -197,6 +248,7 @@ impl ModelArgs {
                 Kv::F16 => DType::F16,
             }),
             random: self.random_weights,
+            golden: self.golden,
         }
     }
 }
@@ -223,18 +275,92 @@ impl Progress for Bars {
     }
 }
 
+/// `bake diff` found something: an answer, not an error.
+#[derive(Debug)]
+struct Different;
+
+impl std::fmt::Display for Different {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the loaves differ")
+    }
+}
+
+impl std::error::Error for Different {}
+
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    let command = Cli::parse().command;
+    // As for cmp and diff: 1 is a difference, 2 is trouble.
+    let trouble = if matches!(command, Command::Diff { .. }) { 2 } else { 1 };
+    match run(command) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(e) if e.is::<Different>() => ExitCode::FAILURE,
         Err(e) => {
             eprintln!("bake: error: {e:#}");
-            ExitCode::FAILURE
+            ExitCode::from(trouble)
         }
     }
 }
 
+fn diff(a: &Path, b: &Path) -> Result<()> {
+    let (a, b) = (map(a)?, map(b)?);
+    match loaf_bake::diff::diff(&a, &b)? {
+        None => Ok(()),
+        Some(text) => print(&text).and(Err(Different.into())),
+    }
+}
+
+/// Checks or updates the lock file; every artifact is looked at before the first failure is reported.
+fn lock(root: &Path, names: &[String], update: bool) -> Result<()> {
+    let path = root.join("artifacts/lock.toml");
+    let at = || path.display().to_string();
+    let mut locked = Lock::parse(&std::fs::read_to_string(&path).with_context(at)?).with_context(at)?;
+    if let Some(name) = names.iter().find(|name| locked.artifacts.iter().all(|e| e.name != **name)) {
+        bail!("{}: expected an artifact {name}, found none", at());
+    }
+    let (mut seen, mut failed) = (0, Vec::new());
+    for entry in locked.artifacts.iter_mut().filter(|e| names.is_empty() || names.contains(&e.name)) {
+        let bars = Bars(std::sync::Mutex::new(ProgressBar::hidden()));
+        let arguments = entry.options.split_whitespace();
+        let options = LockedOptions::try_parse_from(arguments).map(|o| o.options.options());
+        let options =
+            options.map_err(|e| LockError::Options(e.to_string().lines().next().unwrap_or_default().to_string()));
+        let result = options.and_then(|options| match update {
+            true => lock::bake(root, entry, &options, &bars).map(|new| *entry = new),
+            false => lock::check(root, entry, &options, &bars),
+        });
+        seen += 1;
+        match result {
+            Ok(()) => print(&format!("{} {}\n", entry.id, entry.name))?,
+            Err(e) => {
+                eprintln!("bake: {}: {e}", entry.name);
+                failed.push(entry.name.clone());
+            }
+        }
+    }
+    if !failed.is_empty() {
+        bail!("{} of {seen} artifacts are not what {} says: {}", failed.len(), at(), failed.join(", "));
+    }
+    if update {
+        std::fs::write(&path, locked.render()).with_context(at)?;
+    }
+    Ok(())
+}
+
+fn executable(file: &Path, output: &Path, runtime: Option<PathBuf>) -> Result<()> {
+    let runtime = runtime.map_or_else(program::runtime_beside, Ok).context("the folder of this program")?;
+    if !runtime.is_file() {
+        bail!("{}: no runtime there; build loaf-runtime, or say where it is with --runtime", runtime.display());
+    }
+    let written = program::write(&runtime, file, output)?;
+    let (bytes, offset) = (written.bytes, written.offset);
+    print(&format!("{}: {bytes} bytes, the loaf at {offset}\nid {}\n", output.display(), written.id))
+}
+
 fn run(command: Command) -> Result<()> {
     match command {
+        Command::Diff { a, b } => diff(&a, &b),
+        Command::Lock { names, root, check: _, update } => lock(&root, &names, update),
+        Command::Executable { file, output, runtime } => executable(&file, &output, runtime),
         Command::Build(args) => run_build(&args),
         Command::Inspect { file, tensors } => inspect(&file, tensors),
         Command::Explain { file, position, phase, rows, proof } => {
@@ -252,11 +378,21 @@ fn run(command: Command) -> Result<()> {
                 ),
             }
         }
-        Command::Verify { file, graphs, recipe } => {
+        Command::Verify { file, expect, graphs, recipe, run } => {
             let map = map(&file)?;
+            if let Some(expected) = expect {
+                // Cheap, and says what is wrong with a whole file that is another one.
+                let found = Container::open(&map).with_context(|| file.display().to_string())?.artifact_id();
+                if found != expected {
+                    bail!("{}: artifact id: expected {expected}, found {found}", file.display());
+                }
+            }
             let bars = Bars(std::sync::Mutex::new(ProgressBar::hidden()));
             let id = verify::file(&map, &bars).with_context(|| file.display().to_string())?;
             let deep = verify::Deep { graphs, recipe };
+            if run {
+                verify::golden(&map).with_context(|| file.display().to_string())?;
+            }
             if graphs || recipe {
                 verify::graphs(&map, deep, &bars).with_context(|| file.display().to_string())?;
             }

@@ -4,13 +4,14 @@ use std::fmt;
 
 use loaf_formats::chat::{Chat, ChatError};
 use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, SectionKind, hex};
+use loaf_formats::golden::{Golden, GoldenError};
 use loaf_formats::graphs::{FamilyRoot, Graphs, GraphsError};
 use loaf_formats::plan::{Plan, PlanError};
 use loaf_formats::tokenizer::TokenizerTables;
 use rayon::prelude::*;
 
 use crate::build::Progress;
-use crate::graphs::{self, ProofError};
+use crate::graphs::{self, ProofError, Rebuilt};
 
 /// What does not hold.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub enum VerifyError {
     Chat(ChatError),
     /// The tokenizer tables.
     Tokenizer(loaf_formats::tokenizer::Error),
+    /// The golden cases.
+    Golden(GoldenError),
     /// The roots of its graphs.
     Graphs(GraphsError),
     /// Its graphs.
@@ -38,6 +41,7 @@ impl fmt::Display for VerifyError {
             VerifyError::Plan(e) => e.fmt(f),
             VerifyError::Chat(e) => e.fmt(f),
             VerifyError::Tokenizer(e) => e.fmt(f),
+            VerifyError::Golden(e) => e.fmt(f),
             VerifyError::Graphs(e) => e.fmt(f),
             VerifyError::Proof(e) => e.fmt(f),
             VerifyError::Missing(kind) => write!(f, "expected a section {kind}, found none"),
@@ -62,12 +66,44 @@ pub fn file(bytes: &[u8], progress: &dyn Progress) -> Result<ArtifactId, VerifyE
     if let Some(tables) = container.section(SectionKind::Tokenizer) {
         TokenizerTables::verify(tables).map_err(VerifyError::Tokenizer)?;
     }
+    if let Some(golden) = container.section(SectionKind::Golden) {
+        Golden::decode(golden, plan.vocab, plan.context).map_err(VerifyError::Golden)?;
+    }
     progress.begin("weights", weights.count(), "MiB");
     (0..weights.count())
         .into_par_iter()
         .try_for_each(|i| weights.check(i).map(|_| progress.step(1)))
         .map_err(VerifyError::Container)?;
     Ok(container.artifact_id())
+}
+
+/// Runs the golden cases of a loaf that [`file`] accepted through the interpreter, on the recipe that its manifest names.
+/// Returns how many ids were compared.
+///
+/// # Errors
+/// No golden section, a recipe that does not fit the file, or the first id that comes out otherwise.
+pub fn golden(bytes: &[u8]) -> Result<usize, VerifyError> {
+    let container = Container::open(bytes).map_err(VerifyError::Container)?;
+    let section = |kind| match container.section(kind) {
+        Some(_) => container.verify_section(kind).map_err(VerifyError::Container),
+        None => Err(VerifyError::Missing(kind)),
+    };
+    let plan = Plan::decode(section(SectionKind::Plan)?).map_err(VerifyError::Plan)?;
+    let plan = plan.verify(container.data().len() as u64).map_err(VerifyError::Plan)?;
+    let golden = section(SectionKind::Golden)?;
+    let golden = Golden::decode(golden, plan.vocab, plan.context).map_err(VerifyError::Golden)?;
+    let manifest = serde_json::from_slice(section(SectionKind::Manifest)?)
+        .map_err(|e| ProofError::Differs("manifest".into(), "JSON".into(), e.to_string()))
+        .map_err(VerifyError::Proof)?;
+    let rebuilt = Rebuilt::new(&container, &manifest, &plan).map_err(VerifyError::Proof)?;
+    let differing = rebuilt.lowered().differing(container.data(), &golden);
+    match differing.map_err(|e| VerifyError::Proof(ProofError::Graph(e)))? {
+        None => Ok(golden.cases.iter().map(|c| c.greedy.len()).sum()),
+        Some((i, found)) => {
+            let expected = format!("{:?}", golden.cases[i].greedy);
+            Err(VerifyError::Proof(ProofError::Differs(format!("golden case {i}"), expected, format!("{found:?}"))))
+        }
+    }
 }
 
 /// What [`file`] leaves out, because it takes seconds to minutes.

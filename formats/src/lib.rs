@@ -7,8 +7,10 @@
 pub mod chat;
 pub mod container;
 pub mod dtype;
+pub mod golden;
 pub mod graphs;
 pub mod op;
 pub mod plan;
+pub mod program;
 pub mod quant;
 pub mod tokenizer;

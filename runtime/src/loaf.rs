@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use loaf_formats::chat::{Chat, ChatError};
 use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, Leaves, SectionKind};
 use loaf_formats::plan::{Plan, PlanError, VerifiedPlan};
-use memmap2::Mmap;
+use loaf_formats::program::{Trailer, TrailerError};
+use memmap2::{Mmap, MmapOptions};
 
 /// Why a loaf cannot be used.
 #[derive(Debug)]
@@ -27,6 +28,15 @@ pub enum OpenError {
     Plan(PlanError),
     /// The chat section is malformed.
     Chat(ChatError),
+    /// The end of a program is damaged.
+    Program(PathBuf, TrailerError),
+    /// A program carries another loaf than its trailer names.
+    OtherLoaf {
+        /// What the trailer names.
+        expected: ArtifactId,
+        /// What the loaf is.
+        found: ArtifactId,
+    },
 }
 
 impl fmt::Display for OpenError {
@@ -38,6 +48,10 @@ impl fmt::Display for OpenError {
             OpenError::Missing(kind) => write!(f, "expected a section {kind}, found none"),
             OpenError::Plan(e) => e.fmt(f),
             OpenError::Chat(e) => e.fmt(f),
+            OpenError::Program(path, e) => write!(f, "{}: {e}", path.display()),
+            OpenError::OtherLoaf { expected, found } => {
+                write!(f, "program trailer: artifact id: expected {expected}, found {found}")
+            }
         }
     }
 }
@@ -94,6 +108,26 @@ impl Loaf {
         // while it is mapped breaks every program that maps files, and the hashes catch what was there at open.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         Loaf::from_bytes(Bytes::Mapped(map))
+    }
+
+    /// Maps and verifies the loaf behind a program that `bake executable` wrote, where it lies: nothing is unpacked,
+    /// nothing copied. `None` if the file at `program` is an executable without one; finding that out takes one read.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_embedded(program: &Path) -> Result<Option<Loaf>, OpenError> {
+        let io = |e| OpenError::Io(program.to_path_buf(), e);
+        let mut file = File::open(program).map_err(io)?;
+        let trailer = Trailer::read(&mut file).map_err(|e| OpenError::Program(program.to_path_buf(), e))?;
+        let Some(Trailer { offset, len, id }) = trailer else { return Ok(None) };
+        let len = usize::try_from(len).map_err(|_| io(std::io::ErrorKind::OutOfMemory.into()))?;
+        // SAFETY: as in `open`; the trailer was checked to name bytes within the file.
+        let map = unsafe { MmapOptions::new().offset(offset).len(len).map(&file) }.map_err(io)?;
+        let loaf = Loaf::from_bytes(Bytes::Mapped(map))?;
+        if loaf.id != id {
+            return Err(OpenError::OtherLoaf { expected: id, found: loaf.id });
+        }
+        Ok(Some(loaf))
     }
 
     /// Verifies a loaf that is part of the program.
@@ -157,4 +191,13 @@ impl Loaf {
     pub fn tokenizer_section(&self) -> Option<&[u8]> {
         self.container().section(SectionKind::Tokenizer)
     }
+}
+
+/// The file of the running program, if it carries a loaf, even a damaged one: opening it says what is wrong.
+pub fn running_program() -> Option<PathBuf> {
+    // Linux keeps this link right when the file is renamed or replaced while it runs.
+    let link = Path::new("/proc/self/exe");
+    let path = if link.exists() { link.to_path_buf() } else { std::env::current_exe().ok()? };
+    let trailer = Trailer::read(&mut File::open(&path).ok()?);
+    (!matches!(trailer, Ok(None) | Err(TrailerError::Io(_)))).then_some(path)
 }

@@ -3,7 +3,8 @@
 use std::io::{IsTerminal, stderr, stdin, stdout};
 use std::process::ExitCode;
 
-use loaf_runtime::cli::{Io, main as run};
+use loaf_runtime::cli::{Io, main as run, main_of};
+use loaf_runtime::loaf::running_program;
 
 fn main() -> ExitCode {
     let mut io = Io {
@@ -15,5 +16,8 @@ fn main() -> ExitCode {
         signals: true,
         var: &|name| std::env::var_os(name),
     };
-    ExitCode::from(run(std::env::args_os(), &mut io))
+    ExitCode::from(match running_program() {
+        Some(program) => main_of(&program, std::env::args_os(), &mut io),
+        None => run(std::env::args_os(), &mut io),
+    })
 }

@@ -39,15 +39,31 @@ pub(super) enum Command {
     Score(ScoreArgs),
     /// Say what a loaf is and what it needs.
     Info(InfoArgs),
-    /// Prove every byte of a loaf: all hashes, structure, tensors, tables.
+    /// Prove every byte of a loaf: all hashes, structure, tensors, tables; with --run, what it says.
     Verify(VerifyArgs),
+}
+
+impl Command {
+    /// What the command says of its model.
+    pub fn model_mut(&mut self) -> &mut ModelArgs {
+        match self {
+            Command::Run(args) => &mut args.model,
+            Command::Chat(args) => &mut args.model,
+            Command::Score(args) => &mut args.model,
+            Command::Info(args) => &mut args.model,
+            Command::Verify(args) => &mut args.model,
+        }
+    }
 }
 
 #[derive(ClapArgs)]
 pub(super) struct ModelArgs {
-    /// The loaf to use [default: what LOAF_MODEL says]
+    /// The loaf to use [default: the one this program carries, what LOAF_MODEL says, or the built-in one]
     #[arg(short, long, value_name = "FILE")]
     pub model: Option<PathBuf>,
+    /// The running program, if it carries a loaf.
+    #[arg(skip)]
+    pub program: Option<PathBuf>,
 }
 
 #[derive(ClapArgs)]
@@ -201,7 +217,10 @@ pub(super) struct InfoArgs {
 pub(super) struct VerifyArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Print one JSON object instead: id, file_bytes, tensors
+    /// Replay the loaf's golden prompts too, and compare the token ids
+    #[arg(long)]
+    pub run: bool,
+    /// Print one JSON object instead: id, file_bytes, tensors, and with --run golden_ids
     #[arg(long)]
     pub json: bool,
 }

@@ -31,7 +31,7 @@ const HELP: &str = "\
 /exit         leave (so does the end of input)";
 
 pub(super) fn chat(args: &ChatArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
-    let loaf = model::open_model(model::model_path(&args.model, io).as_deref())?;
+    let loaf = model::open_model(&args.model, io)?;
     let sampler = args.sampling.over(&loaf.chat().sampling)?;
     let source =
         loaf.chat().template.as_deref().ok_or_else(|| {

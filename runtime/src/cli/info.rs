@@ -14,7 +14,7 @@ use crate::loaf::Loaf;
 const MAX_VALUE: usize = 200;
 
 pub(super) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
-    let loaf = model::open_model(model::model_path(&args.model, io).as_deref())?;
+    let loaf = model::open_model(&args.model, io)?;
     let manifest = manifest(&loaf)?;
     let tokenizer = model::tokenizer(&loaf)?;
     let (plan, chat, container) = (loaf.plan(), loaf.chat(), loaf.container());

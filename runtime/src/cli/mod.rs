@@ -1,7 +1,7 @@
 //! The command line: `loaf run`, `chat`, `score`, `info`, `verify`.
 //!
-//! [`main`] is the whole program but for the process around it, so that tests call it with their own streams. What always
-//! holds: standard output carries the answer and nothing else; standard error carries errors (`loaf: error: ...`, one
+//! [`main`] is the whole program but for the process around it, so that tests call it with their own streams; [`main_of`]
+//! is the same for a program that carries its loaf. What always holds: standard output carries the answer and nothing else; standard error carries errors (`loaf: error: ...`, one
 //! line, with what to do about it), warnings, and what was asked for with `--verbose`; the exit code is 0 for success,
 //! 1 for failure, 2 for wrong usage and 130 after an interrupt. A reader that closes its end of the pipe ends the program quietly,
 //! with 0: it has what it wanted.
@@ -20,8 +20,9 @@ mod verify;
 use std::ffi::OsString;
 use std::fmt::{self, Display};
 use std::io::{self, BufRead, Read, Write};
+use std::path::Path;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 /// Standard streams and environment, as the program or a test provides them.
 pub struct Io<'a> {
@@ -46,11 +47,30 @@ const MAX_TEXT_BYTES: u64 = 64 << 20;
 
 /// Runs a command line, program name first; returns the exit code.
 pub fn main(args: impl IntoIterator<Item = OsString>, io: &mut Io<'_>) -> u8 {
-    let failure = match args::Args::try_parse_from(args) {
-        Ok(args) => match dispatch(args.command, io) {
-            Ok(code) => return code,
-            Err(failure) => failure,
-        },
+    run_parsed(args::Args::try_parse_from(args), None, io)
+}
+
+/// Runs a command line of `program`, an executable that carries a loaf: the model wherever `-m` names none. What
+/// does not begin with a command is meant for `run`.
+pub fn main_of(program: &Path, args: impl IntoIterator<Item = OsString>, io: &mut Io<'_>) -> u8 {
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    let first = args.get(1).and_then(|arg| arg.to_str()).unwrap_or_default();
+    let known = args::Args::command().get_subcommands().any(|c| c.get_name() == first);
+    if !known && !["help", "-h", "--help", "-V", "--version"].contains(&first) {
+        args.insert(args.len().min(1), "run".into());
+    }
+    run_parsed(args::Args::try_parse_from(args), Some(program), io)
+}
+
+fn run_parsed(args: Result<args::Args, clap::Error>, program: Option<&Path>, io: &mut Io<'_>) -> u8 {
+    let failure = match args {
+        Ok(mut args) => {
+            args.command.model_mut().program = program.map(Path::to_path_buf);
+            match dispatch(args.command, io) {
+                Ok(code) => return code,
+                Err(failure) => failure,
+            }
+        }
         Err(e) if !e.use_stderr() => {
             // Help and version are answers. If nobody reads them, nothing is lost.
             let _ = write!(io.stdout, "{e}").and_then(|()| io.stdout.flush());

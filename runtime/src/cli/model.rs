@@ -6,7 +6,7 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::{Failure, Io};
 use crate::builtin;
 use crate::kernels::Kernels;
-use crate::loaf::Loaf;
+use crate::loaf::{Loaf, OpenError};
 use crate::session::{Session, SessionOptions};
 use crate::tokenizer::Tokenizer;
 
@@ -14,23 +14,26 @@ use crate::tokenizer::Tokenizer;
 const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
     'bake build CHECKPOINT -o model.loaf' makes one";
 
-/// The file that arguments or environment name.
-pub(super) fn model_path(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
+/// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment names, or else
+/// the one built in.
+pub(super) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure> {
     let from_environment = || (io.var)("LOAF_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from);
-    args.model.clone().or_else(from_environment)
-}
-
-/// Opens and verifies a loaf: the one named, or else the one built in.
-pub(super) fn open_model(path: Option<&Path>) -> Result<Loaf, Failure> {
-    let Some(path) = path else {
-        let bytes = builtin::LOAF.ok_or_else(|| Failure::usage(NO_MODEL))?;
-        return Loaf::from_static(bytes).map_err(|e| Failure::Runtime(format!("the built-in model: {e}")));
-    };
-    Loaf::open(path).map_err(|e| match e {
+    let failure = |path: &Path, e| match e {
         // It names the file already.
-        crate::loaf::OpenError::Io(..) => Failure::runtime(e),
+        OpenError::Io(..) | OpenError::Program(..) => Failure::runtime(e),
         e => Failure::Runtime(format!("{}: {e}; is it a loaf that 'bake build' made, and whole?", path.display())),
-    })
+    };
+    if let (None, Some(program)) = (&args.model, &args.program) {
+        let loaf = Loaf::open_embedded(program).map_err(|e| failure(program, e))?;
+        return loaf.ok_or_else(|| Failure::usage(NO_MODEL));
+    }
+    match args.model.clone().or_else(from_environment) {
+        Some(path) => Loaf::open(&path).map_err(|e| failure(&path, e)),
+        None => {
+            let bytes = builtin::LOAF.ok_or_else(|| Failure::usage(NO_MODEL))?;
+            Loaf::from_static(bytes).map_err(|e| Failure::Runtime(format!("the built-in model: {e}")))
+        }
+    }
 }
 
 /// The kernels that `LOAF_ISA` names, or else the best there are.

@@ -24,7 +24,7 @@ struct Prompt {
 
 pub(super) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let start = Instant::now();
-    let loaf = model::open_model(model::model_path(&args.model, io).as_deref())?;
+    let loaf = model::open_model(&args.model, io)?;
     let sampler = args.sampling.over(&loaf.chat().sampling)?;
     let tokenizer = model::tokenizer(&loaf)?;
     let prompt = prompt(args, &loaf, tokenizer.as_ref(), io)?;

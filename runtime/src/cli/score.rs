@@ -17,7 +17,7 @@ use crate::session::Session;
 use crate::tokenizer::{Scratch, Tokenizer};
 
 pub(super) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
-    let loaf = model::open_model(model::model_path(&args.model, io).as_deref())?;
+    let loaf = model::open_model(&args.model, io)?;
     let tokenizer = model::tokenizer(&loaf)?;
     let ids = ids(args, tokenizer.as_ref(), io)?;
     if ids.is_empty() {

@@ -1,23 +1,25 @@
 //! `loaf verify`: proves every byte of a file.
 //!
 //! Opening has proved head, plan, chat and tokenizer; what is left are the hashes of everything else, the agreement
-//! of header and table, the padding, and the leaves of the weights, which threads share out among themselves.
+//! of header and table, the padding, and the leaves of the weights, which threads share out among themselves. With
+//! `--run` this machine then replays the golden prompts, in prefill and token by token, and must give the recorded ids.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use loaf_formats::container::Leaves;
+use loaf_formats::container::{Leaves, SectionKind};
+use loaf_formats::golden::{Golden, leader};
 use serde_json::json;
 
-use super::args::VerifyArgs;
+use super::args::{ComputeArgs, VerifyArgs};
 use super::{Bytes, Failure, Io, model};
+use crate::loaf::Loaf;
 
 /// Time between two reports of progress.
 const TICK: Duration = Duration::from_millis(100);
 
 pub(super) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
-    let path = model::model_path(&args.model, io);
-    let loaf = model::open_model(path.as_deref())?;
+    let loaf = model::open_model(&args.model, io)?;
     model::tokenizer(&loaf)?;
     let container = loaf.container();
     let fail = |e| Failure::Runtime(format!("{e}; the file is damaged, get or bake it again"));
@@ -27,13 +29,51 @@ pub(super) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> 
     verify_leaves(&leaves, total, io)?;
     let weights = tensors.iter().filter(|t| t.is_weight()).count();
     let file_bytes = container.head().file_len;
+    let golden = if args.run { Some(replay_golden(&loaf, io)?) } else { None };
     if args.json {
-        let object = json!({ "id": loaf.id().to_string(), "file_bytes": file_bytes, "tensors": weights });
+        let mut object = json!({ "id": loaf.id().to_string(), "file_bytes": file_bytes, "tensors": weights });
+        if let Some(ids) = golden {
+            object["golden_ids"] = ids.into();
+        }
         io.print(format_args!("{object}\n"))?;
     } else {
-        io.print(format_args!("ok {}, {}, {weights} tensors\n", loaf.id(), Bytes(file_bytes)))?;
+        let golden = golden.map_or_else(String::new, |ids| format!(", {ids} golden ids"));
+        io.print(format_args!("ok {}, {}, {weights} tensors{golden}\n", loaf.id(), Bytes(file_bytes)))?;
     }
     Ok(0)
+}
+
+/// Replays every golden case; returns the number of ids compared.
+fn replay_golden(loaf: &Loaf, io: &mut Io<'_>) -> Result<usize, Failure> {
+    let bytes = loaf.container().section(SectionKind::Golden).ok_or_else(|| {
+        Failure::runtime("--run: this loaf has no golden prompts; bake it with --golden 16, or verify without --run")
+    })?;
+    let plan = loaf.plan();
+    let golden = Golden::decode(bytes, plan.vocab, plan.context).map_err(Failure::runtime)?;
+    let mut session = model::session(loaf, &ComputeArgs { threads: None, verbose: false }, io)?;
+    let mut compared = 0;
+    for (i, case) in golden.cases.iter().enumerate() {
+        for by_token in [false, true] {
+            session.rewind(0).map_err(Failure::runtime)?;
+            if by_token {
+                case.prompt.iter().try_for_each(|id| session.decode(*id).map(drop)).map_err(Failure::runtime)?;
+            } else {
+                session.eval(&case.prompt, &mut |_| {}).map_err(Failure::runtime)?;
+            }
+            for (j, expected) in case.greedy.iter().enumerate() {
+                let found = leader(session.logits()).map_or(0, |(id, _)| id);
+                if found != *expected {
+                    return Err(Failure::Runtime(format!(
+                        "golden case {i}: id {j}: expected {expected}, found {found}; this machine does not replay this loaf \
+                         as it was baked, please report it"
+                    )));
+                }
+                session.decode(found).map_err(Failure::runtime)?;
+            }
+        }
+        compared += case.greedy.len();
+    }
+    Ok(compared)
 }
 
 /// Hashes every leaf; reports on a terminal as it goes.

@@ -1,0 +1,124 @@
+//! `bake executable`: one self-contained program, a runtime with a loaf behind it.
+//!
+//! The runtime is copied as it is, the loaf byte for byte behind it, on a page; `loaf_formats::program` draws the file. The
+//! program gets its name last, by renaming a temporary file beside it, so that nobody ever sees half of one. The same runtime
+//! and loaf give the same program.
+//!
+//! What this does not do: it does not sign (a platform that wants signed programs needs that after this), and it does not look
+//! whether the runtime is one for this machine.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, PAGE_BYTES};
+use loaf_formats::program::{Trailer, TrailerError};
+use memmap2::Mmap;
+
+/// Why no program was written. Nothing stays behind.
+#[derive(Debug)]
+pub enum ProgramError {
+    /// A file cannot be read or written.
+    Io(PathBuf, io::Error),
+    /// The loaf is none, or damaged.
+    Loaf(PathBuf, ContainerError),
+    /// What should be a runtime carries a loaf already, or the damaged end of one.
+    Runtime(PathBuf, Option<TrailerError>),
+}
+
+impl fmt::Display for ProgramError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ProgramError::Io(path, e) => write!(f, "{}: {e}", path.display()),
+            ProgramError::Loaf(path, e) => write!(f, "{}: {e}", path.display()),
+            ProgramError::Runtime(path, None) => {
+                write!(f, "{}: expected a runtime alone, found one that carries a loaf already", path.display())
+            }
+            ProgramError::Runtime(path, Some(e)) => write!(f, "{}: {e}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for ProgramError {}
+
+/// What was written.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// The loaf's name.
+    pub id: ArtifactId,
+    /// Where the loaf lies in the program, in bytes.
+    pub offset: u64,
+    /// Length of the program in bytes.
+    pub bytes: u64,
+}
+
+/// The `loaf` that stands beside the running program, under the name executables have here.
+///
+/// # Errors
+/// The system does not say where the running program is.
+pub fn runtime_beside() -> io::Result<PathBuf> {
+    Ok(std::env::current_exe()?.with_file_name(format!("loaf{}", std::env::consts::EXE_SUFFIX)))
+}
+
+/// Writes the program `out` from the executable `runtime` and the file `loaf`, every byte of which is hashed first but the
+/// weights (`bake verify` does those).
+///
+/// # Errors
+/// See [`ProgramError`].
+pub fn write(runtime: &Path, loaf: &Path, out: &Path) -> Result<Program, ProgramError> {
+    let at = |path: &Path| {
+        let path = path.to_path_buf();
+        move |e| ProgramError::Io(path, e)
+    };
+    let mut runtime_file = File::open(runtime).map_err(at(runtime))?;
+    match Trailer::read(&mut runtime_file) {
+        Ok(None) => {}
+        Ok(Some(_)) => return Err(ProgramError::Runtime(runtime.to_path_buf(), None)),
+        Err(TrailerError::Io(e)) => return Err(ProgramError::Io(runtime.to_path_buf(), e)),
+        Err(e) => return Err(ProgramError::Runtime(runtime.to_path_buf(), Some(e))),
+    }
+    let runtime_len = runtime_file.seek(SeekFrom::End(0)).map_err(at(runtime))?;
+    runtime_file.rewind().map_err(at(runtime))?;
+
+    let loaf_file = File::open(loaf).map_err(at(loaf))?;
+    // SAFETY: mapped read-only; whoever truncates a file while it is being read breaks every program that maps it.
+    let map = unsafe { Mmap::map(&loaf_file) }.map_err(at(loaf))?;
+    let container = Container::open(&map).map_err(|e| ProgramError::Loaf(loaf.to_path_buf(), e))?;
+    container.verify_small().map_err(|e| ProgramError::Loaf(loaf.to_path_buf(), e))?;
+    let id = container.artifact_id();
+    let trailer = Trailer::after(runtime_len, map.len() as u64, id)
+        .ok_or_else(|| ProgramError::Io(out.to_path_buf(), io::ErrorKind::FileTooLarge.into()))?;
+    drop(map);
+
+    let folder = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".loaf-program-").tempfile_in(folder).map_err(at(out))?;
+    // The system copies within itself where it can, and shares blocks where the file system knows how.
+    copy_exactly(&mut runtime_file, file.as_file_mut(), runtime_len).map_err(at(runtime))?;
+    let gap = [0; PAGE_BYTES as usize];
+    file.write_all(&gap[..(trailer.offset - runtime_len) as usize]).map_err(at(out))?;
+    copy_exactly(&mut &loaf_file, file.as_file_mut(), trailer.len).map_err(at(loaf))?;
+    file.write_all(&trailer.encode()).map_err(at(out))?;
+    make_executable(file.as_file()).map_err(at(out))?;
+    file.as_file().sync_all().map_err(at(out))?;
+    file.persist(out).map_err(|e| ProgramError::Io(out.to_path_buf(), e.error))?;
+    Ok(Program { id, offset: trailer.offset, bytes: trailer.offset + trailer.len + trailer.encode().len() as u64 })
+}
+
+fn copy_exactly(from: &mut impl Read, to: &mut File, bytes: u64) -> io::Result<()> {
+    match io::copy(&mut from.take(bytes), to)? {
+        n if n == bytes => Ok(()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+#[cfg(unix)]
+fn make_executable(file: &File) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    file.set_permissions(std::fs::Permissions::from_mode(0o755))
+}
+
+#[cfg(not(unix))]
+fn make_executable(_: &File) -> io::Result<()> {
+    Ok(())
+}

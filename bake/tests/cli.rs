@@ -1,0 +1,137 @@
+//! The program `bake` as a process: exit codes, and errors in one line.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/tiny");
+const VECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/tiny.loaf");
+
+fn bake(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_bake")).args(args).output().expect("built")
+}
+
+fn stdout(args: &[&str]) -> String {
+    let output = bake(args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// Exit code and the one line on standard error.
+fn refused(args: &[&str]) -> (i32, String) {
+    let output = bake(args);
+    let text = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    (output.status.code().expect("an exit code"), text.trim().to_string())
+}
+
+fn build(dir: &TempDir, name: &str, seed: &str, more: &[&str]) -> String {
+    let out = dir.path().join(name).to_str().expect("UTF-8").to_string();
+    let args =
+        ["build", TINY, "-o", &out, "--random-weights", seed, "--context", "16", "--chunk", "4", "--golden", "4"];
+    stdout(&[&args[..], more].concat());
+    out
+}
+
+#[test]
+fn verify_compares_with_the_id_expected() {
+    let id = stdout(&["verify", VECTOR]).split_whitespace().next().expect("an id").to_string();
+    assert_eq!(stdout(&["verify", VECTOR, "--expect", &id]), format!("{id} ok\n"));
+    let other = "0".repeat(64);
+    let (code, line) = refused(&["verify", VECTOR, "--expect", &other]);
+    assert_eq!(code, 1);
+    assert!(line.ends_with(&format!("artifact id: expected {other}, found {id}")), "{line}");
+}
+
+#[test]
+fn the_command_line_bakes_the_committed_vector() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let baked = build(&dir, "tiny.loaf", "1", &[]);
+    assert_eq!(stdout(&["diff", &baked, VECTOR]), "");
+}
+
+#[test]
+fn verify_runs_the_golden_cases_on_the_recipe_of_the_manifest() {
+    assert!(stdout(&["verify", VECTOR, "--run"]).ends_with(" ok\n"));
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let out = dir.path().join("none.loaf").to_str().expect("UTF-8").to_string();
+    stdout(&["build", TINY, "-o", &out, "--random-weights", "1", "--context", "16", "--golden", "0"]);
+    assert!(refused(&["verify", &out, "--run"]).1.ends_with("expected a section golden, found none"));
+}
+
+#[test]
+fn diff_says_what_differs_and_how_it_went_by_exit_code() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (one, two) = (build(&dir, "one", "1", &[]), build(&dir, "two", "2", &[]));
+    let half = build(&dir, "half", "1", &["--kv", "f16"]);
+    let full = build(&dir, "full", "1", &["--kv", "f32"]);
+    let differ = |a: &str, b: &str| {
+        let output = bake(&["diff", a, b]);
+        assert_eq!((output.status.code(), output.stderr.len()), (Some(1), 0));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let text = differ(&one, &two);
+    assert!(text.contains("model.embed_tokens.weight: bf16 [61, 16], other values"), "{text}");
+    assert!(text.contains("source.random_seed: 1 -> 2"), "{text}");
+    assert!(!text.contains("\nplan\n"), "equal graphs: {text}");
+    let text = differ(&half, &full);
+    assert!(text.contains("options.kv: \"f16\" -> \"f32\""), "{text}");
+    assert!(text.contains("state bytes: ") && text.contains("decode of 1 rows, template 0: kv_write: "), "{text}");
+    assert!(!text.contains("\nweights\n"), "equal weights: {text}");
+
+    let (code, line) = refused(&["diff", &one, concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]);
+    assert_eq!(code, 2, "{line}");
+}
+
+#[test]
+fn lock_updates_then_checks_and_names_what_changed() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let root = dir.path().to_str().expect("UTF-8");
+    copy(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/hf/qwen3")), &dir.path().join("model"));
+    fs::create_dir(dir.path().join("artifacts")).expect("a writable folder");
+    let lock = dir.path().join("artifacts/lock.toml");
+    let entry = |name: &str, options: &str| {
+        format!(
+            "[[artifact]]\nname = \"{name}\"\nsource = \"model\"\noptions = \"{options}\"\nid = \"\"\n[artifact.files]\n"
+        )
+    };
+    let text = entry("full", "--context 32") + &entry("small", "--context 32 --quant q8 --group-size 32");
+    fs::write(&lock, text).expect("a writable folder");
+    assert_eq!(bake(&["lock", "--root", root]).status.code(), Some(1), "nothing is recorded yet");
+    assert_eq!(stdout(&["lock", "--update", "--root", root]).lines().count(), 2);
+    assert_eq!(stdout(&["lock", "--check", "--root", root]).lines().count(), 2);
+    assert!(stdout(&["lock", "small", "--root", root]).ends_with(" small\n"));
+    assert!(refused(&["lock", "none", "--root", root]).1.contains("expected an artifact none, found none"));
+
+    let text = fs::read_to_string(&lock).expect("written");
+    fs::write(&lock, text.replace("--quant q8", "--quant q4")).expect("a writable folder");
+    let output = bake(&["lock", "--root", root]);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(errors.contains("bake: small: id: expected ") && !errors.contains("bake: full:"), "{errors}");
+    assert!(errors.contains("1 of 2 artifacts are not what"), "{errors}");
+    fs::write(&lock, text.replace("--quant q8", "--no-such-option")).expect("a writable folder");
+    assert!(String::from_utf8_lossy(&bake(&["lock", "--root", root]).stderr).contains("bake: small: options: "));
+}
+
+#[test]
+fn an_executable_without_a_runtime_says_how_to_get_one() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (out, none) = (dir.path().join("program"), dir.path().join("none"));
+    let [out, none] = [&out, &none].map(|p| p.to_str().expect("UTF-8"));
+    let (code, line) = refused(&["executable", VECTOR, "-o", out, "--runtime", none]);
+    assert_eq!(code, 1);
+    assert!(line.ends_with("no runtime there; build loaf-runtime, or say where it is with --runtime"), "{line}");
+    let text = stdout(&["executable", VECTOR, "-o", out, "--runtime", env!("CARGO_BIN_EXE_bake")]);
+    assert!(text.contains("bytes, the loaf at "), "{text}");
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a writable folder");
+    for entry in fs::read_dir(from).expect("a fixture") {
+        let entry = entry.expect("an entry");
+        fs::copy(entry.path(), to.join(entry.file_name())).expect("a copy");
+    }
+}

@@ -1,0 +1,291 @@
+#!/usr/bin/env python3
+"""A second reader of loaves, written from FORMAT.md with the standard library alone.
+
+usage: second_reader.py FILE...
+
+Checks structure and every hash of each file and prints one JSON object per file: the artifact id, the root of every
+section, the tensors, and counts of the plan. Any rule that does not hold is an error in one line, and exit code 1.
+"""
+
+import hashlib
+import json
+import struct
+import sys
+
+LEAF = 1 << 20
+KINDS = {1: "weights", 2: "plan", 3: "manifest", 4: "tokenizer", 5: "chat", 6: "golden", 7: "graphs",
+         8: "tokenizer_source", 9: "hashes"}
+SIZES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "I8": 1, "U8": 1}
+
+
+class Refused(Exception):
+    """A rule of the format does not hold."""
+
+
+def need(holds, what):
+    if not holds:
+        raise Refused(what)
+
+
+def sha(data):
+    return hashlib.sha256(data).digest()
+
+
+def align(x, a):
+    return (x + a - 1) // a * a
+
+
+# The hash tree, FORMAT.md section 6: the recursive definition, word for word.
+
+def root(leaves):
+    if not leaves:
+        return sha(b"")
+    if len(leaves) == 1:
+        return leaves[0]
+    k = 1
+    while k * 2 < len(leaves):
+        k *= 2
+    return sha(b"\x01" + root(leaves[:k]) + root(leaves[k:]))
+
+
+def leaf_hashes(data):
+    return [sha(b"\x00" + data[at:at + LEAF]) for at in range(0, len(data), LEAF)]
+
+
+# The header, section 2.
+
+def string(text):
+    """A string as the canonical JSON spells it."""
+    out = ['"']
+    short = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    for c in text:
+        out.append(short.get(c) or ("\\u%04x" % ord(c) if ord(c) < 32 else c))
+    return "".join(out) + '"'
+
+
+def read_header(text):
+    tensors = json.loads(text.decode("utf-8"), object_pairs_hook=list)
+    need(tensors[:1] == [("__metadata__", [("format", "pt")])], "header: metadata")
+    entries, canonical = [], ['{"__metadata__":{"format":"pt"}']
+    for name, fields in tensors[1:]:
+        need([k for k, _ in fields] == ["dtype", "shape", "data_offsets"], "header: keys of " + name)
+        dtype, shape, (begin, end) = (v for _, v in fields)
+        need(all(type(n) is int and n >= 0 for n in shape + [begin, end]), "header: numbers of " + name)
+        size = SIZES[dtype]
+        for n in shape:
+            size *= n
+        need(len(shape) <= 8 and end - begin == size, "header: length of " + name)
+        entries.append((name, dtype, shape, begin, end))
+        numbers = ",".join(map(str, shape))
+        canonical.append('%s:{"dtype":"%s","shape":[%s],"data_offsets":[%d,%d]}' % (string(name), dtype, numbers, begin, end))
+    need(len({e[0] for e in entries}) == len(entries) and 1 <= len(entries) <= 1 << 20, "header: names")
+    body = ",".join(canonical).encode("utf-8") + b"}"
+    need(body.ljust(align(8 + len(body), 16384) - 8, b" ") == text, "header: canonical form")
+    return entries
+
+
+# The head, section 3.
+
+def read_head(head, file_len, n):
+    need(head[:8] == b"loafhead", "head: magic")
+    major, minor, length, required, _optional, total, json_len, data_len, count, leaf_log2 = \
+        struct.unpack_from("<HHIQQQQQII", head, 8)
+    need(major == 1, "head: version")
+    need(sha(head[:2016]) == head[2016:], "head: artifact id")
+    need(required == 0, "head: required features")
+    need((length, leaf_log2) == (2048, 20) and count <= 16, "head: constants")
+    need((total, json_len, data_len) == (file_len, n, file_len - 8 - n), "head: lengths")
+    need(minor > 0 or not any(head[96 + 64 * count:2016]), "head: unused bytes")
+    sections, end = [], 2048
+    for i in range(count):
+        kind, flags, offset, length, alignment, zero = struct.unpack_from("<IIQQII", head, 96 + 64 * i)
+        at = "section %d: " % kind
+        need(kind not in [s["kind"] for s in sections], at + "twice")
+        need(kind in KINDS or flags & 1, at + "unknown and not optional")
+        need(minor > 0 or (flags < 2 and zero == 0), at + "flags")
+        need(alignment & (alignment - 1) == 0 and (16384 if kind == 1 else 64 if kind in KINDS else 1) <= alignment <= 16384,
+             at + "alignment")
+        need(offset == align(end, alignment), at + "offset")
+        end = offset + length
+        need(end <= data_len, at + "end")
+        sections.append({"kind": kind, "offset": offset, "len": length, "root": head[128 + 64 * i:160 + 64 * i]})
+    need(end == data_len, "head: end of the last section")
+    need({1, 9} <= {s["kind"] for s in sections}, "head: weights and hashes")
+    return sections
+
+
+def agree(entries, sections, data):
+    """Header and table name the same bytes, and padding is zero."""
+    weights = next(s for s in sections if s["kind"] == 1)
+    rest, cursor, pads, spans = [s for s in sections if s["kind"] != 1], 0, 0, []
+    for i, (name, dtype, shape, begin, end) in enumerate(entries):
+        need(begin == cursor and end <= len(data), "tensor %s: place" % name)
+        cursor = end
+        own = name.startswith("loaf.")
+        need(not own or (dtype == "U8" and shape == [end - begin]), "tensor %s: type" % name)
+        need((i == 0) == (name == "loaf.head"), "tensor %s: order" % name)
+        if i == 0:
+            need(end == 2048, "loaf.head: length")
+        elif name.startswith("loaf.pad."):
+            need(name == "loaf.pad.%d" % pads and 0 < end - begin < 16384, "tensor %s: padding" % name)
+            need(not entries[i - 1][0].startswith("loaf.pad."), "tensor %s: touches another" % name)
+            need(not any(data[begin:end]), "tensor %s: not zero" % name)
+            pads += 1
+        elif own:
+            need(rest, "tensor %s: no such section" % name)
+            section = rest.pop(0)
+            need((begin, end - begin) == (section["offset"], section["len"]), "tensor %s: span" % name)
+            need(name == "loaf." + KINDS.get(section["kind"], name[5:]), "tensor %s: name" % name)
+        else:
+            need(begin % 64 == 0 and end > begin, "tensor %s: span" % name)
+            spans.append((begin, end))
+    need(cursor == len(data) and not rest, "header: end")
+    first, last = (spans[0][0], spans[-1][1]) if spans else (weights["offset"], weights["offset"])
+    need((first, last) == (weights["offset"], weights["offset"] + weights["len"]), "weights: span")
+
+
+def check_hashes(sections, data):
+    leaves = []
+    for s in sections:
+        own = leaf_hashes(data[s["offset"]:s["offset"] + s["len"]])
+        need(root(own) == s["root"], "section %d: root" % s["kind"])
+        leaves += own if s["kind"] != 9 else []
+    tree = next(s for s in sections if s["kind"] == 9)
+    need(data[tree["offset"]:tree["offset"] + tree["len"]] == b"".join(leaves), "hashes: leaves")
+
+
+# The plan: bincode 2, standard configuration.
+
+class Bincode:
+    """Variable-length integers, little-endian; sequences and strings after their length."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def take(self, n):
+        need(self.at + n <= len(self.data), "plan: cut off")
+        self.at += n
+        return self.data[self.at - n:self.at]
+
+    def u(self):
+        first = self.take(1)[0]
+        width = {251: 2, 252: 4, 253: 8}.get(first)
+        need(width or first < 251, "plan: integer")
+        return int.from_bytes(self.take(width), "little") if width else first
+
+    def us(self, names):
+        return {name: self.u() for name in names.split()}
+
+    def list(self, item):
+        return [item() for _ in range(self.u())]
+
+
+def read_plan(data):
+    b = Bincode(data)
+
+    def state():
+        name = b.take(b.u()).decode("utf-8")
+        return {"name": name, **b.us("kind offset bytes heads row_bytes")}
+
+    def segment():
+        return {"first": b.u(), "words": b.list(b.u), "patches": b.list(lambda: b.us("word per_pos per_row"))}
+
+    def family():
+        return {**b.us("phase max_rows positions step"), "segments": b.list(segment)}
+
+    plan = b.us("context vocab hidden weight_bytes state_bytes arena_bytes")
+    plan["io"] = b.us("ids hidden logits bytes")
+    plan["states"], plan["families"] = b.list(state), b.list(family)
+    need(b.at == len(data), "plan: trailing bytes")
+    return plan
+
+
+def count_records(words):
+    """Op records: `kind | operands << 8 | attributes << 16`, three words per operand, one per attribute."""
+    at = count = 0
+    while at < len(words):
+        need(words[at] >> 24 == 0, "plan: record at word %d" % at)
+        at += 1 + 3 * (words[at] >> 8 & 255) + (words[at] >> 16 & 255)
+        count += 1
+    need(at == len(words), "plan: the last record is cut off")
+    return count
+
+
+# The tree over all concrete graphs, and the section that records it.
+
+def words64(*values):
+    return struct.pack("<%dQ" % len(values), *values)
+
+
+def family_root(family):
+    """Expands every graph that is a leaf; returns how many there are, and the root over them."""
+    skeletons = []
+    for segment in family["segments"]:
+        words, at = list(segment["words"]), [p["word"] for p in segment["patches"]]
+        for i in at:
+            words[i] = 0
+        skeletons.append(sha(b"\x02" + words64(len(words), *words, len(at), *at)))
+    leaves, current = [], 0
+    for p in range(0, family["positions"], family["step"]):
+        n = min(family["max_rows"], family["positions"] - p)
+        while current + 1 < len(skeletons) and family["segments"][current + 1]["first"] <= p:
+            current += 1
+        segment = family["segments"][current]
+        patched = [(segment["words"][patch["word"]] + patch["per_pos"] * p + patch["per_row"] * n) % (1 << 64)
+                   for patch in segment["patches"]]
+        leaves.append(sha(b"\x00" + skeletons[current] + words64(p, n, *patched)))
+    return len(leaves), root(leaves)
+
+
+def graphs_section(plan):
+    """The section that the plan's graphs must have."""
+    records = []
+    for f in plan["families"]:
+        count, top = family_root(f)
+        records.append(struct.pack("<IIIIQ", f["phase"], f["max_rows"], f["positions"], f["step"], count) + top)
+    return words64(len(records)) + root([sha(b"\x00" + r) for r in records]) + b"".join(records)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        data = file.read()
+    need(len(data) >= 8, "file: too short")
+    n = int.from_bytes(data[:8], "little")
+    need(n <= 100_000_000 and (8 + n) % 16384 == 0 and len(data) >= 8 + n + 2048, "file: header length")
+    area = data[8 + n:]
+    sections = read_head(area[:2048], len(data), n)
+    need(sha(data[:8 + n]) == area[64:96], "header: hash")
+    entries = read_header(data[8:8 + n])
+    agree(entries, sections, area)
+    check_hashes(sections, area)
+    out = {"id": area[2016:2048].hex(), "file_bytes": len(data)}
+    out["sections"] = [[s["kind"], s["offset"], s["len"], s["root"].hex()] for s in sections]
+    out["tensors"] = len([e for e in entries if not e[0].startswith("loaf.")])
+    for s in sections:
+        content = area[s["offset"]:s["offset"] + s["len"]]
+        if s["kind"] == 2:
+            plan = read_plan(content)  # before the graphs: sections stand in order of their kind
+            out["plan"] = {k: plan[k] for k in "context vocab hidden weight_bytes state_bytes arena_bytes".split()}
+            out["plan"]["states"] = [[s["name"], s["kind"], s["offset"], s["bytes"]] for s in plan["states"]]
+            out["plan"]["families"] = [
+                [f["phase"], f["max_rows"], f["positions"],
+                 [[g["first"], count_records(g["words"]), len(g["words"]), len(g["patches"])] for g in f["segments"]]]
+                for f in plan["families"]]
+        elif s["kind"] == 7:
+            need(content == graphs_section(plan), "graphs: what the plan expands to")
+            out["graphs_root"] = content[8:40].hex()
+        elif s["kind"] == 6:
+            out["golden_ids"] = sum(len(case["greedy"]) for case in json.loads(content)["cases"])
+    return out
+
+
+def main():
+    for path in sys.argv[1:]:
+        try:
+            print(json.dumps(read(path)))
+        except (Refused, OSError, ValueError, KeyError) as error:
+            sys.exit("%s: %s" % (path, error))
+
+
+if __name__ == "__main__":
+    main()

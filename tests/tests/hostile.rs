@@ -1,0 +1,426 @@
+//! Files from someone who means harm: 20,000 mutations of a valid loaf, the same ones every time.
+//!
+//! A third damages bytes and leaves the hashes as they are: none of those may verify, nor may one open whose damage
+//! lies in what opening hashes. The rest fits the hashes to the damage, as an attacker would, so that it is structure that is
+//! checked: plans record by record, tokenizer tables, chat and golden sections. What those readers accept is replayed, encoded
+//! with and rendered: it may give nonsense, it may not panic, hang or leave its memory.
+//!
+//! An access outside of memory need not show in a process of ordinary tests; weights are mapped read-only, every region is
+//! a mapping of its own, and index operands are clamped in kernels that have twins with checked indexing (`Kernels::naive`),
+//! which replay the accepted plans here too: those panic where the fast ones would stray.
+
+use std::cell::Cell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use loaf_bake::build::{BuildOptions, Silent, build};
+use loaf_bake::verify;
+use loaf_bake::weights::QuantOptions;
+use loaf_formats::chat::Chat;
+use loaf_formats::container::{Container, FileLayout, Layout, SectionKind, Writer};
+use loaf_formats::golden::Golden;
+use loaf_formats::plan::{Plan, records};
+use loaf_formats::tokenizer::TokenizerTables;
+use loaf_runtime::chat::{ChatTemplate, Inputs, message};
+use loaf_runtime::kernels::Kernels;
+use loaf_runtime::loaf::Loaf;
+use loaf_runtime::session::{Session, SessionOptions};
+use loaf_runtime::tokenizer::{Scratch, Tokenizer};
+use loaf_tests::fixture;
+use serde_json::{Value, json};
+
+/// No single file may take longer to refuse, or to open and replay a few tokens.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A xorshift generator (Marsaglia's triple 13, 7, 17): mutations need variety, not quality.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    /// Another value in place of `old`: near it, near a power of two, or anything.
+    fn value(&mut self, old: u64) -> u64 {
+        let small = self.next() % 130;
+        match self.next() % 8 {
+            0 => old.wrapping_add(small),
+            1 => old.wrapping_sub(small),
+            2 => 1 << (self.next() % 64),
+            3 => u64::MAX >> (self.next() % 64),
+            4 => old ^ 1 << (self.next() % 64),
+            5 => old.wrapping_mul(2 + small % 3),
+            6 => small,
+            _ => self.next(),
+        }
+    }
+
+    fn value32(&mut self, old: u32) -> u32 {
+        self.value(old.into()) as u32
+    }
+}
+
+/// Names the case if the test panics in it, and holds it to its time.
+struct Case<'a> {
+    what: &'a str,
+    seed: u64,
+    since: Instant,
+}
+
+impl<'a> Case<'a> {
+    fn new(what: &'a str, seed: u64) -> Self {
+        Case { what, seed, since: Instant::now() }
+    }
+}
+
+impl Drop for Case<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("in case {} of {}", self.seed, self.what);
+        } else {
+            assert!(
+                self.since.elapsed() < PATIENCE,
+                "case {} of {} took {:?}",
+                self.seed,
+                self.what,
+                self.since.elapsed()
+            );
+        }
+    }
+}
+
+/// A loaf of every kind of op: recurrent and full attention, experts, int8 and dense matrices, a tokenizer and a template.
+struct Base {
+    dir: tempfile::TempDir,
+    bytes: Vec<u8>,
+}
+
+impl Base {
+    fn new() -> Base {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let source = dir.path().join("source");
+        fs::create_dir(&source).expect("a writable folder");
+        let text = fs::read_to_string(fixture("hf/qwen3_next/config.json")).expect("a fixture");
+        let mut config: Value = serde_json::from_str(&text).expect("JSON");
+        for (key, value) in [("vocab_size", 512), ("hidden_size", 32), ("num_hidden_layers", 2), ("eos_token_id", 2)] {
+            config[key] = json!(value);
+        }
+        config["moe_intermediate_size"] = json!(32);
+        fs::write(source.join("config.json"), config.to_string()).expect("a writable folder");
+        fs::copy(fixture("stories260k/tokenizer.json"), source.join("tokenizer.json")).expect("a copy");
+        let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+        fs::write(source.join("chat_template.jinja"), template).expect("a writable folder");
+        let out = dir.path().join("base.loaf");
+        let options = BuildOptions {
+            quant: QuantOptions { bits: Some(8), group: 32 },
+            context: Some(32),
+            chunks: vec![8],
+            random: Some(1),
+            golden: Some(4),
+            ..BuildOptions::default()
+        };
+        build(&source, &out, &options, &Silent).expect("a bake");
+        let bytes = fs::read(&out).expect("baked");
+        Base { dir, bytes }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("mutant.loaf")
+    }
+
+    fn section(&self, kind: SectionKind) -> Vec<u8> {
+        let container = Container::open(&self.bytes).expect("valid");
+        container.section(kind).expect("a section").to_vec()
+    }
+
+    /// Writes the loaf with another section in place of its own, all hashes fitting.
+    fn with_section(&self, kind: SectionKind, bytes: &[u8]) -> PathBuf {
+        let container = Container::open(&self.bytes).expect("valid");
+        let tensors: Vec<_> = container.tensors().expect("valid").into_iter().filter(|t| t.is_weight()).collect();
+        let mut layout = Layout::new();
+        let weights: Vec<_> =
+            tensors.iter().map(|t| layout.weight(&t.name, t.dtype, &t.shape).expect("valid before")).collect();
+        let sections: Vec<(SectionKind, &[u8])> = SectionKind::ALL
+            .into_iter()
+            .filter(|k| !matches!(k, SectionKind::Weights | SectionKind::HashTree))
+            .filter_map(|k| Some((k, if k == kind { bytes } else { container.section(k)? })))
+            .collect();
+        let lengths: Vec<_> = sections.iter().map(|(k, b)| (*k, b.len() as u64)).collect();
+        let layout = FileLayout::new(layout.finish().expect("valid before"), &lengths).expect("lengths that fit");
+        let path = self.path();
+        let writer = Writer::create(&path, layout).expect("a writable folder");
+        for (ix, t) in weights.iter().zip(&tensors) {
+            assert_eq!(
+                writer.layout().weights().weights()[ix.index()].offset,
+                t.offset,
+                "weights stay where they were"
+            );
+            writer.write_at(*ix, 0, &container.data()[t.offset as usize..][..t.len as usize]).expect("written");
+        }
+        sections.iter().for_each(|(k, b)| writer.write_section(*k, b).expect("written"));
+        writer.finish().expect("finished");
+        path
+    }
+}
+
+/// Opens, prefills and decodes with two kernel tables. Memory that the system refuses is an answer.
+fn replay(path: &Path) {
+    let Ok(loaf) = Loaf::open(path) else { return };
+    for kernels in [Kernels::naive(), Kernels::detect()] {
+        let Ok(mut session) = Session::new(&loaf, SessionOptions { threads: 1, kernels }) else { continue };
+        let vocab = loaf.plan().vocab;
+        let ids: Vec<u32> = (0..6).map(|i| i * 37 % vocab).collect();
+        let _ = session.eval(&ids, &mut |_| {}).map(<[f32]>::len);
+        for id in &ids[..3] {
+            let _ = session.decode(*id).map(<[f32]>::len);
+        }
+        let _ = session.rewind(0);
+    }
+}
+
+#[test]
+fn damage_that_hashes_do_not_fit_never_passes() {
+    let base = Base::new();
+    let opened = Container::open(&base.bytes).expect("valid");
+    let data = base.bytes.len() - opened.data().len();
+    let eager: Vec<_> = [SectionKind::Plan, SectionKind::Chat, SectionKind::Tokenizer]
+        .iter()
+        .filter_map(|k| opened.head().section(*k))
+        .map(|s| data + s.offset as usize..data + s.end() as usize)
+        .chain([data..data + 2048])
+        .collect();
+    let sections: Vec<_> = opened.sections().iter().map(|s| (data + s.offset as usize, s.len as usize)).collect();
+    let path = base.path();
+    for seed in 0..6_000 {
+        let _case = Case::new("damage", seed);
+        let mut rng = Rng(0x9E37_79B9_7F4A_7C15 ^ (seed + 1));
+        let mut bytes = base.bytes.clone();
+        match rng.next() % 8 {
+            0 => bytes.truncate(rng.below(base.bytes.len())),
+            1 => bytes.extend((0..=rng.below(100)).map(|i| i as u8)),
+            2 => {
+                let (a, b) = (sections[rng.below(sections.len())], sections[rng.below(sections.len())]);
+                let n = a.1.min(b.1);
+                let copy = base.bytes[a.0..a.0 + n].to_vec();
+                bytes.copy_within(b.0..b.0 + n, a.0);
+                bytes[b.0..b.0 + n].copy_from_slice(&copy);
+            }
+            3 => {
+                let at = data + rng.below(256) * 8;
+                let old = u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+                bytes[at..at + 8].copy_from_slice(&rng.value(old).to_le_bytes());
+            }
+            4 => {
+                let old = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
+                bytes[..8].copy_from_slice(&rng.value(old).to_le_bytes());
+            }
+            5 => {
+                let (start, len) = (rng.below(bytes.len() - 64), 1 + rng.below(64));
+                bytes[start..start + len].fill(rng.next() as u8);
+            }
+            _ => {
+                let section = sections[rng.below(sections.len())];
+                let at = section.0 + rng.below(section.1);
+                bytes[at] ^= 1 << rng.below(8);
+            }
+        }
+        if bytes == base.bytes {
+            continue;
+        }
+        assert!(verify::file(&bytes, &Silent).is_err(), "case {seed} verifies");
+        let hit = bytes.len() != base.bytes.len() || eager.iter().any(|r| bytes[r.clone()] != base.bytes[r.clone()]);
+        if hit {
+            fs::write(&path, &bytes).expect("a writable folder");
+            assert!(Loaf::open(&path).is_err(), "case {seed} opens");
+        }
+    }
+}
+
+/// Changes one thing about a plan.
+fn mutate_plan(plan: &mut Plan, rng: &mut Rng) {
+    let f = rng.below(plan.families.len());
+    let family = &mut plan.families[f];
+    let s = rng.below(family.segments.len());
+    match rng.next() % 24 {
+        0 => plan.context = rng.value32(plan.context),
+        1 => plan.vocab = rng.value32(plan.vocab),
+        2 => plan.hidden = rng.value32(plan.hidden),
+        3 => plan.weight_bytes = rng.value(plan.weight_bytes),
+        4 => plan.state_bytes = rng.value(plan.state_bytes),
+        5 => plan.arena_bytes = rng.value(plan.arena_bytes),
+        6 => {
+            let io = &mut plan.io;
+            let slot = [&mut io.ids, &mut io.hidden, &mut io.logits, &mut io.bytes].into_iter().nth(rng.below(4));
+            slot.into_iter().for_each(|slot| *slot = rng.value(*slot));
+        }
+        7 => {
+            let i = rng.below(plan.states.len());
+            let state = &mut plan.states[i];
+            match rng.next() % 4 {
+                0 => state.offset = rng.value(state.offset),
+                1 => state.bytes = rng.value(state.bytes),
+                2 => state.heads = rng.value32(state.heads),
+                _ => state.row_bytes = rng.value32(state.row_bytes),
+            }
+        }
+        8 => match rng.next() % 3 {
+            0 => family.max_rows = rng.value32(family.max_rows),
+            1 => family.positions = rng.value32(family.positions),
+            _ => family.step = rng.value32(family.step),
+        },
+        9 => family.segments[s].first = rng.value32(family.segments[s].first),
+        10 => {
+            let mut twin = family.segments[s].clone();
+            twin.first = rng.value32(twin.first);
+            family.segments.push(twin);
+        }
+        11..=13 if !family.segments[s].patches.is_empty() => {
+            let patches = &mut family.segments[s].patches;
+            let i = rng.below(patches.len());
+            match rng.next() % 4 {
+                0 => patches[i].word = rng.value32(patches[i].word),
+                1 => patches[i].per_pos = rng.value32(patches[i].per_pos),
+                2 => patches[i].per_row = rng.value32(patches[i].per_row),
+                _ => drop(patches.remove(i)),
+            }
+        }
+        // An operand or attribute takes the place of another of its kind: overlaps that are well formed.
+        14..=17 => {
+            let words = &mut family.segments[s].words;
+            let starts: Vec<(usize, usize)> =
+                records(words).flatten().map(|r| (r.at, r.kind.spec().operands.len())).collect();
+            let operand = |rng: &mut Rng| {
+                let (at, count) = starts[rng.below(starts.len())];
+                at + 1 + 3 * rng.below(count)
+            };
+            let (from, to) = (operand(rng), operand(rng));
+            let n = 1 + rng.below(3);
+            words.copy_within(from..from + n, to);
+        }
+        _ => {
+            let words = &mut family.segments[s].words;
+            let i = rng.below(words.len());
+            words[i] = rng.value(words[i]);
+        }
+    }
+}
+
+#[test]
+fn plans_that_pass_the_verifier_replay_within_their_memory() {
+    let base = Base::new();
+    let (bytes, weights) = (base.section(SectionKind::Plan), Container::open(&base.bytes).expect("valid").data().len());
+    let original = Plan::decode(&bytes).expect("valid");
+    let (accepted, replayed) = (Cell::new(0), Cell::new(0));
+    for seed in 0..9_000 {
+        let _case = Case::new("plans", seed);
+        let mut rng = Rng(0xD1B5_4A32_D192_ED03 ^ (seed + 1));
+        let plan = if seed % 3 == 0 {
+            let mut bytes = bytes.clone();
+            for _ in 0..=rng.below(3) {
+                let at = rng.below(bytes.len());
+                bytes[at] = rng.value(bytes[at].into()) as u8;
+            }
+            if rng.next().is_multiple_of(16) {
+                bytes.truncate(rng.below(bytes.len()));
+            }
+            match Plan::decode(&bytes) {
+                Ok(plan) => plan,
+                Err(_) => continue,
+            }
+        } else {
+            let mut plan = original.clone();
+            (0..=rng.below(3)).for_each(|_| mutate_plan(&mut plan, &mut rng));
+            plan
+        };
+        if plan == original || plan.clone().verify(weights as u64).is_err() {
+            continue;
+        }
+        accepted.set(accepted.get() + 1);
+        // Replay is slow; what passes is sampled evenly once there is enough of it.
+        if accepted.get() <= 150 || accepted.get() % 8 == 0 {
+            replayed.set(replayed.get() + 1);
+            replay(&base.with_section(SectionKind::Plan, &plan.encode()));
+        }
+    }
+    println!("{} of 9000 plans accepted, {} replayed", accepted.get(), replayed.get());
+    assert!(replayed.get() >= 50, "mutations get as far as replay: {}", replayed.get());
+}
+
+#[test]
+fn tables_templates_and_cases_are_refused_or_usable() {
+    let base = Base::new();
+    let (tables, chat) = (base.section(SectionKind::Tokenizer), base.section(SectionKind::Chat));
+    let golden = base.section(SectionKind::Golden);
+    let text = "Once upon a time, there was\n\n  a caf\u{e9} \u{1F35E} with 12345 loaves.";
+    let accepted = Cell::new([0; 3]);
+    let count = |i: usize| {
+        let mut counts = accepted.get();
+        counts[i] += 1;
+        accepted.set(counts);
+    };
+    for seed in 0..5_000 {
+        let _case = Case::new("sections", seed);
+        let mut rng = Rng(0x94D0_49BB_1331_11EB ^ (seed + 1));
+        let which = [0, 0, 0, 1, 2][(seed % 5) as usize];
+        let mut bytes = [&tables, &chat, &golden][which].clone();
+        for _ in 0..=rng.below(3) {
+            // Headers and offset tables stand at the front, where damage does most.
+            let reach = if rng.next().is_multiple_of(2) { bytes.len() } else { bytes.len().min(2_048) };
+            if which == 0 && rng.next().is_multiple_of(2) {
+                let at = rng.below(reach / 4) * 4;
+                let old = u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+                bytes[at..at + 4].copy_from_slice(&rng.value32(old).to_le_bytes());
+            } else {
+                let at = rng.below(reach);
+                bytes[at] = rng.value(bytes[at].into()) as u8;
+            }
+        }
+        if rng.next().is_multiple_of(32) {
+            bytes.truncate(rng.below(bytes.len()));
+        }
+        match which {
+            0 if TokenizerTables::verify(&bytes).is_ok() => {
+                count(0);
+                let tokenizer = Tokenizer::open(&bytes).expect("verified");
+                let mut ids = Vec::new();
+                tokenizer.encode(text, true, &mut Scratch::default(), &mut ids);
+                tokenizer.decode(&ids, false);
+                let all: Vec<u32> = (0..tokenizer.token_count()).chain([u32::MAX]).collect();
+                tokenizer.decode(&all, true);
+            }
+            1 => {
+                if let Some(template) = Chat::decode(&bytes, 512).ok().and_then(|c| c.template) {
+                    count(1);
+                    let messages = [message("system", "be brief"), message("user", text)];
+                    let inputs = Inputs { messages: &messages, add_generation_prompt: true, ..Inputs::default() };
+                    let _ = ChatTemplate::new(&template).and_then(|t| t.render(&inputs));
+                }
+            }
+            2 if Golden::decode(&bytes, 512, 32).is_ok() => count(2),
+            _ => {}
+        }
+    }
+    println!("accepted: {:?} tables, templates, golden sections", accepted.get());
+    assert!(accepted.get().iter().all(|n| *n > 0), "some mutations of each kind are harmless: {:?}", accepted.get());
+}
+
+#[test]
+fn a_template_that_loops_or_explodes_is_stopped() {
+    let bombs = [
+        "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+    ];
+    for bomb in bombs {
+        let _case = Case::new(bomb, 0);
+        let rendered = ChatTemplate::new(bomb).and_then(|t| t.render(&Inputs::default()));
+        assert!(rendered.is_err(), "{bomb}");
+    }
+}

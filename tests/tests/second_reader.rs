@@ -1,0 +1,143 @@
+//! A second implementation, written from FORMAT.md in another language, reads what this one writes and finds the same.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use loaf_bake::build::{BuildOptions, Silent, build};
+use loaf_formats::container::{Container, SectionKind, hex};
+use loaf_formats::golden::Golden;
+use loaf_formats::graphs::Graphs;
+use loaf_formats::plan::{Plan, records};
+use loaf_tests::{bake, fixture};
+use serde_json::{Value, json};
+
+fn python(args: &[&str]) -> Output {
+    Command::new("python3").args(args).output().expect("python3 is installed")
+}
+
+fn reader() -> String {
+    concat!(env!("CARGO_MANIFEST_DIR"), "/second_reader.py").to_string()
+}
+
+fn second(path: &Path) -> Value {
+    let output = python(&[&reader(), path.to_str().expect("UTF-8")]);
+    assert!(output.status.success(), "{}: {}", path.display(), String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
+/// What the reader should print.
+fn first(bytes: &[u8]) -> Value {
+    let loaf = Container::open(bytes).expect("a loaf");
+    let plan = Plan::decode(loaf.verify_section(SectionKind::Plan).expect("hashes")).expect("a plan");
+    let families: Vec<Value> = plan
+        .families
+        .iter()
+        .map(|f| {
+            let segment = |s: &loaf_formats::plan::Segment| {
+                json!([s.first, records(&s.words).count(), s.words.len(), s.patches.len()])
+            };
+            json!([f.phase as u32, f.max_rows, f.positions, f.segments.iter().map(segment).collect::<Vec<_>>()])
+        })
+        .collect();
+    let states: Vec<Value> = plan.states.iter().map(|s| json!([s.name, s.kind as u32, s.offset, s.bytes])).collect();
+    let sections = loaf.sections().iter().map(|s| json!([s.kind, s.offset, s.len, hex(&s.root)]));
+    let mut out = json!({
+        "id": loaf.artifact_id().to_string(),
+        "file_bytes": bytes.len(),
+        "sections": sections.collect::<Vec<_>>(),
+        "tensors": loaf.tensors().expect("a header").iter().filter(|t| t.is_weight()).count(),
+        "plan": {
+            "context": plan.context, "vocab": plan.vocab, "hidden": plan.hidden, "weight_bytes": plan.weight_bytes,
+            "state_bytes": plan.state_bytes, "arena_bytes": plan.arena_bytes, "states": states, "families": families,
+        },
+    });
+    if loaf.section(SectionKind::Graphs).is_some() {
+        let stored = Graphs::decode(loaf.verify_section(SectionKind::Graphs).expect("hashes"), &plan).expect("roots");
+        out["graphs_root"] = hex(&stored.root()).into();
+    }
+    if let Some(golden) = loaf.section(SectionKind::Golden) {
+        let golden = Golden::decode(golden, plan.vocab, plan.context).expect("a golden section");
+        out["golden_ids"] = golden.cases.iter().map(|c| c.greedy.len()).sum::<usize>().into();
+    }
+    out
+}
+
+#[test]
+fn both_readers_find_the_same_in_baked_files() {
+    for (name, golden) in [("stories260k", 4), ("hf/qwen3_next", 0), ("mlx/qwen3_5_moe_nvfp4", 0)] {
+        let baked = bake(name, &BuildOptions { golden: Some(golden), context: Some(600), ..BuildOptions::default() });
+        assert_eq!(second(&baked.path), first(&fs::read(&baked.path).expect("baked")), "{name}");
+    }
+}
+
+#[test]
+fn the_second_reader_notices_damage() {
+    let path = vector("tiny.loaf");
+    let bytes = fs::read(&path).expect("committed");
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let damaged = dir.path().join("damaged.loaf");
+    for at in [0, 9, 16_383, 16_384, 16_390, 16_384 + 100, 16_384 + 1_500, 32_768, bytes.len() - 1] {
+        let mut bytes = bytes.clone();
+        bytes[at] ^= 1;
+        fs::write(&damaged, bytes).expect("a writable folder");
+        let output = python(&[&reader(), damaged.to_str().expect("UTF-8")]);
+        assert!(!output.status.success(), "byte {at}");
+    }
+}
+
+fn vector(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors").join(name)
+}
+
+/// `tests/vectors` pins the format: the same recipe and seed give these bytes, and both readers these values.
+#[test]
+fn the_committed_vector_is_what_is_baked_and_read_today() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let out = dir.path().join("tiny.loaf");
+    let options = BuildOptions {
+        random: Some(1),
+        context: Some(16),
+        chunks: vec![4],
+        golden: Some(4),
+        ..BuildOptions::default()
+    };
+    build(&vector("tiny"), &out, &options, &Silent).expect("a bake");
+    let (baked, expected) = (fs::read(&out).expect("baked"), vector("tiny.json"));
+    if std::env::var_os("UPDATE_VECTORS").is_some() {
+        fs::write(vector("tiny.loaf"), &baked).expect("a writable folder");
+        fs::write(&expected, format!("{:#}\n", first(&baked))).expect("a writable folder");
+    }
+    let text = fs::read_to_string(&expected).expect("committed");
+    let expected: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(first(&baked), expected, "UPDATE_VECTORS=1 writes new vectors after a change on purpose");
+    assert!(baked == fs::read(vector("tiny.loaf")).expect("committed"), "the same values from other bytes");
+    assert_eq!(second(&vector("tiny.loaf")), expected);
+}
+
+#[test]
+fn the_safetensors_packages_find_the_weights_by_name() {
+    let baked = bake("stories260k", &BuildOptions::default());
+    let bytes = fs::read(&baked.path).expect("baked");
+    let theirs = safetensors::SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let source = fs::read(fixture("stories260k/model.safetensors")).expect("a fixture");
+    let source = safetensors::SafeTensors::deserialize(&source).expect("a safetensors file");
+    let mut found = 0;
+    for name in source.names() {
+        if let (Ok(ours), Ok(given)) = (theirs.tensor(name), source.tensor(name)) {
+            assert!(ours.data() == given.data() && ours.shape() == given.shape(), "{name}");
+            found += 1;
+        }
+    }
+    assert!(found > 10, "{found} of {} tensors keep their names", source.names().len());
+
+    if !python(&["-c", "import safetensors, numpy"]).status.success() {
+        println!("skipped: the Python packages safetensors and numpy are not installed");
+        return;
+    }
+    let script = "import sys; from safetensors import safe_open\n\
+                  f = safe_open(sys.argv[1], 'np'); print(len([k for k in f.keys() if f.get_tensor(k) is not None]))";
+    let output = python(&["-c", script, baked.path.to_str().expect("UTF-8")]);
+    let count: usize = String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number");
+    assert_eq!(count, theirs.names().len());
+}
