@@ -77,7 +77,7 @@ pub fn file(bytes: &[u8], progress: &dyn Progress) -> Result<ArtifactId, VerifyE
     Ok(container.artifact_id())
 }
 
-/// Runs the golden cases of a loaf that [`file`] accepted through the interpreter, on the recipe that its manifest names.
+/// Runs the golden cases of a loaf that [`file()`] accepted through the interpreter, on the recipe that its manifest names.
 /// Returns how many ids were compared.
 ///
 /// # Errors
@@ -106,7 +106,7 @@ pub fn golden(bytes: &[u8]) -> Result<usize, VerifyError> {
     }
 }
 
-/// What [`file`] leaves out, because it takes seconds to minutes.
+/// What [`file()`] leaves out, because it takes seconds to minutes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deep {
     /// Expand every graph and recompute the roots.
@@ -115,7 +115,7 @@ pub struct Deep {
     pub recipe: bool,
 }
 
-/// Proves the graphs of a loaf that [`file`] accepted. Returns how many leaves the roots stand for.
+/// Proves the graphs of a loaf that [`file()`] accepted. Returns how many leaves the roots stand for.
 ///
 /// # Errors
 /// The first thing that does not hold.

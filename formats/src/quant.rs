@@ -1,6 +1,6 @@
 //! Decoding of stored weights: dense floats and MLX's packed layouts, element by element.
 //!
-//! This is the plain reading of the formats that [`WeightFormat`](crate::dtype::WeightFormat) names, kept as simple as it can be said,
+//! This is the plain reading of the formats that [`WeightFormat`] names, kept as simple as it can be said,
 //! so that kernels, the baker's interpreter and other implementations have one thing to be compared with:
 //!
 //! - a packed row is one least-significant-bit-first bit stream: code `i` is bits `[i*bits, (i+1)*bits)` of the row;

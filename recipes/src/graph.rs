@@ -6,7 +6,7 @@
 //! takes one version and yields the next, so the order of updates is data flow, not luck.
 //!
 //! Nodes are plain fixed-size records in one vector: tracing a quarter of a million graphs must not allocate. Nor need
-//! each of them be checked: a graph made [`Graph::unchecked`] is shaped by the same table, but the rules that can
+//! each of them be checked: a graph made unchecked is shaped by the same table, but the rules that can
 //! only fail are left out. It is for whoever goes on to compare what comes of it, word for word, with what came of a
 //! checked graph; words that are equal describe one graph, so one check serves all.
 //!

@@ -195,7 +195,7 @@ fn damage_that_hashes_do_not_fit_never_passes() {
         .iter()
         .filter_map(|k| opened.head().section(*k))
         .map(|s| data + s.offset as usize..data + s.end() as usize)
-        .chain([data..data + 2048])
+        .chain(std::iter::once(data..data + 2048))
         .collect();
     let sections: Vec<_> = opened.sections().iter().map(|s| (data + s.offset as usize, s.len as usize)).collect();
     let path = base.path();

@@ -77,7 +77,7 @@ fn a_changed_source_and_a_changed_baker_are_told_apart() {
     let locked = lock::bake(dir.path(), &entry, &options, &Silent).expect("a bake");
     lock::check(dir.path(), &locked, &options, &Silent).expect("the same again");
     let text = Lock { artifacts: vec![locked.clone()] }.render();
-    assert_eq!(Lock::parse(&text).expect("what was written").artifacts, [locked.clone()]);
+    assert_eq!(Lock::parse(&text).expect("what was written").artifacts, std::slice::from_ref(&locked));
 
     let other = BuildOptions { context: Some(48), ..options.clone() };
     let message = lock::check(dir.path(), &locked, &other, &Silent).expect_err("another bake").to_string();
