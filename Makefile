@@ -26,5 +26,8 @@ default-model:   ## From generator to loaf: data, training (one GPU), bake, meas
 bench-kernels:   ## Bytes and operations per second of every kernel, on this machine.
 	$(CARGO) run --release --quiet -p loaf-runtime --example kernel_bench
 
+verify-artifacts: ## Bake every published artifact again and compare its id with artifacts/lock.toml.
+	$(CARGO) run --release --quiet -p loaf-bake -- lock --check
+
 bench-bake:      ## Trace and prove every graph of five published models, their weights absent.
 	$(CARGO) run --release --quiet -p loaf-bake -- bench-graphs --quant q4 $(sort $(dir $(wildcard tests/fixtures/configs/*/config.json)))

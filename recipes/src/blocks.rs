@@ -118,7 +118,7 @@ impl Attention {
         let k = t.rope(k, rope);
         let keys = t.kv_write(self.keys, k);
         let values = t.kv_write(self.values, v);
-        let mut o = t.attention(q, keys, values, (dim as f32).powf(-0.5), window); // [n, heads, dim]
+        let mut o = t.attention(q, keys, values, 1.0 / (dim as f32).sqrt(), window); // [n, heads, dim]
         if let Some(gate) = gate {
             let open = t.sigmoid(gate);
             o = t.mul(open, o);
@@ -344,7 +344,7 @@ impl DeltaNet {
                 (q, k, v, z, a, b)
             }
         };
-        let q = t.l2_norm(q, L2_EPS, (k_dim as f32).powf(-0.5));
+        let q = t.l2_norm(q, L2_EPS, 1.0 / (k_dim as f32).sqrt());
         let k = t.l2_norm(k, L2_EPS, 1.0);
         let (decay, beta) = t.gdn_gates(a, b, self.a_log, self.dt_bias);
         let o = t.gdn_scan([q, k, v], decay, beta, self.state); // [n, v_heads, v_dim]

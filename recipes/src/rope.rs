@@ -1,4 +1,6 @@
 //! Rotary position embedding: which frequencies a config asks for.
+//!
+//! Powers are taken by `libm`, the same on every system, since these bits are part of the artifact.
 
 use crate::config::Config;
 use crate::graph::WeightId;
@@ -20,7 +22,7 @@ pub fn declare(d: &mut Decls, c: Config<'_>, head_dim: u64, default_partial: f64
     if width < 2 || !width.is_multiple_of(2) || width > head_dim || base <= 0.0 {
         return c.refuse("partial_rotary_factor", format!("an even rotary width within the head of {head_dim}"));
     }
-    let mut freqs: Vec<f64> = (0..width / 2).map(|i| base.powf(-2.0 * i as f64 / width as f64)).collect();
+    let mut freqs: Vec<f64> = (0..width / 2).map(|i| libm::pow(base, -2.0 * i as f64 / width as f64)).collect();
     let has_scaling = c.get("rope_scaling").is_some() || c.get("rope_parameters").is_some();
     match scaling.text("rope_type").or(scaling.text("type")).filter(|_| has_scaling) {
         None | Some("default") => {}

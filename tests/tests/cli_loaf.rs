@@ -299,11 +299,10 @@ fn chat_survives_mistakes_and_a_full_context() {
 #[test]
 fn usage_errors_are_one_line_and_code_2() {
     let model = text(&models().plain);
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 13] = [
         (&[], "command"),
         (&["fly"], "fly"),
         (&["run", "--fly"], "--fly"),
-        (&["run", "x"], "-m FILE"),
         (&["run", "-m", model, "--top-p", "2", "x"], "top_p"),
         (&["run", "-m", model, "--temperature", "nan", "x"], "temperature"),
         (&["run", "-m", model, "--greedy", "--temperature", "1", "x"], "--temperature"),

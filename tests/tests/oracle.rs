@@ -73,10 +73,14 @@ fn every_pass_means_what_the_recipe_said() {
     }
 }
 
-/// Of the logit scale: replay against an interpreter that quantises activations the same way. Only f32 rounding is left,
-/// and where it moves an activation across the middle between two codes, one step of 1/127 of a group's largest value in one
-/// input; a handful of those per token stays below this.
-const SAME_CODES: f32 = 5e-4;
+/// Of the logit scale: replay against an interpreter that quantises activations the same way, where only f32 rounding is
+/// left.
+const SAME_CODES: f32 = 1e-5;
+
+/// Now and then that rounding moves an activation across the middle between two codes. Such a flip is one of the thousands of
+/// roundings whose sum is what int8 costs, so it costs a small part of that; and since one stays in the cache, it is
+/// enough for every later token. Most models here must have none.
+const FLIP: f32 = 0.1;
 
 /// What int8 may cost is found, not guessed: rounding to a code is an error of up to half a step, so noise of that size
 /// on exact activations shows how far a model's logits move. The largest move in a few draws is an estimate from few
@@ -89,6 +93,7 @@ fn quantised_replay_differs_from_exact_activations_by_what_int8_explains() {
         .into_iter()
         .map(|n| (n, None))
         .chain([("stories260k".to_string(), Some((4, 32))), ("stories260k".to_string(), Some((8, 64)))]);
+    let (mut flipped, mut cases_seen) = (0, 0);
     for (name, quant) in cases {
         let options = options(quant, DType::F32);
         let baked = bake(&name, &options);
@@ -103,10 +108,13 @@ fn quantised_replay_differs_from_exact_activations_by_what_int8_explains() {
         let noise = of_scale(&replayed, &exact);
         let explained = (1..=4).map(|seed| of_scale(&run(Pass::Dead, Some(seed)), &exact)).fold(0.0, f32::max);
         println!("{name} {quant:?}: {codes:.7} to equal codes, {noise:.4} to exact, {explained:.4} explained");
-        assert!(codes <= SAME_CODES, "{name} {quant:?}: {codes} of the logit scale from the same codes");
+        flipped += usize::from(codes > SAME_CODES);
+        cases_seen += 1;
+        assert!(codes <= SAME_CODES + FLIP * explained, "{name} {quant:?}: {codes} of the scale from the same codes");
         assert!(noise <= NOISE_FACTOR * explained + SAME_CODES, "{name} {quant:?}: {noise}, explained {explained}");
         assert!(noise > 1e-4 || name == "mlx/llama_mxfp8", "{name}: int8 activations that cost nothing are none");
     }
+    assert!(flipped * 4 <= cases_seen, "{flipped} of {cases_seen} models differ by more than f32 rounding");
 }
 
 #[test]
