@@ -1,4 +1,4 @@
-//! [`Simd`] on AVX2, FMA and F16C.
+//! [`Simd`] and [`Rows`] on AVX2, FMA and F16C.
 //!
 //! Orders of unpacked codes, per width, in terms of the 32 (64) code positions they came from:
 //! - 4 bits: the even positions, then the odd ones (a byte's low nibble is the even one); in halves of 16 for
@@ -10,6 +10,7 @@
 
 use std::arch::x86_64::*;
 
+use super::rows::{Rows, eight_floats};
 use super::simd::{Simd, layout};
 
 /// Proof of nothing: use only inside functions compiled for, and run on, AVX2 + FMA + F16C.
@@ -99,11 +100,6 @@ unsafe fn both(table: &[u8; 16]) -> __m256i {
 impl Simd for Avx2 {
     type F = __m256;
     type I = __m256i;
-    type B = __m256i;
-    /// Sixteen i16.
-    type H = __m256i;
-
-    const Q8_BIAS: i32 = 128;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
@@ -249,13 +245,17 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn transpose(a: [__m256; 8]) -> [__m256; 8] {
-        // SAFETY: as `splat`.
+        // SAFETY: as `splat`; the registers are the same, their type another.
         unsafe {
-            // Same registers, other type.
-            std::mem::transmute::<[__m256i; 8], [__m256; 8]>(Self::transpose_b(std::mem::transmute::<
-                [__m256; 8],
-                [__m256i; 8],
-            >(a)))
+            let mut codes = [_mm256_setzero_si256(); 8];
+            for i in 0..8 {
+                codes[i] = _mm256_castps_si256(a[i]);
+            }
+            let (codes, mut out) = (Self::transpose_b(codes), a);
+            for i in 0..8 {
+                out[i] = _mm256_castsi256_ps(codes[i]);
+            }
+            out
         }
     }
 
@@ -319,6 +319,113 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn permute(kind: u8, from: *const i8, to: *mut i8) {
+        // SAFETY: 64 valid elements of each.
+        unsafe {
+            let a = permute32(kind, _mm256_loadu_si256(from.cast()));
+            let b = permute32(kind, _mm256_loadu_si256(from.add(32).cast()));
+            let [a, b] = match kind {
+                layout::Q4_WIDE => [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)],
+                _ => [a, b],
+            };
+            _mm256_storeu_si256(to.cast(), a);
+            _mm256_storeu_si256(to.add(32).cast(), b);
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+}
+
+/// Low and high nibbles.
+#[inline(always)]
+unsafe fn nibbles(v: __m256i) -> [__m256i; 2] {
+    // SAFETY: register operations.
+    unsafe {
+        let low = _mm256_set1_epi8(15);
+        [_mm256_and_si256(v, low), _mm256_and_si256(_mm256_srli_epi16::<4>(v), low)]
+    }
+}
+
+/// 32 codes into the order of [`Rows::unpack`]; for `Q4_WIDE` the halves of two such are still to be exchanged.
+#[inline(always)]
+unsafe fn permute32(kind: u8, v: __m256i) -> __m256i {
+    // SAFETY: register operations.
+    unsafe {
+        match kind {
+            layout::Q8 => v,
+            2 => {
+                let v = _mm256_shuffle_epi8(v, both(&QUARTERS));
+                _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+            }
+            3 | 5 | 6 => _mm256_permute4x64_epi64::<0b11_01_10_00>(v),
+            layout::E2M1_HALVES => _mm256_shuffle_epi8(v, both(&EVENS_ODDS)),
+            _ => _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_shuffle_epi8(v, both(&EVENS_ODDS))),
+        }
+    }
+}
+
+/// 32 codes from `4 * bits` bytes; reads nothing else.
+#[inline(always)]
+pub(super) unsafe fn unpack32(kind: u8, p: *const u8) -> __m256i {
+    // SAFETY: each arm reads `4 * bits` bytes.
+    unsafe {
+        macro_rules! load {
+            ($at:expr) => {
+                _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add($at).cast()))
+            };
+        }
+        match kind {
+            2 => {
+                let v = _mm256_set1_epi64x(p.cast::<i64>().read_unaligned());
+                let v = _mm256_srlv_epi64(v, _mm256_setr_epi64x(0, 2, 4, 6));
+                _mm256_and_si256(v, _mm256_set1_epi8(3))
+            }
+            3 => {
+                let head = _mm_loadl_epi64(p.cast());
+                let v = _mm_insert_epi32::<2>(head, p.add(8).cast::<i32>().read_unaligned());
+                let v = _mm256_broadcastsi128_si256(v);
+                let low = spread::<3>(v, &Spread::LOW_3, &Spread::FACTOR_3);
+                let high = spread::<3>(v, &Spread::HIGH_3, &Spread::FACTOR_3);
+                _mm256_packus_epi16(low, high)
+            }
+            5 => {
+                let low = spread::<5>(load!(0), &Spread::LOW_5, &Spread::FACTOR_5);
+                let high = spread::<5>(load!(4), &Spread::HIGH_5, &Spread::FACTOR_5);
+                _mm256_packus_epi16(low, high)
+            }
+            6 => {
+                let low = spread::<6>(load!(0), &Spread::LOW_6, &Spread::FACTOR_6);
+                let high = spread::<6>(load!(8), &Spread::HIGH_6, &Spread::FACTOR_6);
+                _mm256_packus_epi16(low, high)
+            }
+            layout::Q8 => _mm256_xor_si256(_mm256_loadu_si256(p.cast()), _mm256_set1_epi8(-128)),
+            layout::E2M1_HALVES => {
+                let v = _mm256_permute4x64_epi64::<0x50>(_mm256_castsi128_si256(_mm_loadu_si128(p.cast())));
+                let v = _mm256_srlv_epi64(v, _mm256_setr_epi64x(0, 4, 0, 4));
+                _mm256_shuffle_epi8(both(&E2M1_LUT), _mm256_and_si256(v, _mm256_set1_epi8(15)))
+            }
+            _ => {
+                let v = _mm256_srlv_epi64(load!(0), _mm256_setr_epi64x(0, 0, 4, 4));
+                let v = _mm256_and_si256(v, _mm256_set1_epi8(15));
+                if kind == layout::E2M1 { _mm256_shuffle_epi8(both(&E2M1_LUT), v) } else { v }
+            }
+        }
+    }
+}
+
+impl Rows for Avx2 {
+    eight_floats!(Avx2);
+    type B = __m256i;
+    /// Sixteen i16.
+    type H = __m256i;
+    type Bs = [__m256i; 8];
+
+    const Q8_BIAS: i32 = 128;
+
+    #[inline(always)]
     unsafe fn load_b(p: *const u8) -> __m256i {
         // SAFETY: as `load`.
         unsafe { _mm256_loadu_si256(p.cast()) }
@@ -334,85 +441,13 @@ impl Simd for Avx2 {
         unsafe { _mm256_set1_epi32(p.cast::<i32>().read_unaligned()) }
     }
     #[inline(always)]
-    unsafe fn unpack<const KIND: u8>(p: *const u8) -> __m256i {
-        // SAFETY: each arm reads `4 * bits` bytes.
-        unsafe {
-            macro_rules! load {
-                ($at:expr) => {
-                    _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add($at).cast()))
-                };
-            }
-            match KIND {
-                2 => {
-                    let v = _mm256_set1_epi64x(p.cast::<i64>().read_unaligned());
-                    let v = _mm256_srlv_epi64(v, _mm256_setr_epi64x(0, 2, 4, 6));
-                    _mm256_and_si256(v, _mm256_set1_epi8(3))
-                }
-                3 => {
-                    let head = _mm_loadl_epi64(p.cast());
-                    let v = _mm_insert_epi32::<2>(head, p.add(8).cast::<i32>().read_unaligned());
-                    let v = _mm256_broadcastsi128_si256(v);
-                    let low = spread::<3>(v, &Spread::LOW_3, &Spread::FACTOR_3);
-                    let high = spread::<3>(v, &Spread::HIGH_3, &Spread::FACTOR_3);
-                    _mm256_packus_epi16(low, high)
-                }
-                5 => {
-                    let low = spread::<5>(load!(0), &Spread::LOW_5, &Spread::FACTOR_5);
-                    let high = spread::<5>(load!(4), &Spread::HIGH_5, &Spread::FACTOR_5);
-                    _mm256_packus_epi16(low, high)
-                }
-                6 => {
-                    let low = spread::<6>(load!(0), &Spread::LOW_6, &Spread::FACTOR_6);
-                    let high = spread::<6>(load!(8), &Spread::HIGH_6, &Spread::FACTOR_6);
-                    _mm256_packus_epi16(low, high)
-                }
-                layout::Q8 => _mm256_xor_si256(Self::load_b(p), _mm256_set1_epi8(-128)),
-                layout::E2M1_HALVES => {
-                    let v = _mm256_permute4x64_epi64::<0x50>(_mm256_castsi128_si256(_mm_loadu_si128(p.cast())));
-                    let v = _mm256_srlv_epi64(v, _mm256_setr_epi64x(0, 4, 0, 4));
-                    _mm256_shuffle_epi8(both(&E2M1_LUT), _mm256_and_si256(v, _mm256_set1_epi8(15)))
-                }
-                _ => {
-                    let v = _mm256_srlv_epi64(load!(0), _mm256_setr_epi64x(0, 0, 4, 4));
-                    let v = _mm256_and_si256(v, _mm256_set1_epi8(15));
-                    if KIND == layout::E2M1 { _mm256_shuffle_epi8(both(&E2M1_LUT), v) } else { v }
-                }
-            }
-        }
-    }
-    #[inline(always)]
-    unsafe fn unpack_wide(p: *const u8) -> [__m256i; 2] {
+    unsafe fn unpack(kind: u8, p: *const u8, part: usize) -> __m256i {
         // SAFETY: as `load`.
         unsafe {
-            let v = Self::load_b(p);
-            let low = _mm256_set1_epi8(15);
-            [_mm256_and_si256(v, low), _mm256_and_si256(_mm256_srli_epi16::<4>(v), low)]
-        }
-    }
-    #[inline(always)]
-    unsafe fn permute<const KIND: u8>(p: *const i8) -> __m256i {
-        // SAFETY: as `load`.
-        unsafe {
-            let v = Self::load_b(p.cast());
-            match KIND {
-                layout::Q8 => v,
-                2 => {
-                    let v = _mm256_shuffle_epi8(v, both(&QUARTERS));
-                    _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
-                }
-                3 | 5 | 6 => _mm256_permute4x64_epi64::<0b11_01_10_00>(v),
-                layout::E2M1_HALVES => _mm256_shuffle_epi8(v, both(&EVENS_ODDS)),
-                _ => _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_shuffle_epi8(v, both(&EVENS_ODDS))),
+            match kind {
+                layout::Q4_WIDE => nibbles(Self::load_b(p))[part],
+                _ => unpack32(kind, p.add(part * 4 * layout::bits(kind))),
             }
-        }
-    }
-    #[inline(always)]
-    unsafe fn permute_wide(p: *const i8) -> [__m256i; 2] {
-        // SAFETY: 64 valid elements.
-        unsafe {
-            let a = Self::permute::<{ layout::Q4 }>(p);
-            let b = Self::permute::<{ layout::Q4 }>(p.add(32));
-            [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)]
         }
     }
     #[inline(always)]
@@ -458,19 +493,48 @@ impl Simd for Avx2 {
         unsafe { _mm256_setzero_si256() }
     }
     #[inline(always)]
-    unsafe fn dot(h: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    unsafe fn dot(kind: u8, h: __m256i, w: __m256i, x: __m256i) -> __m256i {
         // SAFETY: as `splat`.
-        unsafe { _mm256_add_epi16(h, _mm256_maddubs_epi16(w, x)) }
+        unsafe {
+            if kind == layout::Q8 {
+                // `|w| <= 128` and `|x| <= 127`, so a pair is at most 32512.
+                return _mm256_add_epi16(h, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
+            }
+            _mm256_add_epi16(h, _mm256_maddubs_epi16(w, x))
+        }
     }
     #[inline(always)]
     unsafe fn widen(a: __m256i, h: __m256i) -> __m256i {
         // SAFETY: as `splat`.
         unsafe { _mm256_add_epi32(a, _mm256_madd_epi16(h, _mm256_set1_epi16(1))) }
     }
+    /// `steps * 2 * largest code * 127 < 2^15`.
     #[inline(always)]
-    unsafe fn dot8(a: __m256i, w: __m256i, x: __m256i) -> __m256i {
-        // SAFETY: as `splat`. `|w| <= 128` and `|x| <= 127`, so a pair is at most 32512.
-        unsafe { Self::widen(a, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))) }
+    fn steps(kind: u8) -> usize {
+        match kind {
+            2 => 32,
+            3 => 16,
+            layout::Q4 | layout::Q4_WIDE => 8,
+            5 | layout::E2M1 | layout::E2M1_HALVES => 4,
+            layout::Q8 => 1,
+            _ => 2,
+        }
+    }
+    #[inline(always)]
+    fn span_dots(kind: u8) -> usize {
+        if kind == layout::Q4_WIDE { 2 } else { 1 }
+    }
+    #[inline(always)]
+    unsafe fn span_dot(kind: u8, h: __m256i, w: *const u8, x: *const i8) -> __m256i {
+        // SAFETY: a span of codes of each.
+        unsafe {
+            let x = x.cast::<u8>();
+            if kind != layout::Q4_WIDE {
+                return Self::dot(kind, h, unpack32(kind, w), Self::load_b(x));
+            }
+            let [even, odd] = nibbles(Self::load_b(w));
+            Self::dot(kind, Self::dot(kind, h, even, Self::load_b(x)), odd, Self::load_b(x.add(32)))
+        }
     }
     #[inline(always)]
     unsafe fn sums(a: [__m256i; 8]) -> [__m256i; 2] {
@@ -480,10 +544,5 @@ impl Simd for Avx2 {
             let high = _mm256_hadd_epi32(_mm256_hadd_epi32(a[4], a[5]), _mm256_hadd_epi32(a[6], a[7]));
             [_mm256_permute2x128_si256::<0x20>(low, high), _mm256_permute2x128_si256::<0x31>(low, high)]
         }
-    }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        // SAFETY: a prefetch of any address is harmless.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 }

@@ -7,8 +7,9 @@ use std::ops::Range;
 
 use loaf_formats::dtype::{DType, WeightFormat};
 
+use super::rows::Rows;
 use super::scalar::Scalar;
-use super::simd::{self, E2M1_BIAS, Simd, layout};
+use super::simd::{self, Simd, layout};
 use super::{LANES, OpCall, RawOperand};
 use crate::math;
 
@@ -484,14 +485,7 @@ pub(super) unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand],
                     S::store(out.add(i), S::mul(S::load_e4m3(p.add(i)), scale));
                 }
             }
-            WeightFormat::Affine { bits, group, .. } => match bits {
-                2 => decode_affine::<S, 2>(group, w, row, n, out),
-                3 => decode_affine::<S, 3>(group, w, row, n, out),
-                4 => decode_affine::<S, 4>(group, w, row, n, out),
-                5 => decode_affine::<S, 5>(group, w, row, n, out),
-                6 => decode_affine::<S, 6>(group, w, row, n, out),
-                _ => decode_affine::<S, 8>(group, w, row, n, out),
-            },
+            WeightFormat::Affine { bits, group, .. } => decode_affine::<S>(bits, group, w, row, n, out),
             WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => {
                 let (p, scales) = (w[0].at::<u32>(row, 0).cast::<u8>(), w[1].at::<u8>(row, 0));
                 let mx = format == WeightFormat::Mxfp4;
@@ -510,7 +504,7 @@ pub(super) unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand],
 }
 
 #[inline(always)]
-unsafe fn decode_affine<S: Simd, const BITS: u8>(group: u8, w: &[RawOperand], row: usize, n: usize, out: *mut f32) {
+unsafe fn decode_affine<S: Simd>(bits: u8, group: u8, w: &[RawOperand], row: usize, n: usize, out: *mut f32) {
     let group = usize::from(group);
     // SAFETY: as `decode_row`; a row is whole groups, a group whole blocks of 32.
     unsafe {
@@ -519,7 +513,7 @@ unsafe fn decode_affine<S: Simd, const BITS: u8>(group: u8, w: &[RawOperand], ro
             let (scale, bias) =
                 (S::splat(float::<S>(&w[1], row, i / group)), S::splat(float::<S>(&w[2], row, i / group)));
             // The array implementation leaves codes in order.
-            let codes = Scalar::unpack::<BITS>(p.add(i / 8 * usize::from(BITS)));
+            let codes = Scalar::unpack(bits, p.add(i / 8 * usize::from(bits)), 0);
             for j in (0..32).step_by(LANES) {
                 let eight: [i32; LANES] = std::array::from_fn(|l| codes[j + l].into());
                 S::store(out.add(i + j), S::fma(scale, S::to_float(S::load_i(eight.as_ptr())), bias));
@@ -556,14 +550,5 @@ pub(super) unsafe fn params<S: Simd>(
             };
         }
         S::transpose(by_row)
-    }
-}
-
-/// What a layout's true codes exceed the unpacked ones by.
-pub(super) const fn code_bias<S: Simd>(kind: u8) -> i32 {
-    match kind {
-        layout::E2M1 | layout::E2M1_HALVES => -E2M1_BIAS,
-        layout::Q8 => S::Q8_BIAS,
-        _ => 0,
     }
 }

@@ -1,5 +1,8 @@
 //! One table of kernels per instruction set: the generic algorithms, compiled with that set's features.
 //!
+//! Most of a program's size would be the integer matmuls, so they are compiled once per layout, with the group sizes
+//! that models are published in known to the compiler and others taken as they come.
+//!
 //! Only the functions made here carry `#[target_feature]`; everything they call is `#[inline(always)]` and so
 //! takes their features on. A table is handed out by [`super::Kernels`] only on a CPU that has the features.
 
@@ -18,16 +21,17 @@ pub(super) fn quant_case(format: u64) -> Option<(u8, usize)> {
     }
 }
 
-/// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`], under one attribute.
+/// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`] under one attribute. The
+/// integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is a number, one for all
+/// the others where it is `_`.
 macro_rules! isa {
-    ($module:ident, $simd:ty, $attr:meta) => {
+    ($module:ident, $simd:ty, $attr:meta, $($case:tt)*) => {
         pub(super) mod $module {
             use std::ops::Range;
 
             use loaf_formats::op::{OPS, OpKind};
 
             use crate::kernels::isa::quant_case;
-            use crate::kernels::simd::layout;
             use crate::kernels::{Kernel, OpCall, attention, dense, elementwise, quant, recurrent};
 
             isa!(@functions $attr, $simd,
@@ -43,10 +47,44 @@ macro_rules! isa {
                 GdnGates = elementwise::gdn_gates, GdnScan = recurrent::gdn_scan,
                 SelectRows = elementwise::select_rows,
             );
-            isa!(@quant $attr, $simd,
-                (2, 32) (2, 64) (2, 128) (3, 32) (3, 64) (3, 128) (5, 32) (5, 64) (5, 128) (6, 32) (6, 64) (6, 128)
-                (8, 32) (8, 64) (8, 128) (4, 32) (44, 64) (44, 128) (14, 32) (24, 16));
+
+            /// Zero stands for what the compiler does not know.
+            #[$attr]
+            unsafe fn case<S: crate::kernels::rows::Rows, const KIND: u8, const GROUP: usize>(
+                kind: u8, group: usize, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
+            ) {
+                let kind = if KIND == 0 { kind } else { KIND };
+                let group = if GROUP == 0 { group } else { GROUP };
+                // SAFETY: the kernel's contract, passed on.
+                unsafe { quant::product::<S>(kind, group, call, units, scratch) }
+            }
+
+            unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+                let format = call.attrs[if call.kind == OpKind::LinearQuant { 3 } else { 5 }];
+                // No other format becomes this op.
+                let Some((kind, group)) = quant_case(format) else { return };
+                // SAFETY: the kernel's contract, passed on.
+                unsafe { isa!(@match (kind, group, call, units, scratch) {} $($case)*) }
+            }
         }
+    };
+    (@match ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* }) => {
+        match ($k, $g) {
+            $($arms)*
+            #[allow(unreachable_patterns, reason = "a set may know every layout")]
+            _ => {}
+        }
+    };
+    (@match ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } _, _ => $rows:ty; $($rest:tt)*) => {
+        isa!(@match ($k, $g, $($args),*) { $($arms)* _ => case::<$rows, 0, 0>($k, $g, $($args),*), } $($rest)*)
+    };
+    (@match ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, _ => $rows:ty; $($rest:tt)*) => {
+        isa!(@match ($k, $g, $($args),*) { $($arms)* ($kind, _) => case::<$rows, $kind, 0>($k, $g, $($args),*), }
+            $($rest)*)
+    };
+    (@match ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, $group:literal => $rows:ty; $($rest:tt)*) => {
+        isa!(@match ($k, $g, $($args),*) { $($arms)* ($kind, $group) => case::<$rows, $kind, $group>($k, $g, $($args),*), }
+            $($rest)*)
     };
     (@functions $attr:meta, $simd:ty, $($kind:ident = $module:ident :: $name:ident),* $(,)?) => {
         $(
@@ -70,28 +108,27 @@ macro_rules! isa {
             table
         }
     };
-    (@quant $attr:meta, $simd:ty, $(($kind:literal, $group:literal))*) => {
-        #[$attr]
-        unsafe fn case<const KIND: u8, const GROUP: usize>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
-            // SAFETY: the kernel's contract, passed on.
-            unsafe { quant::product::<$simd, KIND, GROUP>(call, units, scratch) }
-        }
-
-        unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
-            const _: () = assert!(layout::Q4_WIDE == 44 && layout::E2M1 == 14 && layout::E2M1_HALVES == 24);
-            let format = call.attrs[if call.kind == OpKind::LinearQuant { 3 } else { 5 }];
-            // SAFETY: the kernel's contract, passed on.
-            unsafe {
-                match quant_case(format) {
-                    $( Some(($kind, $group)) => case::<$kind, $group>(call, units, scratch), )*
-                    // No other format becomes this op.
-                    _ => {}
-                }
-            }
-        }
-    };
 }
 
-isa!(scalar, crate::kernels::scalar::Scalar, inline(never));
+const _: () = assert!(layout::Q4_WIDE == 44 && layout::E2M1 == 14 && layout::E2M1_HALVES == 24);
+
+isa!(scalar, crate::kernels::scalar::Scalar, inline(never),
+    _, _ => crate::kernels::scalar::Scalar;);
 #[cfg(target_arch = "x86_64")]
-isa!(avx2, crate::kernels::avx2::Avx2, target_feature(enable = "avx2,fma,f16c"));
+isa!(avx2, crate::kernels::avx2::Avx2, target_feature(enable = "avx2,fma,f16c"),
+    44, 64 => crate::kernels::avx2::Avx2; 44, _ => crate::kernels::avx2::Avx2;
+    4, 32 => crate::kernels::avx2::Avx2;
+    8, 64 => crate::kernels::avx2::Avx2; 8, _ => crate::kernels::avx2::Avx2;
+    2, _ => crate::kernels::avx2::Avx2; 3, _ => crate::kernels::avx2::Avx2;
+    5, _ => crate::kernels::avx2::Avx2; 6, _ => crate::kernels::avx2::Avx2;
+    14, 32 => crate::kernels::avx2::Avx2; 24, 16 => crate::kernels::avx2::Avx2;);
+// Everything but the integer matmuls has eight lanes by contract; here it has thirty-two registers.
+#[cfg(target_arch = "x86_64")]
+isa!(avx512, crate::kernels::avx2::Avx2,
+    target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"),
+    44, 64 => crate::kernels::avx512::Avx512; 44, _ => crate::kernels::avx512::Avx512;
+    4, 32 => crate::kernels::avx512::Avx512;
+    8, 64 => crate::kernels::avx512::Avx512; 8, _ => crate::kernels::avx512::Avx512;
+    2, _ => crate::kernels::avx512::Avx512; 3, _ => crate::kernels::avx512::Avx512;
+    5, _ => crate::kernels::avx512::Avx512; 6, _ => crate::kernels::avx512::Avx512;
+    14, 32 => crate::kernels::avx512::Avx512; 24, 16 => crate::kernels::avx2::Avx2;);

@@ -7,7 +7,7 @@
 //!
 //! - `naive` is the contract spelled out in plain loops, and the oracle of the tests.
 //! - `simd` is the small set of vector operations the fast kernels need; `scalar` (arrays) and `avx2`
-//!   implement it. The algorithms (`elementwise`, `dense`, `quant`, `attention`, `recurrent`) are written once
+//!   implement it; `rows` is that of the integer matmuls, which `avx512` implements too. The algorithms (`elementwise`, `dense`, `quant`, `attention`, `recurrent`) are written once
 //!   over it.
 //!
 //! # What a kernel relies on
@@ -27,18 +27,23 @@ use loaf_formats::op::{ATTENTION_BLOCK, OPS, OpKind};
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod dense;
 mod elementwise;
 mod isa;
 mod naive;
 mod quant;
 mod recurrent;
+mod rows;
 mod scalar;
 mod scratch;
 mod simd;
 
-/// Rows of a weight matrix in one work unit, and lanes of a vector.
+/// Lanes of a dot, by contract, and rows of a dense weight matrix in one work unit.
 pub const LANES: usize = 8;
+/// Rows of a quantised weight matrix in one work unit.
+pub const QUANT_ROWS: usize = 16;
 /// Query rows of one attention tile.
 pub const TILE_ROWS: usize = 8;
 /// Channels of one convolution unit.
@@ -118,6 +123,8 @@ pub enum Isa {
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,
+    /// AVX-512 F, BW, DQ, VL and VNNI.
+    Avx512,
 }
 
 impl Isa {
@@ -127,6 +134,7 @@ impl Isa {
             Isa::Naive => "naive",
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
         }
     }
 }
@@ -141,7 +149,7 @@ pub struct Kernels {
 impl Kernels {
     /// The best table this CPU can run.
     pub fn detect() -> Kernels {
-        Kernels::avx2().unwrap_or_else(Kernels::scalar)
+        Kernels::avx512().or_else(Kernels::avx2).unwrap_or_else(Kernels::scalar)
     }
 
     /// The vector algorithms on arrays, for any CPU.
@@ -156,6 +164,22 @@ impl Kernels {
             let has =
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
             has.then(|| Kernels { isa: Isa::Avx2, table: isa::avx2::table() })
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        None
+    }
+
+    /// The AVX-512 table, if this CPU has AVX-512 F, BW, DQ, VL and VNNI.
+    pub fn avx512() -> Option<Kernels> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has = Kernels::avx2().is_some()
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vnni");
+            has.then(|| Kernels { isa: Isa::Avx512, table: isa::avx512::table() })
         }
         #[cfg(not(target_arch = "x86_64"))]
         None
@@ -197,8 +221,10 @@ pub fn units(kind: OpKind, attrs: &[u64]) -> usize {
         Embed | MulRows | WeightedSum | Softmax | TopK | RopeTable | GdnGates | SelectRows => at(0),
         RmsNorm | AddRmsNorm | Add | Mul | Silu | Sigmoid | SiluMul | SigmoidMul | Quantize | Rope | KvWrite
         | L2Norm => at(0) * at(1),
-        LinearDense | LinearQuant => at(2).div_ceil(LANES),
-        ExpertLinearDense | ExpertLinearQuant => at(4).div_ceil(LANES),
+        LinearDense => at(2).div_ceil(LANES),
+        ExpertLinearDense => at(4).div_ceil(LANES),
+        LinearQuant => at(2).div_ceil(QUANT_ROWS),
+        ExpertLinearQuant => at(4).div_ceil(QUANT_ROWS),
         ExpertSort => 1,
         Attention => at(2) * at(0).div_ceil(TILE_ROWS),
         Conv | ConvSilu => at(1) * at(2).div_ceil(CONV_CHANNELS),
@@ -231,12 +257,12 @@ pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> usize {
 }
 
 /// Scratch of a quantised matmul over `x_rows` activation rows: permuted codes, their integer group sums, two
-/// unpacked panels of eight weight rows, and the panels' scales and biases.
+/// unpacked panels of at most sixteen weight rows, and the panels' scales and biases.
 fn quant_scratch(x_rows: usize, inp: usize, format: u64) -> usize {
     let group = WeightFormat::from_code(format).and_then(|f| f.group()).unwrap_or(32) as usize;
-    let padded = inp.next_multiple_of(64);
+    let padded = inp.next_multiple_of(128);
     let groups = inp.div_ceil(group).next_multiple_of(LANES);
-    x_rows * (padded + groups * 4) + 2 * LANES * padded + 4 * LANES * groups * 4
+    x_rows * (padded + groups * 4) + 2 * QUANT_ROWS * padded + 4 * QUANT_ROWS * groups * 4
 }
 
 /// Rough cost of an op in bytes touched (a multiply-add of a matmul counts a quarter), so that a caller runs

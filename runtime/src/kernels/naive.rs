@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{ATTENTION_BLOCK, OpKind};
 
-use super::{CONV_CHANNELS, LANES, OpCall, RawOperand, TILE_ROWS};
+use super::{CONV_CHANNELS, LANES, OpCall, QUANT_ROWS, RawOperand, TILE_ROWS};
 use crate::math::{E2M1_DOUBLED, e4m3, e8m0, exp, rope_angle, sigmoid, silu, softplus};
 
 /// Element `(r, h, i)` of a float operand, widened.
@@ -343,7 +343,7 @@ unsafe fn run_unit(call: &OpCall<'_>, u: usize) {
                 }
             }
             LinearQuant => {
-                for out in u * LANES..(u * LANES + LANES).min(n(2)) {
+                for out in u * QUANT_ROWS..(u * QUANT_ROWS + QUANT_ROWS).min(n(2)) {
                     for r in 0..n(0) {
                         set(&o[6], r, 0, out, quant_dot(format, &o[..3], (r, 0), &o[3..6], out, n(1)));
                     }
@@ -363,7 +363,7 @@ unsafe fn run_unit(call: &OpCall<'_>, u: usize) {
             }
             ExpertLinearDense | ExpertLinearQuant => {
                 let quant = call.kind == ExpertLinearQuant;
-                let x = if quant { 3 } else { 1 };
+                let (x, unit) = if quant { (3, QUANT_ROWS) } else { (1, LANES) };
                 let (order, starts, result) = (&o[x], &o[x + 1], &o[o.len() - 1]);
                 let (k, out_dim, slots) = (n(1), n(4), (n(0) * n(1)) as u32);
                 for e in 0..n(2) {
@@ -371,7 +371,7 @@ unsafe fn run_unit(call: &OpCall<'_>, u: usize) {
                         let s = id(order, 0, j as usize).min(slots - 1) as usize;
                         let (r, slot) = (s / k, s % k);
                         let from = if n(6) == 1 { (r, 0) } else { (r, slot) };
-                        for out in u * LANES..(u * LANES + LANES).min(out_dim) {
+                        for out in u * unit..(u * unit + unit).min(out_dim) {
                             let w = e * out_dim + out;
                             let value = if quant {
                                 quant_dot(format, &o[..3], from, &o[5..8], w, n(3))

@@ -1,12 +1,12 @@
 //! Integer matmuls over packed weights: exact i32 dots per group, then one or two fused multiply-adds.
 //!
-//! Lanes are output rows, eight to a work unit, so no float sum is ever split or reordered: a unit's result is
-//! the contract's sequence of fused multiply-adds whatever the number of activation rows.
+//! Lanes are output rows, so no float sum is ever split or reordered: a row's result is the contract's sequence of
+//! fused multiply-adds whatever the number of activation rows and of lanes.
 //!
-//! - Few activation rows: codes are unpacked in registers as they stream by, and eight rows' partial sums are
+//! - Few activation rows: codes are unpacked in registers as they stream by, and the rows' partial sums are
 //!   added down to one vector per group.
-//! - More: eight (or twice eight) weight rows are unpacked once into a panel, interleaved by four codes, so that
-//!   a lane is a row; four codes of an activation row are then broadcast against it, four rows at a time.
+//! - More: a vector's worth of weight rows (or two) is unpacked once into a panel, interleaved by four codes, so
+//!   that a lane is a row; four codes of an activation row are then broadcast against it, several rows at a time.
 //!
 //! Activation codes are brought once per call into the order in which the instruction set unpacks weights.
 
@@ -14,16 +14,14 @@ use std::ops::Range;
 
 use loaf_formats::op::OpKind;
 
-use super::elementwise::{code_bias, params};
+use super::elementwise::params;
+use super::rows::{PerLane, Rows};
 use super::scratch::Scratch;
-use super::simd::{Simd, layout, steps};
-use super::{LANES, OpCall, RawOperand};
-use crate::kernels::elementwise::store;
+use super::simd::{E2M1_BIAS, Simd, layout};
+use super::{LANES, OpCall, QUANT_ROWS, RawOperand};
 
 /// Activation rows up to which weights are unpacked for each row anew.
 const STREAMED_ROWS: usize = 2;
-/// Activation rows multiplied together.
-const TILE: usize = 4;
 
 /// One activation row, prepared.
 #[derive(Clone, Copy)]
@@ -83,6 +81,7 @@ struct Panels {
 
 /// The matrix of a linear op or of one expert.
 struct Matrix<'a> {
+    packing: Packing,
     /// weight, scales, biases.
     w: &'a [RawOperand],
     /// Its first weight row.
@@ -91,18 +90,47 @@ struct Matrix<'a> {
     out: usize,
 }
 
-const fn is_affine(kind: u8) -> bool {
-    !matches!(kind, layout::E2M1 | layout::E2M1_HALVES)
+/// How the weights of a call are packed.
+#[derive(Clone, Copy)]
+struct Packing {
+    kind: u8,
+    group: usize,
+}
+
+impl Packing {
+    #[inline(always)]
+    fn is_affine(self) -> bool {
+        !matches!(self.kind, layout::E2M1 | layout::E2M1_HALVES)
+    }
+
+    /// Bytes of `codes` codes.
+    #[inline(always)]
+    fn bytes(self, codes: usize) -> usize {
+        codes * layout::bits(self.kind) / 8
+    }
+
+    /// What the true codes exceed the unpacked ones by.
+    #[inline(always)]
+    fn bias<S: Rows>(self) -> i32 {
+        match self.kind {
+            layout::E2M1 | layout::E2M1_HALVES => -E2M1_BIAS,
+            layout::Q8 => S::Q8_BIAS,
+            _ => 0,
+        }
+    }
 }
 
 /// Both ops of quantised products: a linear is a mixture of one expert that every slot, in order, has chosen. One function,
-/// because every copy of it is compiled for some twenty formats and every instruction set.
+/// because every copy of it is compiled for some nine layouts and every instruction set.
 #[inline(always)]
-pub(super) unsafe fn product<S: Simd, const KIND: u8, const GROUP: usize>(
+pub(super) unsafe fn product<S: Rows>(
+    kind: u8,
+    group: usize,
     call: &OpCall<'_>,
     units: Range<usize>,
     scratch: &mut [u8],
 ) {
+    let packing = Packing { kind, group };
     let (o, rows) = (call.operands, call.count(0));
     let linear = call.kind == OpKind::LinearQuant;
     let (inp, out) = if linear { (call.count(1), call.count(2)) } else { (call.count(3), call.count(4)) };
@@ -110,7 +138,7 @@ pub(super) unsafe fn product<S: Simd, const KIND: u8, const GROUP: usize>(
     let w = if linear { &o[3..6] } else { &o[5..8] };
     // SAFETY: the kernel's contract; starts are clamped to the slots there are.
     unsafe {
-        let (slots, panels) = prepare::<S, KIND, GROUP>(&o[..3], &o[o.len() - 1], (rows, k, x_slots), inp, scratch);
+        let (slots, panels) = prepare::<S>(packing, &o[..3], &o[o.len() - 1], (rows, k, x_slots), inp, scratch);
         for e in 0..experts {
             let list = if linear {
                 (std::ptr::null(), rows)
@@ -121,8 +149,8 @@ pub(super) unsafe fn product<S: Simd, const KIND: u8, const GROUP: usize>(
                 (order.add(start).cast_const(), end - start)
             };
             if list.1 > 0 {
-                let m = Matrix { w, base: e * out, inp, out };
-                multiply::<S, KIND, GROUP>(&m, &slots, list, &panels, units.clone());
+                let m = Matrix { packing, w, base: e * out, inp, out };
+                multiply::<S>(&m, &slots, list, &panels, units.clone());
             }
         }
     }
@@ -130,22 +158,23 @@ pub(super) unsafe fn product<S: Simd, const KIND: u8, const GROUP: usize>(
 
 /// Lays out scratch and permutes every activation row into it.
 #[inline(always)]
-unsafe fn prepare<'a, S: Simd, const KIND: u8, const GROUP: usize>(
+unsafe fn prepare<'a, S: Rows>(
+    packing: Packing,
     x: &'a [RawOperand],
     out: &'a RawOperand,
     (rows, k, x_slots): (usize, usize, usize),
     inp: usize,
     scratch: &mut [u8],
 ) -> (Slots<'a>, Panels) {
-    let padded = inp.next_multiple_of(64);
-    let padded_groups = (inp / GROUP).next_multiple_of(LANES);
+    let (padded, group) = (inp.next_multiple_of(128), packing.group);
+    let padded_groups = (inp / group).next_multiple_of(LANES);
     let mut scratch = Scratch::new(scratch);
     let codes = scratch.take::<i8>(rows * x_slots * padded);
     let code_sums = scratch.take::<i32>(rows * x_slots * padded_groups);
     let panels = Panels {
-        codes: [scratch.take(LANES * padded), scratch.take(LANES * padded)],
-        scales: [scratch.take(LANES * padded_groups), scratch.take(LANES * padded_groups)],
-        biases: [scratch.take(LANES * padded_groups), scratch.take(LANES * padded_groups)],
+        codes: [scratch.take(S::LANES * padded), scratch.take(S::LANES * padded)],
+        scales: [scratch.take(S::LANES * padded_groups), scratch.take(S::LANES * padded_groups)],
+        biases: [scratch.take(S::LANES * padded_groups), scratch.take(S::LANES * padded_groups)],
     };
     for index in 0..rows * x_slots {
         // SAFETY: an existing row and slot of `inp` codes; `padded` and `padded_groups` elements of room each.
@@ -154,16 +183,19 @@ unsafe fn prepare<'a, S: Simd, const KIND: u8, const GROUP: usize>(
             let to = codes.add(index * padded);
             let whole = inp - inp % 64;
             for i in (0..whole).step_by(64) {
-                permute64::<S, KIND>(from.add(i), to.add(i));
+                S::Narrow::permute(packing.kind, from.add(i), to.add(i));
+            }
+            if whole < padded {
+                to.add(whole).write_bytes(0, padded - whole);
             }
             if whole < inp {
                 let mut block = [0i8; 64];
                 std::ptr::copy_nonoverlapping(from.add(whole), block.as_mut_ptr(), inp - whole);
-                permute64::<S, KIND>(block.as_ptr(), to.add(whole));
+                S::Narrow::permute(packing.kind, block.as_ptr(), to.add(whole));
             }
-            if code_bias::<S>(KIND) != 0 {
-                for g in 0..inp / GROUP {
-                    let sum = (0..GROUP).fold(0i32, |sum, i| sum + i32::from(*from.add(g * GROUP + i)));
+            if packing.bias::<S>() != 0 {
+                for g in 0..inp / group {
+                    let sum = (0..group).fold(0i32, |sum, i| sum + i32::from(*from.add(g * group + i)));
                     *code_sums.add(index * padded_groups + g) = sum;
                 }
             }
@@ -172,23 +204,9 @@ unsafe fn prepare<'a, S: Simd, const KIND: u8, const GROUP: usize>(
     (Slots { x, out, codes, code_sums, padded, padded_groups, k, x_slots, total: rows * k }, panels)
 }
 
+/// Every product of a matrix's rows `QUANT_ROWS * units` with the slots in `list` (in order if null).
 #[inline(always)]
-unsafe fn permute64<S: Simd, const KIND: u8>(from: *const i8, to: *mut i8) {
-    // SAFETY: 64 elements of each.
-    unsafe {
-        let halves = if KIND == layout::Q4_WIDE {
-            S::permute_wide(from)
-        } else {
-            [S::permute::<KIND>(from), S::permute::<KIND>(from.add(32))]
-        };
-        S::store_b(to.cast(), halves[0]);
-        S::store_b(to.cast::<u8>().add(32), halves[1]);
-    }
-}
-
-/// Every product of a matrix's rows `8 * units` with the slots in `list` (in order if null).
-#[inline(always)]
-unsafe fn multiply<S: Simd, const KIND: u8, const GROUP: usize>(
+unsafe fn multiply<S: Rows>(
     m: &Matrix<'_>,
     slots: &Slots<'_>,
     (list, n): (*const u32, usize),
@@ -197,97 +215,90 @@ unsafe fn multiply<S: Simd, const KIND: u8, const GROUP: usize>(
 ) {
     // SAFETY: `list` has `n` entries; slots are clamped.
     let slot = |i: usize| unsafe { slots.at(if list.is_null() { i } else { *list.add(i) as usize }) };
-    let mut u = units.start;
-    // SAFETY: units are below `out / 8`, rounded up; rows past `out` repeat the last and are not stored.
+    let (mut row, end) = (units.start * QUANT_ROWS, m.out.min(units.end * QUANT_ROWS));
+    // SAFETY: rows are below `out`; those of a vector past it repeat the last and are not stored.
     unsafe {
         if n <= STREAMED_ROWS {
-            for u in units {
-                let (rows, valid) = m.rows(u);
-                m.fill_params::<S, KIND, GROUP>(&rows, panels, 0);
-                let weights = m.addresses::<KIND>(&rows);
+            while row < end {
+                m.fill_params::<S>(row, panels, 0);
                 for i in 0..n {
                     let (x, y) = slot(i);
-                    let acc = stream::<S, KIND, GROUP>(&weights, x, panels, m.inp);
-                    store::<S>(y.add(u * LANES), acc, valid);
+                    let acc = stream::<S>(m, row, x, panels);
+                    S::store_n(y.add(row), acc, S::LANES.min(end - row));
                 }
+                row += S::LANES;
             }
             return;
         }
-        while u < units.end {
-            let wide = u + 2 <= units.end;
-            for p in 0..if wide { 2 } else { 1 } {
-                let (rows, _) = m.rows(u + p);
-                m.fill_params::<S, KIND, GROUP>(&rows, panels, p);
-                fill_panel::<S, KIND>(&m.addresses::<KIND>(&rows), m.inp, panels.codes[p]);
+        while row < end {
+            let count = if row + S::LANES < end { 2 } else { 1 };
+            for p in 0..count {
+                m.fill_params::<S>(row + p * S::LANES, panels, p);
+                fill_panel::<S>(m, row + p * S::LANES, panels.codes[p]);
             }
-            let groups = m.inp / GROUP;
             let mut i = 0;
             while i < n {
-                let take = if i + TILE <= n { TILE } else { 1 };
-                let at: [(Row, *mut f32); TILE] = std::array::from_fn(|j| slot(i + j.min(take - 1)));
-                let x = at.map(|(x, _)| x);
                 macro_rules! tile {
-                    ($P:literal, $R:expr) => {{
-                        let x: [Row; $R] = std::array::from_fn(|j| x[j]);
-                        let acc = tile::<S, KIND, GROUP, $P, { $R }>(panels, &x, groups);
+                    ($P:literal, $R:literal) => {{
+                        // Slots past the last repeat it: the same values are stored again.
+                        let at: [(Row, *mut f32); $R] = std::array::from_fn(|j| slot((i + j).min(n - 1)));
+                        let acc = tile::<S, $P, $R>(m.packing, panels, &at.map(|(x, _)| x), m.inp / m.packing.group);
                         for p in 0..$P {
-                            let (_, valid) = m.rows(u + p);
+                            let first = row + p * S::LANES;
                             for j in 0..$R {
-                                store::<S>(at[j].1.add((u + p) * LANES), acc[p][j], valid);
+                                S::store_n(at[j].1.add(first), acc[p][j], S::LANES.min(end - first));
                             }
                         }
+                        i += $R;
                     }};
                 }
-                match (wide, take) {
-                    (true, 1) => tile!(2, 1),
-                    (true, _) => tile!(2, TILE),
-                    (false, 1) => tile!(1, 1),
-                    (false, _) => tile!(1, TILE),
+                // One arm is left of those that differ by the width of a tile.
+                match (count, n - i) {
+                    (2, 1) => tile!(2, 1),
+                    (2, 2..=3) if S::TILE == 6 => tile!(2, 3),
+                    (2, 2) => tile!(2, 2),
+                    (2, _) if S::TILE == 6 => tile!(2, 6),
+                    (2, _) => tile!(2, 4),
+                    (_, 1) => tile!(1, 1),
+                    _ => tile!(1, 4),
                 }
-                i += take;
             }
-            u += if wide { 2 } else { 1 };
+            row += count * S::LANES;
         }
     }
 }
 
 impl Matrix<'_> {
-    /// Weight rows of a unit (the last repeated past the end), and how many are its own.
+    /// Weight row of lane `i` of the vector that starts at output `first`.
     #[inline(always)]
-    fn rows(&self, unit: usize) -> ([usize; LANES], usize) {
-        let first = unit * LANES;
-        let valid = LANES.min(self.out - first);
-        (std::array::from_fn(|i| self.base + first + i.min(valid - 1)), valid)
+    fn row(&self, first: usize, i: usize) -> usize {
+        self.base + (first + i).min(self.out - 1)
     }
 
-    /// Where those rows' codes are.
+    /// Where its codes are.
     #[inline(always)]
-    unsafe fn addresses<const KIND: u8>(&self, rows: &[usize; LANES]) -> [*const u8; LANES] {
-        // SAFETY: existing rows.
-        std::array::from_fn(|i| unsafe { self.w[0].at::<u32>(rows[i], 0).cast::<u8>().cast_const() })
+    unsafe fn codes(&self, first: usize, i: usize) -> *const u8 {
+        // SAFETY: an existing row.
+        unsafe { self.w[0].at::<u32>(self.row(first, i), 0).cast::<u8>().cast_const() }
     }
 
-    /// Scales and biases of those rows into panel `p`, a vector per group.
+    /// Scales and biases of the vector at `first` into panel `p`, a vector per group.
     #[inline(always)]
-    unsafe fn fill_params<S: Simd, const KIND: u8, const GROUP: usize>(
-        &self,
-        rows: &[usize; LANES],
-        panels: &Panels,
-        p: usize,
-    ) {
-        let groups = self.inp / GROUP;
-        for g in (0..groups).step_by(LANES) {
-            let n = LANES.min(groups - g);
-            // SAFETY: existing rows and groups; the panel has room for whole eights of groups.
-            unsafe {
-                let scales = params::<S>(KIND, &self.w[1], rows, g, n);
-                for i in 0..LANES {
-                    S::store(panels.scales[p].add((g + i) * LANES), scales[i]);
-                }
-                if is_affine(KIND) {
-                    let biases = params::<S>(KIND, &self.w[2], rows, g, n);
-                    for i in 0..LANES {
-                        S::store(panels.biases[p].add((g + i) * LANES), biases[i]);
+    unsafe fn fill_params<S: Rows>(&self, first: usize, panels: &Panels, p: usize) {
+        let groups = self.inp / self.packing.group;
+        for lane in (0..S::LANES).step_by(LANES) {
+            let rows: [usize; LANES] = std::array::from_fn(|i| self.row(first, lane + i));
+            for g in (0..groups).step_by(LANES) {
+                let n = LANES.min(groups - g);
+                // SAFETY: existing rows and groups; the panel has room for whole eights of groups.
+                unsafe {
+                    for (o, panel) in [(1, panels.scales[p]), (2, panels.biases[p])] {
+                        if o == 1 || self.packing.is_affine() {
+                            let vectors = params::<S::Narrow>(self.packing.kind, &self.w[o], &rows, g, n);
+                            for i in 0..LANES {
+                                S::Narrow::store(panel.add((g + i) * S::LANES + lane), vectors[i]);
+                            }
+                        }
                     }
                 }
             }
@@ -295,157 +306,126 @@ impl Matrix<'_> {
     }
 }
 
-/// The float part of one group: `acc` after adding the integer dots `d` of eight rows with group `g` of `x`.
+/// The float part of one group: `acc` after adding the integer dots `d` of a vector of rows with group `g` of `x`.
 #[inline(always)]
-unsafe fn scaled<S: Simd, const KIND: u8>(acc: S::F, d: S::I, x: Row, panels: &Panels, p: usize, g: usize) -> S::F {
+unsafe fn scaled<S: Rows>(packing: Packing, acc: S::F, d: S::I, x: Row, panels: &Panels, p: usize, g: usize) -> S::F {
     // SAFETY: an existing group.
     unsafe {
-        let bias = code_bias::<S>(KIND);
+        let bias = packing.bias::<S>();
         let d = if bias == 0 { d } else { S::add_i(d, S::splat_i(bias * *x.code_sums.add(g))) };
-        let scale = S::mul(S::load(panels.scales[p].add(g * LANES)), S::splat(*x.scales.add(g)));
+        let scale = S::mul(S::load(panels.scales[p].add(g * S::LANES)), S::splat(*x.scales.add(g)));
         let acc = S::fma(scale, S::to_float(d), acc);
-        if is_affine(KIND) {
-            S::fma(S::load(panels.biases[p].add(g * LANES)), S::splat(*x.sums.add(g)), acc)
+        if packing.is_affine() {
+            S::fma(S::load(panels.biases[p].add(g * S::LANES)), S::splat(*x.sums.add(g)), acc)
         } else {
             acc
         }
     }
 }
 
-/// Eight weight rows, read once, against one activation row.
+/// A vector of weight rows, read once, against one activation row.
 #[inline(always)]
-unsafe fn stream<S: Simd, const KIND: u8, const GROUP: usize>(
-    weights: &[*const u8; LANES],
-    x: Row,
-    panels: &Panels,
-    inp: usize,
-) -> S::F {
-    let bits = layout::bits(KIND);
-    // SAFETY: rows of `inp` packed codes; `x` is padded to whole blocks.
+unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, x: Row, panels: &Panels) -> S::F {
+    let (packing, kind, group, inp) = (m.packing, m.packing.kind, m.packing.group, m.inp);
+    let span = 4 * S::LANES * S::span_dots(kind);
+    let widen_every = S::steps(kind) / S::span_dots(kind);
+    // SAFETY: rows of `inp` packed codes; `x` is padded to whole spans.
     unsafe {
+        let mut weights = [std::ptr::null(); 16];
+        for i in 0..S::LANES {
+            weights[i] = m.codes(first, i);
+        }
+        // The same place of the next vector's rows.
+        let ahead = S::LANES * m.w[0].row_stride * 4;
         let mut acc = S::splat(0.0);
-        // The same place of the next eight rows.
-        let ahead = (weights[LANES - 1] as usize).wrapping_sub(weights[0] as usize) + inp * bits / 8;
-        if KIND == layout::E2M1_HALVES {
-            for b in 0..inp.div_ceil(32) {
-                let mut dots = [S::splat_i(0); LANES];
-                let x32 = S::load_b(x.codes.add(32 * b).cast());
-                for r in 0..LANES {
-                    let w = unpack_tail::<S, KIND>(weights[r], 32 * b, inp);
-                    S::prefetch(weights[r].wrapping_add(16 * b + ahead));
-                    dots[r] = S::widen(dots[r], S::dot(S::zero_h(), w, x32));
+        if 2 * group == span {
+            for v in 0..inp / span {
+                let mut dots = S::Is::all(S::splat_i(0));
+                for r in 0..S::LANES {
+                    let w = weights[r].add(packing.bytes(v * span));
+                    S::Narrow::prefetch(w.wrapping_add(ahead));
+                    let h = S::span_dot(kind, S::zero_h(), w, x.codes.add(v * span));
+                    dots[r] = S::widen(S::splat_i(0), h);
                 }
                 let [low, high] = S::sums(dots);
-                acc = scaled::<S, KIND>(acc, low, x, panels, 0, 2 * b);
-                if 32 * b + 16 < inp {
-                    acc = scaled::<S, KIND>(acc, high, x, panels, 0, 2 * b + 1);
+                acc = scaled::<S>(packing, acc, low, x, panels, 0, 2 * v);
+                acc = scaled::<S>(packing, acc, high, x, panels, 0, 2 * v + 1);
+            }
+            if inp % span != 0 {
+                let start = inp - inp % span;
+                let mut dots = S::Is::all(S::splat_i(0));
+                for r in 0..S::LANES {
+                    let w = tail(weights[r].add(packing.bytes(start)), packing.bytes(inp - start));
+                    let h = S::span_dot(kind, S::zero_h(), w.as_ptr(), x.codes.add(start));
+                    dots[r] = S::widen(S::splat_i(0), h);
                 }
+                acc = scaled::<S>(packing, acc, S::sums(dots)[0], x, panels, 0, start / group);
             }
             return acc;
         }
-        for g in 0..inp / GROUP {
-            let mut dots = [S::splat_i(0); LANES];
-            for r in 0..LANES {
-                let w = weights[r].add(g * GROUP * bits / 8);
-                S::prefetch(w.wrapping_add(ahead));
-                dots[r] = group_dot::<S, KIND, GROUP>(w, x.codes.add(g * GROUP));
+        for g in 0..inp / group {
+            let mut dots = S::Is::all(S::splat_i(0));
+            for r in 0..S::LANES {
+                let w = weights[r].add(packing.bytes(g * group));
+                S::Narrow::prefetch(w.wrapping_add(ahead));
+                let mut h = S::zero_h();
+                for v in 0..group / span {
+                    h = S::span_dot(kind, h, w.add(packing.bytes(v * span)), x.codes.add(g * group + v * span));
+                    if (v + 1) % widen_every == 0 {
+                        dots[r] = S::widen(dots[r], h);
+                        h = S::zero_h();
+                    }
+                }
+                dots[r] = S::widen(dots[r], h);
             }
             let [low, high] = S::sums(dots);
-            acc = scaled::<S, KIND>(acc, S::add_i(low, high), x, panels, 0, g);
+            acc = scaled::<S>(packing, acc, S::add_i(low, high), x, panels, 0, g);
         }
         acc
     }
 }
 
-/// Partial dots of one group of one row, to be summed over the lanes.
+/// The last `n` bytes of a row, then zeros.
 #[inline(always)]
-unsafe fn group_dot<S: Simd, const KIND: u8, const GROUP: usize>(w: *const u8, x: *const i8) -> S::I {
-    // SAFETY: `GROUP` codes of each.
-    unsafe {
-        let mut total = S::splat_i(0);
-        let mut h = S::zero_h();
-        if KIND == layout::Q4_WIDE {
-            for b in 0..GROUP / 64 {
-                let [w0, w1] = S::unpack_wide(w.add(32 * b));
-                h = S::dot(h, w0, S::load_b(x.add(64 * b).cast()));
-                h = S::dot(h, w1, S::load_b(x.add(64 * b + 32).cast()));
-            }
-            return S::widen(total, h);
-        }
-        let blocks = GROUP / 32;
-        for b in 0..blocks {
-            let w = S::unpack::<KIND>(w.add(b * 4 * layout::bits(KIND)));
-            let x = S::load_b(x.add(32 * b).cast());
-            if KIND == layout::Q8 {
-                total = S::dot8(total, w, x);
-                continue;
-            }
-            h = S::dot(h, w, x);
-            if (b + 1) % steps(KIND) == 0 || b + 1 == blocks {
-                total = S::widen(total, h);
-                h = S::zero_h();
-            }
-        }
-        total
-    }
+unsafe fn tail(p: *const u8, n: usize) -> [u8; 64] {
+    let mut out = [0; 64];
+    // SAFETY: `n` valid bytes, fewer than a vector has.
+    unsafe { std::ptr::copy_nonoverlapping(p, out.as_mut_ptr(), n) };
+    out
 }
 
-/// 32 codes from position `i`; the half past the end of the row, if there is one, is not read.
+/// Unpacks a vector of weight rows into `panel`: four codes of row 0, four of row 1, ..; then the next four.
 #[inline(always)]
-unsafe fn unpack_tail<S: Simd, const KIND: u8>(row: *const u8, i: usize, inp: usize) -> S::B {
-    // SAFETY: the row has `inp` codes.
+unsafe fn fill_panel<S: Rows>(m: &Matrix<'_>, first: usize, panel: *mut u8) {
+    let (kind, step) = (m.packing.kind, 4 * S::LANES);
+    // SAFETY: rows of `inp` codes; the panel has `LANES` times `inp`, padded to 64, bytes.
     unsafe {
-        let p = row.add(i * layout::bits(KIND) / 8);
-        if i + 32 <= inp {
-            return S::unpack::<KIND>(p);
-        }
-        let mut half = [0u8; 32];
-        std::ptr::copy_nonoverlapping(p, half.as_mut_ptr(), (inp - i) * layout::bits(KIND) / 8);
-        S::unpack::<KIND>(half.as_ptr())
-    }
-}
-
-/// Unpacks eight weight rows into `panel`: four codes of row 0, four of row 1, ..; then the next four.
-#[inline(always)]
-unsafe fn fill_panel<S: Simd, const KIND: u8>(weights: &[*const u8; LANES], inp: usize, panel: *mut u8) {
-    // SAFETY: rows of `inp` codes; the panel has eight times `inp`, padded to 64, bytes.
-    unsafe {
-        if KIND == layout::Q4_WIDE {
-            for i in (0..inp).step_by(64) {
-                let [first, second] = S::unpack_wide(weights[0].add(i / 2));
-                let (mut low, mut high) = ([first; LANES], [second; LANES]);
-                for r in 1..LANES {
-                    [low[r], high[r]] = S::unpack_wide(weights[r].add(i / 2));
+        for i in (0..m.inp).step_by(step) {
+            let mut codes = S::Bs::all(S::splat4([0; 4].as_ptr()));
+            if i + step <= m.inp {
+                let block = i - i % 64;
+                for r in 0..S::LANES {
+                    let w = m.codes(first, r).add(m.packing.bytes(block));
+                    codes[r] = S::unpack(kind, w, (i - block) / step);
                 }
-                interleave::<S>(low, panel.add(i * LANES));
-                interleave::<S>(high, panel.add((i + 32) * LANES));
+            } else {
+                for r in 0..S::LANES {
+                    let w = tail(m.codes(first, r).add(m.packing.bytes(i)), m.packing.bytes(m.inp - i));
+                    codes[r] = S::unpack(kind, w.as_ptr(), 0);
+                }
             }
-            return;
-        }
-        for i in (0..inp).step_by(32) {
-            let mut codes = [unpack_tail::<S, KIND>(weights[0], i, inp); LANES];
-            for r in 1..LANES {
-                codes[r] = unpack_tail::<S, KIND>(weights[r], i, inp);
+            let codes = S::transpose_b(codes);
+            for c in 0..S::LANES {
+                S::store_b(panel.add((i + 4 * c) * S::LANES), codes[c]);
             }
-            interleave::<S>(codes, panel.add(i * LANES));
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn interleave<S: Simd>(codes: [S::B; LANES], panel: *mut u8) {
-    // SAFETY: the panel has room for the eight vectors.
-    unsafe {
-        let codes = S::transpose_b(codes);
-        for i in 0..LANES {
-            S::store_b(panel.add(i * 32), codes[i]);
         }
     }
 }
 
 /// `P` panels against `R` activation rows.
 #[inline(always)]
-unsafe fn tile<S: Simd, const KIND: u8, const GROUP: usize, const P: usize, const R: usize>(
+unsafe fn tile<S: Rows, const P: usize, const R: usize>(
+    packing: Packing,
     panels: &Panels,
     x: &[Row; R],
     groups: usize,
@@ -453,39 +433,33 @@ unsafe fn tile<S: Simd, const KIND: u8, const GROUP: usize, const P: usize, cons
     // SAFETY: panels and rows hold `groups` groups.
     unsafe {
         let mut acc = [[S::splat(0.0); R]; P];
-        let fours = GROUP / 4;
-        let run = if steps(KIND) < fours { steps(KIND) } else { fours };
+        let fours = packing.group / 4;
+        let run = S::steps(packing.kind).min(fours);
         for g in 0..groups {
             let mut total = [[S::splat_i(0); R]; P];
             for from in (g * fours..(g + 1) * fours).step_by(run) {
                 let mut h = [[S::zero_h(); R]; P];
                 for s in from..from + run {
-                    let mut w = [S::load_b(panels.codes[0].add(s * 32)); P];
+                    let mut w = [S::load_b(panels.codes[0].add(s * 4 * S::LANES)); P];
                     for p in 1..P {
-                        w[p] = S::load_b(panels.codes[p].add(s * 32));
+                        w[p] = S::load_b(panels.codes[p].add(s * 4 * S::LANES));
                     }
                     for r in 0..R {
                         let x = S::splat4(x[r].codes.add(s * 4));
                         for p in 0..P {
-                            if KIND == layout::Q8 {
-                                total[p][r] = S::dot8(total[p][r], w[p], x);
-                            } else {
-                                h[p][r] = S::dot(h[p][r], w[p], x);
-                            }
+                            h[p][r] = S::dot(packing.kind, h[p][r], w[p], x);
                         }
                     }
                 }
-                if KIND != layout::Q8 {
-                    for p in 0..P {
-                        for r in 0..R {
-                            total[p][r] = S::widen(total[p][r], h[p][r]);
-                        }
+                for p in 0..P {
+                    for r in 0..R {
+                        total[p][r] = S::widen(total[p][r], h[p][r]);
                     }
                 }
             }
             for p in 0..P {
                 for r in 0..R {
-                    acc[p][r] = scaled::<S, KIND>(acc[p][r], total[p][r], x[r], panels, p, g);
+                    acc[p][r] = scaled::<S>(packing, acc[p][r], total[p][r], x[r], panels, p, g);
                 }
             }
         }

@@ -1,9 +1,10 @@
-//! [`Simd`] on arrays: any CPU, any compiler. Codes keep their order.
+//! [`Simd`] and [`Rows`] on arrays: any CPU, any compiler. Codes keep their order.
 
 use std::array::from_fn;
 
 use half::{bf16, f16};
 
+use super::rows::{Rows, eight_floats};
 use super::simd::{E2M1_BIAS, Simd, layout};
 use crate::math::{E2M1_DOUBLED, e4m3};
 
@@ -24,10 +25,6 @@ macro_rules! lanes {
 impl Simd for Scalar {
     type F = F;
     type I = I;
-    type B = B;
-    type H = I;
-
-    const Q8_BIAS: i32 = 0;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> F {
@@ -181,6 +178,23 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn permute(_: u8, from: *const i8, to: *mut i8) {
+        // SAFETY: 64 valid elements of each.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, 64) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+}
+
+impl Rows for Scalar {
+    eight_floats!(Scalar);
+    type B = B;
+    type H = I;
+    type Bs = [B; 8];
+
+    const Q8_BIAS: i32 = 0;
+
+    #[inline(always)]
     unsafe fn load_b(p: *const u8) -> B {
         // SAFETY: as `load`.
         unsafe { p.cast::<B>().read_unaligned() }
@@ -196,18 +210,18 @@ impl Simd for Scalar {
         lanes!(i => unsafe { *p.add(i % 4) } as u8)
     }
     #[inline(always)]
-    unsafe fn unpack<const KIND: u8>(p: *const u8) -> B {
-        let bits = layout::bits(KIND);
+    unsafe fn unpack(kind: u8, p: *const u8, part: usize) -> B {
+        let bits = layout::bits(kind);
         let mut out = [0; 32];
         for eight in 0..4 {
             let mut word = 0u64;
             for b in 0..bits {
-                // SAFETY: byte `eight * bits + b < 4 * bits`.
-                word |= u64::from(unsafe { *p.add(eight * bits + b) }) << (8 * b);
+                // SAFETY: of the part's `4 * bits` bytes.
+                word |= u64::from(unsafe { *p.add((4 * part + eight) * bits + b) }) << (8 * b);
             }
             for i in 0..8 {
                 let code = (word >> (i * bits)) as u8 & (255 >> (8 - bits));
-                out[8 * eight + i] = match KIND {
+                out[8 * eight + i] = match kind {
                     layout::E2M1 | layout::E2M1_HALVES => {
                         (i32::from(E2M1_DOUBLED[usize::from(code)]) + E2M1_BIAS) as u8
                     }
@@ -218,21 +232,6 @@ impl Simd for Scalar {
         out
     }
     #[inline(always)]
-    unsafe fn unpack_wide(p: *const u8) -> [B; 2] {
-        // SAFETY: 32 bytes are two times 16.
-        unsafe { [Self::unpack::<{ layout::Q4 }>(p), Self::unpack::<{ layout::Q4 }>(p.add(16))] }
-    }
-    #[inline(always)]
-    unsafe fn permute<const KIND: u8>(p: *const i8) -> B {
-        // SAFETY: as `load`.
-        unsafe { Self::load_b(p.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn permute_wide(p: *const i8) -> [B; 2] {
-        // SAFETY: 64 valid elements.
-        unsafe { [Self::load_b(p.cast()), Self::load_b(p.add(32).cast())] }
-    }
-    #[inline(always)]
     unsafe fn transpose_b(a: [B; 8]) -> [B; 8] {
         lanes!(i => lanes!(b => a[b / 4][4 * i + b % 4]))
     }
@@ -241,22 +240,29 @@ impl Simd for Scalar {
         [0; 8]
     }
     #[inline(always)]
-    unsafe fn dot(h: I, w: B, x: B) -> I {
+    unsafe fn dot(_: u8, h: I, w: B, x: B) -> I {
         lanes!(i => (4 * i..4 * i + 4).fold(h[i], |sum, b| sum + i32::from(w[b]) * i32::from(x[b] as i8)))
     }
     #[inline(always)]
     unsafe fn widen(a: I, h: I) -> I {
         lanes!(i => a[i] + h[i])
     }
+    /// An i32 has room for all of a group.
     #[inline(always)]
-    unsafe fn dot8(a: I, w: B, x: B) -> I {
-        // SAFETY: plain arithmetic.
-        unsafe { Self::dot(a, w, x) }
+    fn steps(_: u8) -> usize {
+        usize::MAX
+    }
+    #[inline(always)]
+    fn span_dots(_: u8) -> usize {
+        1
+    }
+    #[inline(always)]
+    unsafe fn span_dot(kind: u8, h: I, w: *const u8, x: *const i8) -> I {
+        // SAFETY: a span of codes of each.
+        unsafe { Self::dot(kind, h, Self::unpack(kind, w, 0), Self::load_b(x.cast())) }
     }
     #[inline(always)]
     unsafe fn sums(a: [I; 8]) -> [I; 2] {
         [lanes!(i => a[i][..4].iter().sum()), lanes!(i => a[i][4..].iter().sum())]
     }
-    #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
 }

@@ -1,9 +1,8 @@
-//! The vector operations the kernels are written in: eight f32 or i32 lanes, thirty-two bytes.
+//! The vector operations the kernels are written in: eight f32 or i32 lanes. Integer matmuls have a set of their
+//! own, [`super::rows::Rows`].
 //!
 //! An implementation must be exact: every float operation is one IEEE operation, every integer one is exact for
-//! the operands its doc admits. How packed codes lie inside a byte vector is the implementation's own business:
-//! [`Simd::unpack`] may return them in any fixed order, as long as [`Simd::permute`] brings activations into
-//! the same.
+//! the operands its doc admits.
 //!
 //! Callers keep these methods out of closures: a closure is a function without the features, and one that the
 //! compiler does not inline calls every intrinsic out of line.
@@ -14,11 +13,11 @@
 
 use crate::math::{EXP_MAX, EXP_MIN, EXP_TAYLOR, LN2_HI, LN2_LO, ROUND};
 
-/// Packed layouts the integer matmuls know, as const parameters. Affine widths 2, 3, 5, 6, 8 are themselves.
+/// Packed layouts the integer matmuls know. Affine widths 2, 3, 5, 6, 8 are themselves.
 pub(crate) mod layout {
     /// Affine 4 bits, 32 codes at a time.
     pub const Q4: u8 = 4;
-    /// Affine 4 bits, 64 codes at a time.
+    /// Affine 4 bits in groups of 64 or more: 64 codes, even ones first.
     pub const Q4_WIDE: u8 = 44;
     /// Doubled E2M1 codes, plus 12 to make them unsigned; groups of 32.
     pub const E2M1: u8 = 14;
@@ -45,13 +44,6 @@ pub(crate) trait Simd: Copy + 'static {
     type F: Copy;
     /// Eight i32.
     type I: Copy;
-    /// Thirty-two bytes.
-    type B: Copy;
-    /// Partial sums of byte products, widened to [`Simd::I`] before they can overflow.
-    type H: Copy;
-
-    /// What [`Simd::unpack`] subtracts from 8-bit codes.
-    const Q8_BIAS: i32;
 
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;
@@ -102,43 +94,10 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn store_i8(p: *mut i8, x: Self::I);
     unsafe fn load_i(p: *const i32) -> Self::I;
 
-    unsafe fn load_b(p: *const u8) -> Self::B;
-    unsafe fn store_b(p: *mut u8, x: Self::B);
-    /// The same four bytes in every lane.
-    unsafe fn splat4(p: *const i8) -> Self::B;
-    /// 32 codes of a layout (not [`layout::Q4_WIDE`]) from `4 * bits` bytes; reads nothing else.
-    unsafe fn unpack<const KIND: u8>(p: *const u8) -> Self::B;
-    /// 64 codes of 4 bits from 32 bytes.
-    unsafe fn unpack_wide(p: *const u8) -> [Self::B; 2];
-    /// 32 activation codes in the order of [`Simd::unpack`].
-    unsafe fn permute<const KIND: u8>(p: *const i8) -> Self::B;
-    /// 64 activation codes in the order of [`Simd::unpack_wide`].
-    unsafe fn permute_wide(p: *const i8) -> [Self::B; 2];
-    /// The eight vectors as an 8x8 matrix of four-byte elements, transposed.
-    unsafe fn transpose_b(a: [Self::B; 8]) -> [Self::B; 8];
-    unsafe fn zero_h() -> Self::H;
-    /// Adds products of unsigned codes `w` and signed codes `x` (`|x| <= 127`); at most [`steps`] times, then
-    /// the sum must be widened.
-    unsafe fn dot(h: Self::H, w: Self::B, x: Self::B) -> Self::H;
-    /// Adds to each lane the sum over its four bytes.
-    unsafe fn widen(a: Self::I, h: Self::H) -> Self::I;
-    /// Adds four-byte dots of 8-bit codes as [`Simd::unpack`] gives them, and signed `x` (`|x| <= 127`).
-    unsafe fn dot8(a: Self::I, w: Self::B, x: Self::B) -> Self::I;
-    /// Lane `i`: the sum of `a[i]`'s first four lanes; and of its last four.
-    unsafe fn sums(a: [Self::I; 8]) -> [Self::I; 2];
+    /// 64 activation codes brought into the order in which codes are unpacked (see [`super::rows`]).
+    unsafe fn permute(kind: u8, from: *const i8, to: *mut i8);
     /// Asks for the cache line at `p`, which need not be valid.
     unsafe fn prefetch(p: *const u8);
-}
-
-/// How often [`Simd::dot`] may add before an i16 sum of pairs could overflow: `steps * 2 * max code * 127 < 2^15`.
-pub(crate) const fn steps(kind: u8) -> usize {
-    match kind {
-        2 => 32,
-        3 => 16,
-        layout::Q4 | layout::Q4_WIDE => 8,
-        5 | layout::E2M1 | layout::E2M1_HALVES => 4,
-        _ => 2,
-    }
 }
 
 /// `exp`, step by step as [`crate::math::exp`].

@@ -1,0 +1,204 @@
+//! [`Rows`] on AVX-512 with VNNI: sixteen rows to a vector, exact i32 sums of byte products in one instruction.
+//!
+//! Codes come in the orders of [`Avx2`], so that activations are permuted alike; 8-bit codes stay unsigned.
+
+use std::arch::x86_64::*;
+
+use super::avx2::{Avx2, unpack32};
+use super::rows::Rows;
+use super::simd::layout;
+
+/// Proof of nothing: use only inside functions compiled for, and run on, AVX-512 F, BW, DQ, VL and VNNI.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512;
+
+/// Two vectors of 32 bytes as one.
+#[inline(always)]
+unsafe fn pair(low: __m256i, high: __m256i) -> __m512i {
+    // SAFETY: register operations.
+    unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high) }
+}
+
+#[inline(always)]
+unsafe fn load32(p: *const u8) -> __m256i {
+    // SAFETY: 32 valid bytes.
+    unsafe { _mm256_loadu_si256(p.cast()) }
+}
+
+impl Rows for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+    type B = __m512i;
+    type H = __m512i;
+    type Is = [__m512i; 16];
+    type Bs = [__m512i; 16];
+    type Narrow = Avx2;
+
+    const LANES: usize = 16;
+    const TILE: usize = 6;
+    const Q8_BIAS: i32 = 0;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        // SAFETY: the trait's condition: this CPU has the features above (so for every method below).
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        // SAFETY: sixteen valid elements, by the trait's condition (so for every load and store below).
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store_n(p: *mut f32, x: __m512, n: usize) {
+        debug_assert!(n <= 16);
+        // SAFETY: masked lanes are not written.
+        unsafe { _mm512_mask_storeu_ps(p, (0xffff_u32 >> (16 - n)) as u16, x) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(a: __m512i) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn splat_i(x: i32) -> __m512i {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn add_i(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn load_b(p: *const u8) -> __m512i {
+        // SAFETY: as `load`.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_b(p: *mut u8, x: __m512i) {
+        // SAFETY: as `load`.
+        unsafe { _mm512_storeu_si512(p.cast(), x) }
+    }
+    #[inline(always)]
+    unsafe fn splat4(p: *const i8) -> __m512i {
+        // SAFETY: as `load`.
+        unsafe { _mm512_set1_epi32(p.cast::<i32>().read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn unpack(kind: u8, p: *const u8, _: usize) -> __m512i {
+        // SAFETY: 64 codes, so part 0 is all there is.
+        unsafe {
+            match kind {
+                layout::Q8 => Self::load_b(p),
+                layout::Q4_WIDE => {
+                    let v = _mm512_broadcast_i64x4(load32(p));
+                    let v = _mm512_srlv_epi64(v, _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4));
+                    _mm512_and_si512(v, _mm512_set1_epi8(15))
+                }
+                _ => pair(unpack32(kind, p), unpack32(kind, p.add(4 * layout::bits(kind)))),
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose_b(mut a: [__m512i; 16]) -> [__m512i; 16] {
+        // SAFETY: as `splat`.
+        unsafe {
+            // Vector 4i + j: column j of each 128-bit lane's four, of rows 4i..4i+4.
+            for i in [0, 4, 8, 12] {
+                let (x, y) = (_mm512_unpacklo_epi32(a[i], a[i + 1]), _mm512_unpackhi_epi32(a[i], a[i + 1]));
+                let (z, w) = (_mm512_unpacklo_epi32(a[i + 2], a[i + 3]), _mm512_unpackhi_epi32(a[i + 2], a[i + 3]));
+                a[i] = _mm512_unpacklo_epi64(x, z);
+                a[i + 1] = _mm512_unpackhi_epi64(x, z);
+                a[i + 2] = _mm512_unpacklo_epi64(y, w);
+                a[i + 3] = _mm512_unpackhi_epi64(y, w);
+            }
+            let mut out = a;
+            for j in 0..4 {
+                let [x, y, z, w] = [a[j], a[4 + j], a[8 + j], a[12 + j]];
+                let (xy, zw) = (_mm512_shuffle_i32x4::<0x88>(x, y), _mm512_shuffle_i32x4::<0x88>(z, w));
+                out[j] = _mm512_shuffle_i32x4::<0x88>(xy, zw);
+                out[8 + j] = _mm512_shuffle_i32x4::<0xdd>(xy, zw);
+                let (xy, zw) = (_mm512_shuffle_i32x4::<0xdd>(x, y), _mm512_shuffle_i32x4::<0xdd>(z, w));
+                out[4 + j] = _mm512_shuffle_i32x4::<0x88>(xy, zw);
+                out[12 + j] = _mm512_shuffle_i32x4::<0xdd>(xy, zw);
+            }
+            out
+        }
+    }
+    #[inline(always)]
+    unsafe fn zero_h() -> __m512i {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    unsafe fn dot(_: u8, h: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_dpbusd_epi32(h, w, x) }
+    }
+    #[inline(always)]
+    unsafe fn widen(a: __m512i, h: __m512i) -> __m512i {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_add_epi32(a, h) }
+    }
+    /// Sums are i32 already.
+    #[inline(always)]
+    fn steps(_: u8) -> usize {
+        usize::MAX
+    }
+    #[inline(always)]
+    fn span_dots(kind: u8) -> usize {
+        if kind == layout::Q4_WIDE { 2 } else { 1 }
+    }
+    #[inline(always)]
+    unsafe fn span_dot(kind: u8, h: __m512i, w: *const u8, x: *const i8) -> __m512i {
+        // SAFETY: a span of codes of each.
+        unsafe {
+            let x = x.cast::<u8>();
+            if kind != layout::Q4_WIDE {
+                return Self::dot(kind, h, Self::unpack(kind, w, 0), Self::load_b(x));
+            }
+            // Two blocks of 64: the first half of either vector is the first block's.
+            let (v, low) = (Self::load_b(w), _mm512_set1_epi8(15));
+            let even = _mm512_and_si512(v, low);
+            let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(v), low);
+            let h = Self::dot(kind, h, even, pair(load32(x), load32(x.add(64))));
+            Self::dot(kind, h, odd, pair(load32(x.add(32)), load32(x.add(96))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sums(a: [__m512i; 16]) -> [__m512i; 2] {
+        // SAFETY: as `splat`.
+        unsafe {
+            macro_rules! fold {
+                ($x:expr, $y:expr, $low:ident, $high:ident) => {
+                    _mm512_add_epi32($low($x, $y), $high($x, $y))
+                };
+            }
+            // Vectors 4i..4i+4 fold to one whose 128-bit lanes each hold a sum per vector.
+            let mut four = [a[0]; 4];
+            for i in 0..4 {
+                let x = fold!(a[4 * i], a[4 * i + 1], _mm512_unpacklo_epi32, _mm512_unpackhi_epi32);
+                let y = fold!(a[4 * i + 2], a[4 * i + 3], _mm512_unpacklo_epi32, _mm512_unpackhi_epi32);
+                four[i] = fold!(x, y, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64);
+            }
+            macro_rules! halves {
+                ($x:expr, $y:expr) => {
+                    _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>($x, $y), _mm512_shuffle_i32x4::<0xdd>($x, $y))
+                };
+            }
+            // 128-bit lanes: x's first half, x's last, y's first, y's last.
+            let (low, high) = (halves!(four[0], four[1]), halves!(four[2], four[3]));
+            [_mm512_shuffle_i32x4::<0x88>(low, high), _mm512_shuffle_i32x4::<0xdd>(low, high)]
+        }
+    }
+}
