@@ -546,7 +546,9 @@ fn embedding_reads_codes_least_significant_bit_first() {
         case.buffers[1].as_mut().unwrap().memory.bytes_mut()[..stream.len()].copy_from_slice(&stream);
         case.buffers[2].as_mut().unwrap().fill(|| 1.0);
         case.buffers[3].as_mut().unwrap().fill(|| 0.0);
-        for kernels in [Some(Kernels::naive()), Some(Kernels::scalar()), Kernels::avx2(), Kernels::avx512()].into_iter().flatten() {
+        for kernels in
+            [Some(Kernels::naive()), Some(Kernels::scalar()), Kernels::avx2(), Kernels::avx512()].into_iter().flatten()
+        {
             case.run(&kernels, 1);
             let out = case.buffers[4].as_ref().unwrap().memory.bytes();
             let got: Vec<u64> = out.chunks_exact(4).map(|b| f32::from_ne_bytes(b.try_into().unwrap()) as u64).collect();

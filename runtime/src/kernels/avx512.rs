@@ -1,4 +1,4 @@
-//! [`Rows`] on AVX-512 with VNNI: sixteen rows to a vector, exact i32 sums of byte products in one instruction.
+//! [`Rows`] and [`Wide`] on AVX-512 with VNNI: sixteen rows to a vector, exact i32 sums of byte products in one instruction.
 //!
 //! Codes come in the orders of [`Avx2`], so that activations are permuted alike; 8-bit codes stay unsigned.
 
@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 use super::avx2::{Avx2, unpack32};
 use super::rows::Rows;
 use super::simd::layout;
+use super::wide::Wide;
 
 /// Proof of nothing: use only inside functions compiled for, and run on, AVX-512 F, BW, DQ, VL and VNNI.
 #[derive(Clone, Copy)]
@@ -199,6 +200,61 @@ impl Rows for Avx512 {
             // 128-bit lanes: x's first half, x's last, y's first, y's last.
             let (low, high) = (halves!(four[0], four[1]), halves!(four[2], four[3]));
             [_mm512_shuffle_i32x4::<0x88>(low, high), _mm512_shuffle_i32x4::<0xdd>(low, high)]
+        }
+    }
+}
+
+impl Wide for Avx512 {
+    type S = Avx2;
+    type V = __m512;
+    type Keys = [__m512; 4];
+
+    const EIGHTS: usize = 2;
+    const QUERIES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        // SAFETY: as for `Rows` (so for every method below).
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        // SAFETY: sixteen valid elements.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: __m512) {
+        // SAFETY: as `load`.
+        unsafe { _mm512_storeu_ps(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn repeat(p: *const f32) -> __m512 {
+        // SAFETY: eight valid elements.
+        unsafe { _mm512_broadcast_f32x8(_mm256_loadu_ps(p)) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn trees(a: [__m512; 4]) -> __m256 {
+        // SAFETY: as `splat`.
+        unsafe {
+            // 128-bit lanes: low plus high half of each of four eights.
+            let mut four = [a[0]; 2];
+            for i in 0..2 {
+                let low = _mm512_shuffle_f32x4::<0x88>(a[2 * i], a[2 * i + 1]);
+                let high = _mm512_shuffle_f32x4::<0xdd>(a[2 * i], a[2 * i + 1]);
+                four[i] = _mm512_add_ps(low, high);
+            }
+            let low = _mm512_shuffle_ps::<0x44>(four[0], four[1]);
+            let high = _mm512_shuffle_ps::<0xee>(four[0], four[1]);
+            // Per 128-bit lane: even and odd part of an eight of `four[0]`, then of `four[1]`.
+            let parts = _mm512_add_ps(low, high);
+            let sums = _mm512_add_ps(parts, _mm512_permute_ps::<0b10_11_00_01>(parts));
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+            _mm512_castps512_ps256(_mm512_permutexvar_ps(order, sums))
         }
     }
 }

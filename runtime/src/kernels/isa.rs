@@ -6,9 +6,19 @@
 //! Only the functions made here carry `#[target_feature]`; everything they call is `#[inline(always)]` and so
 //! takes their features on. A table is handed out by [`super::Kernels`] only on a CPU that has the features.
 
-use loaf_formats::dtype::WeightFormat;
+use std::ops::Range;
 
+use loaf_formats::dtype::WeightFormat;
+use loaf_formats::op::{OPS, OpKind};
+
+#[cfg(target_arch = "x86_64")]
+use super::avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+use super::avx512::Avx512;
+use super::rows::Rows;
+use super::scalar::Scalar;
 use super::simd::layout;
+use super::{Kernel, OpCall, attention, dense, elementwise, quant, recurrent};
 
 /// Layout and group size under which the integer matmuls take a format; `None` for formats without integer codes.
 pub(super) fn quant_case(format: u64) -> Option<(u8, usize)> {
@@ -21,36 +31,48 @@ pub(super) fn quant_case(format: u64) -> Option<(u8, usize)> {
     }
 }
 
-/// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`] under one attribute. The
+/// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`], attention for one
+/// [`super::wide::Wide`], under one attribute. The
 /// integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is a number, one for all
 /// the others where it is `_`.
 macro_rules! isa {
-    ($module:ident, $simd:ty, $attr:meta, $($case:tt)*) => {
+    ($module:ident, $simd:ty, $wide:ty, $attr:meta, $($case:tt)*) => {
         pub(super) mod $module {
-            use std::ops::Range;
+            use super::*;
 
-            use loaf_formats::op::{OPS, OpKind};
-
-            use crate::kernels::isa::quant_case;
-            use crate::kernels::{Kernel, OpCall, attention, dense, elementwise, quant, recurrent};
-
-            isa!(@functions $attr, $simd,
-                Embed = elementwise::embed, RmsNorm = elementwise::rms_norm, AddRmsNorm = elementwise::add_rms_norm,
-                Add = elementwise::add, Mul = elementwise::mul, Silu = elementwise::silu,
-                Sigmoid = elementwise::sigmoid, SiluMul = elementwise::silu_mul,
-                SigmoidMul = elementwise::sigmoid_mul, MulRows = elementwise::mul_rows,
-                Quantize = elementwise::quantize, LinearDense = dense::linear, ExpertSort = elementwise::expert_sort,
-                ExpertLinearDense = dense::expert_linear, WeightedSum = elementwise::weighted_sum,
-                Softmax = elementwise::softmax, TopK = elementwise::top_k, RopeTable = elementwise::rope_table,
-                Rope = elementwise::rope, KvWrite = elementwise::kv_write, Attention = attention::attention,
-                Conv = recurrent::conv, ConvSilu = recurrent::conv_silu, L2Norm = elementwise::l2_norm,
-                GdnGates = elementwise::gdn_gates, GdnScan = recurrent::gdn_scan,
-                SelectRows = elementwise::select_rows,
+            isa!(@functions $attr,
+                Attention = attention::attention::<$wide>,
+                Embed = elementwise::embed::<$simd>,
+                RmsNorm = elementwise::rms_norm::<$simd>,
+                AddRmsNorm = elementwise::add_rms_norm::<$simd>,
+                Add = elementwise::add::<$simd>,
+                Mul = elementwise::mul::<$simd>,
+                Silu = elementwise::silu::<$simd>,
+                Sigmoid = elementwise::sigmoid::<$simd>,
+                SiluMul = elementwise::silu_mul::<$simd>,
+                SigmoidMul = elementwise::sigmoid_mul::<$simd>,
+                MulRows = elementwise::mul_rows::<$simd>,
+                Quantize = elementwise::quantize::<$simd>,
+                LinearDense = dense::linear::<$simd>,
+                ExpertSort = elementwise::expert_sort::<$simd>,
+                ExpertLinearDense = dense::expert_linear::<$simd>,
+                WeightedSum = elementwise::weighted_sum::<$simd>,
+                Softmax = elementwise::softmax::<$simd>,
+                TopK = elementwise::top_k::<$simd>,
+                RopeTable = elementwise::rope_table::<$simd>,
+                Rope = elementwise::rope::<$simd>,
+                KvWrite = elementwise::kv_write::<$simd>,
+                Conv = recurrent::conv::<$simd>,
+                ConvSilu = recurrent::conv_silu::<$simd>,
+                L2Norm = elementwise::l2_norm::<$simd>,
+                GdnGates = elementwise::gdn_gates::<$simd>,
+                GdnScan = recurrent::gdn_scan::<$simd>,
+                SelectRows = elementwise::select_rows::<$simd>,
             );
 
             /// Zero stands for what the compiler does not know.
             #[$attr]
-            unsafe fn case<S: crate::kernels::rows::Rows, const KIND: u8, const GROUP: usize>(
+            unsafe fn case<S: Rows, const KIND: u8, const GROUP: usize>(
                 kind: u8, group: usize, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
             ) {
                 let kind = if KIND == 0 { kind } else { KIND };
@@ -86,13 +108,13 @@ macro_rules! isa {
         isa!(@match ($k, $g, $($args),*) { $($arms)* ($kind, $group) => case::<$rows, $kind, $group>($k, $g, $($args),*), }
             $($rest)*)
     };
-    (@functions $attr:meta, $simd:ty, $($kind:ident = $module:ident :: $name:ident),* $(,)?) => {
+    (@functions $attr:meta, $($kind:ident = $module:ident :: $name:ident :: <$set:ty>),* $(,)?) => {
         $(
             #[$attr]
             #[allow(non_snake_case, reason = "named after the op")]
             unsafe fn $kind(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
                 // SAFETY: the kernel's contract, passed on.
-                unsafe { $module::$name::<$simd>(call, units, scratch) }
+                unsafe { $module::$name::<$set>(call, units, scratch) }
             }
         )*
 
@@ -112,23 +134,23 @@ macro_rules! isa {
 
 const _: () = assert!(layout::Q4_WIDE == 44 && layout::E2M1 == 14 && layout::E2M1_HALVES == 24);
 
-isa!(scalar, crate::kernels::scalar::Scalar, inline(never),
-    _, _ => crate::kernels::scalar::Scalar;);
+isa!(scalar, Scalar, Scalar, inline(never),
+    _, _ => Scalar;);
 #[cfg(target_arch = "x86_64")]
-isa!(avx2, crate::kernels::avx2::Avx2, target_feature(enable = "avx2,fma,f16c"),
-    44, 64 => crate::kernels::avx2::Avx2; 44, _ => crate::kernels::avx2::Avx2;
-    4, 32 => crate::kernels::avx2::Avx2;
-    8, 64 => crate::kernels::avx2::Avx2; 8, _ => crate::kernels::avx2::Avx2;
-    2, _ => crate::kernels::avx2::Avx2; 3, _ => crate::kernels::avx2::Avx2;
-    5, _ => crate::kernels::avx2::Avx2; 6, _ => crate::kernels::avx2::Avx2;
-    14, 32 => crate::kernels::avx2::Avx2; 24, 16 => crate::kernels::avx2::Avx2;);
-// Everything but the integer matmuls has eight lanes by contract; here it has thirty-two registers.
+isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"),
+    44, 64 => Avx2; 44, _ => Avx2;
+    4, 32 => Avx2;
+    8, 64 => Avx2; 8, _ => Avx2;
+    2, _ => Avx2; 3, _ => Avx2;
+    5, _ => Avx2; 6, _ => Avx2;
+    14, 32 => Avx2; 24, 16 => Avx2;);
+// Everything but the integer matmuls and attention keeps its eight lanes; here it has thirty-two registers.
 #[cfg(target_arch = "x86_64")]
-isa!(avx512, crate::kernels::avx2::Avx2,
+isa!(avx512, Avx2, Avx512,
     target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"),
-    44, 64 => crate::kernels::avx512::Avx512; 44, _ => crate::kernels::avx512::Avx512;
-    4, 32 => crate::kernels::avx512::Avx512;
-    8, 64 => crate::kernels::avx512::Avx512; 8, _ => crate::kernels::avx512::Avx512;
-    2, _ => crate::kernels::avx512::Avx512; 3, _ => crate::kernels::avx512::Avx512;
-    5, _ => crate::kernels::avx512::Avx512; 6, _ => crate::kernels::avx512::Avx512;
-    14, 32 => crate::kernels::avx512::Avx512; 24, 16 => crate::kernels::avx2::Avx2;);
+    44, 64 => Avx512; 44, _ => Avx512;
+    4, 32 => Avx512;
+    8, 64 => Avx512; 8, _ => Avx512;
+    2, _ => Avx512; 3, _ => Avx512;
+    5, _ => Avx512; 6, _ => Avx512;
+    14, 32 => Avx512; 24, 16 => Avx2;);

@@ -39,13 +39,14 @@ mod rows;
 mod scalar;
 mod scratch;
 mod simd;
+mod wide;
 
 /// Lanes of a dot, by contract, and rows of a dense weight matrix in one work unit.
 pub const LANES: usize = 8;
 /// Rows of a quantised weight matrix in one work unit.
 pub const QUANT_ROWS: usize = 16;
-/// Query rows of one attention tile.
-pub const TILE_ROWS: usize = 8;
+/// Queries of one attention tile, at most, unless a row has more.
+const TILE_QUERIES: usize = 32;
 /// Channels of one convolution unit.
 pub const CONV_CHANNELS: usize = 64;
 
@@ -226,10 +227,16 @@ pub fn units(kind: OpKind, attrs: &[u64]) -> usize {
         LinearQuant => at(2).div_ceil(QUANT_ROWS),
         ExpertLinearQuant => at(4).div_ceil(QUANT_ROWS),
         ExpertSort => 1,
-        Attention => at(2) * at(0).div_ceil(TILE_ROWS),
+        Attention => at(2) * at(0).div_ceil(tile_rows(attrs)),
         Conv | ConvSilu => at(1) * at(2).div_ceil(CONV_CHANNELS),
         GdnScan => at(2),
     }
+}
+
+/// Query rows of one attention tile.
+fn tile_rows(attrs: &[u64]) -> usize {
+    let group = (attrs[1] / attrs[2].max(1)).max(1) as usize;
+    (TILE_QUERIES / group).max(1)
 }
 
 /// Bytes of scratch one thread needs for an op: independent of position, and monotone in rows.
@@ -246,8 +253,8 @@ pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> usize {
             LinearQuant => quant_scratch(at(0), at(1), attrs[3]),
             ExpertLinearQuant => quant_scratch(at(0) * at(6), at(3), attrs[5]),
             Attention => {
-                let queries = at(0).min(TILE_ROWS) * (at(1) / at(2).max(1)).max(1);
-                let dim = pad(at(3));
+                let queries = at(0).min(tile_rows(attrs)) * (at(1) / at(2).max(1)).max(1);
+                let dim = at(3).next_multiple_of(2 * LANES);
                 // queries, accumulators, block accumulators; scores; a run of keys or values; three scalars a query.
                 4 * (queries * (3 * dim + ATTENTION_BLOCK + 4) + 32 * dim)
             }

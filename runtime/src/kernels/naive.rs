@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{ATTENTION_BLOCK, OpKind};
 
-use super::{CONV_CHANNELS, LANES, OpCall, QUANT_ROWS, RawOperand, TILE_ROWS};
+use super::{CONV_CHANNELS, LANES, OpCall, QUANT_ROWS, RawOperand, tile_rows};
 use crate::math::{E2M1_DOUBLED, e4m3, e8m0, exp, rope_angle, sigmoid, silu, softplus};
 
 /// Element `(r, h, i)` of a float operand, widened.
@@ -423,9 +423,10 @@ unsafe fn run_unit(call: &OpCall<'_>, u: usize) {
                 }
             }
             Attention => {
-                let tiles = n(0).div_ceil(TILE_ROWS);
+                let tile_rows = tile_rows(call.attrs);
+                let tiles = n(0).div_ceil(tile_rows);
                 let (kvh, tile, group) = (u / tiles, u % tiles, n(1) / n(2));
-                for r in tile * TILE_ROWS..(tile * TILE_ROWS + TILE_ROWS).min(n(0)) {
+                for r in tile * tile_rows..((tile + 1) * tile_rows).min(n(0)) {
                     (kvh * group..(kvh + 1) * group).for_each(|h| attention(call, r, h));
                 }
             }

@@ -1,0 +1,72 @@
+//! Vectors of one or more *eights*, for what the contract gives eight lanes.
+//!
+//! A dot over eight lanes fills half of a 512-bit register; here each eight belongs to another key. Where lanes are elements
+//! that do not meet (a weighted sum of values), the eights are simply consecutive.
+
+use super::rows::PerLane;
+use super::simd::Simd;
+
+/// See the module's doc. The safety conditions are those of [`Simd`].
+pub(crate) trait Wide: Copy + 'static {
+    /// The eight-lane set of the same machine.
+    type S: Simd;
+    /// [`Wide::EIGHTS`] times eight f32.
+    type V: Copy;
+    /// As many vectors as eight keys fill.
+    type Keys: PerLane<Self::V>;
+
+    /// Eights in a vector: 1 or 2.
+    const EIGHTS: usize;
+    /// Queries that meet eight keys at a time; what the registers hold.
+    const QUERIES: usize;
+
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn store(p: *mut f32, x: Self::V);
+    /// The same eight in every eight.
+    unsafe fn repeat(p: *const f32) -> Self::V;
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The trees of eight eights, in order.
+    unsafe fn trees(a: Self::Keys) -> <Self::S as Simd>::F;
+}
+
+impl<S: Simd> Wide for S {
+    type S = S;
+    type V = S::F;
+    type Keys = [S::F; 8];
+
+    const EIGHTS: usize = 1;
+    const QUERIES: usize = 1;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> S::F {
+        // SAFETY: the same condition (so for every method below).
+        unsafe { S::splat(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> S::F {
+        // SAFETY: as `splat`.
+        unsafe { S::load(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: S::F) {
+        // SAFETY: as `splat`.
+        unsafe { S::store(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn repeat(p: *const f32) -> S::F {
+        // SAFETY: as `splat`.
+        unsafe { S::load(p) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: S::F, b: S::F, c: S::F) -> S::F {
+        // SAFETY: as `splat`.
+        unsafe { S::fma(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn trees(a: [S::F; 8]) -> S::F {
+        // SAFETY: as `splat`.
+        unsafe { S::trees(a) }
+    }
+}
