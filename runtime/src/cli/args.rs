@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, Parser, Subcommand};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use loaf_formats::chat::Sampling;
 
 use super::Failure;
@@ -66,9 +66,24 @@ pub(super) struct ModelArgs {
     pub program: Option<PathBuf>,
 }
 
-#[derive(ClapArgs)]
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum BackendArg {
+    /// The CPU; the same bits everywhere
+    #[default]
+    Cpu,
+    /// The GPU, through MLX (Apple silicon, NVIDIA)
+    Mlx,
+    /// MLX's CPU device; slow, for comparing
+    MlxCpu,
+}
+
+#[derive(ClapArgs, Default)]
 pub(super) struct ComputeArgs {
-    /// Threads to compute with; results do not depend on it [default: one per physical core]
+    /// What to compute with
+    #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
+    pub backend: BackendArg,
+    /// Threads of the CPU backend; results do not depend on it [default: one per physical core]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Print timings and sizes on standard error

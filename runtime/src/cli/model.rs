@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::args::{ComputeArgs, ModelArgs};
+use super::args::{BackendArg, ComputeArgs, ModelArgs};
 use super::{Failure, Io};
+use crate::backend::Backend;
 use crate::builtin;
 use crate::kernels::Kernels;
 use crate::loaf::{Loaf, OpenError};
@@ -48,17 +49,38 @@ fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
     }
 }
 
-/// A session with the threads and kernels asked for.
+/// A session with the backend, threads and kernels asked for.
 pub(super) fn session<'a>(loaf: &'a Loaf, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session<'a>, Failure> {
-    let mut options = SessionOptions { kernels: kernels(io)?, ..SessionOptions::default() };
-    options.threads = compute.threads.map_or(options.threads, usize::from);
-    let isa = options.kernels.isa().name();
-    let session =
-        Session::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))?;
+    let session = match compute.backend {
+        BackendArg::Cpu => {
+            let mut options = SessionOptions { kernels: kernels(io)?, ..SessionOptions::default() };
+            options.threads = compute.threads.map_or(options.threads, usize::from);
+            Session::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))?
+        }
+        BackendArg::Mlx => Session::over(loaf, device(loaf, true)?),
+        BackendArg::MlxCpu => Session::over(loaf, device(loaf, false)?),
+    };
     if compute.verbose {
-        io.note(format_args!("loaf: {} threads, {isa} kernels, {}", session.threads(), loaf.id()));
+        io.note(format_args!("loaf: {}, {}", session.engine(), loaf.id()));
     }
     Ok(session)
+}
+
+/// What to do where MLX is not to be had.
+const USE_CPU: &str = "--backend cpu needs none of it";
+
+/// The MLX backend, on the GPU or on MLX's own CPU device.
+#[cfg(feature = "mlx")]
+fn device(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Backend + '_>, Failure> {
+    use crate::backend::mlx::{MlxBackend, MlxOptions};
+    let options = MlxOptions { gpu, activations: None, memory: None };
+    let backend = MlxBackend::open(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; {USE_CPU}")))?;
+    Ok(Box::new(backend))
+}
+
+#[cfg(not(feature = "mlx"))]
+fn device(_: &Loaf, _: bool) -> Result<Box<dyn Backend + '_>, Failure> {
+    Err(Failure::Runtime(format!("MLX: this loaf was built without it (feature 'mlx'; see 'make mlx'); {USE_CPU}")))
 }
 
 /// The loaf's tokenizer, if it has one.
