@@ -15,7 +15,7 @@ pub mod array;
 pub mod compile;
 pub mod delta;
 pub mod device;
-mod kernels;
+pub mod kernels;
 mod lower;
 pub mod sampling;
 mod values;
