@@ -7,8 +7,6 @@ use std::ops::Range;
 
 use loaf_formats::dtype::{DType, WeightFormat};
 
-use super::rows::Rows;
-use super::scalar::Scalar;
 use super::simd::{self, Simd, layout};
 use super::{LANES, OpCall, RawOperand};
 use crate::math;
@@ -545,7 +543,14 @@ pub(super) unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand],
                     S::store(out.add(i), S::mul(S::load_e4m3(p.add(i)), scale));
                 }
             }
-            WeightFormat::Affine { bits, group, .. } => decode_affine::<S>(bits, group, w, row, n, out),
+            WeightFormat::Affine { bits, group, .. } => match bits {
+                2 => decode_affine::<S, 2>(group, w, row, n, out),
+                3 => decode_affine::<S, 3>(group, w, row, n, out),
+                4 => decode_affine::<S, 4>(group, w, row, n, out),
+                5 => decode_affine::<S, 5>(group, w, row, n, out),
+                6 => decode_affine::<S, 6>(group, w, row, n, out),
+                _ => decode_affine::<S, 8>(group, w, row, n, out),
+            },
             WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => {
                 let (p, scales) = (w[0].at::<u32>(row, 0).cast::<u8>(), w[1].at::<u8>(row, 0));
                 let mx = format == WeightFormat::Mxfp4;
@@ -564,19 +569,23 @@ pub(super) unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand],
 }
 
 #[inline(always)]
-unsafe fn decode_affine<S: Simd>(bits: u8, group: u8, w: &[RawOperand], row: usize, n: usize, out: *mut f32) {
+unsafe fn decode_affine<S: Simd, const BITS: usize>(group: u8, w: &[RawOperand], row: usize, n: usize, out: *mut f32) {
     let group = usize::from(group);
-    // SAFETY: as `decode_row`; a row is whole groups, a group whole blocks of 32.
+    // SAFETY: as `decode_row`; a row is whole groups, a group whole eights.
     unsafe {
-        let p = w[0].at::<u32>(row, 0).cast::<u8>();
-        for i in (0..n).step_by(32) {
-            let (scale, bias) =
-                (S::splat(float::<S>(&w[1], row, i / group)), S::splat(float::<S>(&w[2], row, i / group)));
-            // The array implementation leaves codes in order.
-            let codes = Scalar::unpack(bits, p.add(i / 8 * usize::from(bits)), 0);
-            for j in (0..32).step_by(LANES) {
-                let eight: [i32; LANES] = std::array::from_fn(|l| codes[j + l].into());
-                S::store(out.add(i + j), S::fma(scale, S::to_float(S::load_i(eight.as_ptr())), bias));
+        let mut p = w[0].at::<u32>(row, 0).cast::<u8>().cast_const();
+        for g in 0..n / group {
+            let (scale, bias) = (S::splat(float::<S>(&w[1], row, g)), S::splat(float::<S>(&w[2], row, g)));
+            for i in (g * group..(g + 1) * group).step_by(LANES) {
+                let mut bytes = [0; 8];
+                std::ptr::copy_nonoverlapping(p, bytes.as_mut_ptr(), BITS);
+                let word = u64::from_le_bytes(bytes);
+                let mut codes = [0i32; LANES];
+                for j in 0..LANES {
+                    codes[j] = (word >> (j * BITS)) as i32 & ((1 << BITS) - 1);
+                }
+                S::store(out.add(i), S::fma(scale, S::to_float(S::load_i(codes.as_ptr())), bias));
+                p = p.add(BITS);
             }
         }
     }
