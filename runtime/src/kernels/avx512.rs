@@ -4,8 +4,10 @@
 
 use std::arch::x86_64::*;
 
+use loaf_formats::dtype::DType;
+
 use super::avx2::{Avx2, unpack32};
-use super::rows::Rows;
+use super::rows::{Rows, byte_scales};
 use super::simd::layout;
 use super::wide::Wide;
 
@@ -18,6 +20,13 @@ pub(crate) struct Avx512;
 unsafe fn pair(low: __m256i, high: __m256i) -> __m512i {
     // SAFETY: register operations.
     unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high) }
+}
+
+/// The mask of the first `n <= 16` lanes.
+#[inline(always)]
+fn first(n: usize) -> u16 {
+    debug_assert!(n <= 16);
+    ((1u32 << n) - 1) as u16
 }
 
 #[inline(always)]
@@ -37,6 +46,7 @@ impl Rows for Avx512 {
 
     const LANES: usize = 16;
     const TILE: usize = 6;
+    const STREAMED: usize = 4;
     const Q8_BIAS: i32 = 0;
 
     #[inline(always)]
@@ -51,9 +61,8 @@ impl Rows for Avx512 {
     }
     #[inline(always)]
     unsafe fn store_n(p: *mut f32, x: __m512, n: usize) {
-        debug_assert!(n <= 16);
         // SAFETY: masked lanes are not written.
-        unsafe { _mm512_mask_storeu_ps(p, (0xffff_u32 >> (16 - n)) as u16, x) }
+        unsafe { _mm512_mask_storeu_ps(p, first(n), x) }
     }
     #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
@@ -79,6 +88,24 @@ impl Rows for Avx512 {
     unsafe fn add_i(a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: as `splat`.
         unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m512i {
+        // SAFETY: as `load`; masked lanes are not read.
+        unsafe {
+            match dtype {
+                DType::U8 => Self::load_b(byte_scales::<16>(kind, row, g, n).as_ptr().cast()),
+                DType::F32 => _mm512_maskz_loadu_epi32(first(n), row.cast::<i32>().add(g)),
+                _ => {
+                    let halves = _mm256_maskz_loadu_epi16(first(n), row.cast::<i16>().add(g));
+                    if dtype == DType::F16 {
+                        _mm512_castps_si512(_mm512_cvtph_ps(halves))
+                    } else {
+                        _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))
+                    }
+                }
+            }
+        }
     }
     #[inline(always)]
     unsafe fn load_b(p: *const u8) -> __m512i {
@@ -226,6 +253,26 @@ impl Wide for Avx512 {
     unsafe fn store(p: *mut f32, x: __m512) {
         // SAFETY: as `load`.
         unsafe { _mm512_storeu_ps(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn load_n(p: *const f32, n: usize) -> __m512 {
+        // SAFETY: masked lanes are not read.
+        unsafe { _mm512_maskz_loadu_ps(first(n), p) }
+    }
+    #[inline(always)]
+    unsafe fn store_n(p: *mut f32, x: __m512, n: usize) {
+        // SAFETY: masked lanes are not written.
+        unsafe { _mm512_mask_storeu_ps(p, first(n), x) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_sub_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn repeat(p: *const f32) -> __m512 {

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use loaf_formats::dtype::{DType, WeightFormat};
 
-use super::simd::{self, Simd, layout};
+use super::simd::{self, Simd};
 use super::{LANES, OpCall, RawOperand};
 use crate::math;
 
@@ -588,36 +588,5 @@ unsafe fn decode_affine<S: Simd, const BITS: usize>(group: u8, w: &[RawOperand],
                 p = p.add(BITS);
             }
         }
-    }
-}
-
-/// Float parameters `g..g + n` of eight weight rows as eight vectors, one per group, a lane per row: scales as
-/// the integer matmul multiplies with them (halved for E2M1), or biases.
-#[inline(always)]
-pub(super) unsafe fn params<S: Simd>(
-    kind: u8,
-    o: &RawOperand,
-    rows: &[usize; LANES],
-    g: usize,
-    n: usize,
-) -> [S::F; LANES] {
-    // SAFETY: the caller names `n <= 8` groups of valid rows.
-    unsafe {
-        let mut by_row = [S::splat(0.0); LANES];
-        for i in 0..LANES {
-            let p = o.ptr.add(rows[i] * o.row_stride * o.dtype.bytes() as usize);
-            by_row[i] = match kind {
-                layout::E2M1 | layout::E2M1_HALVES => {
-                    let table = if kind == layout::E2M1 { &math::E8M0_HALVES } else { &math::E4M3_HALVES };
-                    let mut eight = [0.0; LANES];
-                    for j in 0..n {
-                        eight[j] = table[usize::from(*p.add(g + j))];
-                    }
-                    S::load(eight.as_ptr())
-                }
-                _ => floats::<S>(o.dtype, p, g, n),
-            };
-        }
-        S::transpose(by_row)
     }
 }

@@ -31,7 +31,7 @@ pub(super) fn quant_case(format: u64) -> Option<(u8, usize)> {
     }
 }
 
-/// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`], attention for one
+/// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`], attention and the scan for one
 /// [`super::wide::Wide`], under one attribute. The
 /// integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is a number, one for all
 /// the others where it is `_`.
@@ -66,7 +66,7 @@ macro_rules! isa {
                 ConvSilu = recurrent::conv_silu::<$simd>,
                 L2Norm = elementwise::l2_norm::<$simd>,
                 GdnGates = elementwise::gdn_gates::<$simd>,
-                GdnScan = recurrent::gdn_scan::<$simd>,
+                GdnScan = recurrent::gdn_scan::<$wide>,
                 SelectRows = elementwise::select_rows::<$simd>,
             );
 
@@ -144,7 +144,7 @@ isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"),
     2, _ => Avx2; 3, _ => Avx2;
     5, _ => Avx2; 6, _ => Avx2;
     14, 32 => Avx2; 24, 16 => Avx2;);
-// Everything but the integer matmuls and attention keeps its eight lanes; here it has thirty-two registers.
+// Everything but the integer matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers.
 #[cfg(target_arch = "x86_64")]
 isa!(avx512, Avx2, Avx512,
     target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"),

@@ -268,7 +268,7 @@ pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> usize {
 fn quant_scratch(x_rows: usize, inp: usize, format: u64) -> usize {
     let group = WeightFormat::from_code(format).and_then(|f| f.group()).unwrap_or(32) as usize;
     let padded = inp.next_multiple_of(128);
-    let groups = inp.div_ceil(group).next_multiple_of(LANES);
+    let groups = inp.div_ceil(group).next_multiple_of(16);
     x_rows * (padded + groups * 4) + 2 * QUANT_ROWS * padded + 4 * QUANT_ROWS * groups * 4
 }
 
