@@ -284,6 +284,7 @@ fn rank(candidates: &mut [Candidate], n: usize) {
 }
 
 /// A logit that arithmetic can stand: NaN is minus infinity, plus infinity the largest number.
+#[inline(always)]
 fn tame(x: f32) -> f32 {
     if x.is_nan() { f32::NEG_INFINITY } else { x.min(f32::MAX) }
 }
@@ -315,13 +316,13 @@ fn sum_exp(x: &[f32], max: f32) -> [f64; 8] {
     let mut lanes = [0.0f64; 8];
     let (whole, rest) = x.as_chunks::<8>();
     for chunk in whole {
-        let e = chunk.map(|x| exp(tame(x) - max));
-        for (lane, e) in lanes.iter_mut().zip(e) {
-            *lane += f64::from(e);
+        // No closure here: it would be a function of its own, compiled without the features.
+        for i in 0..8 {
+            lanes[i] += f64::from(exp(tame(chunk[i]) - max));
         }
     }
-    for (lane, x) in lanes.iter_mut().zip(rest) {
-        *lane += f64::from(exp(tame(*x) - max));
+    for i in 0..rest.len() {
+        lanes[i] += f64::from(exp(tame(rest[i]) - max));
     }
     lanes
 }
