@@ -12,6 +12,7 @@ pub mod kernels;
 pub mod loaf;
 pub mod math;
 pub mod memory;
+pub mod op_times;
 pub mod pool;
 mod replay;
 pub mod sample;
