@@ -5,6 +5,7 @@
 //! knows ops, and a plan says which.
 
 pub mod builtin;
+pub mod ceiling;
 pub mod chat;
 pub mod cli;
 pub mod generate;
