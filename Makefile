@@ -3,7 +3,7 @@ CARGO ?= cargo
 DEMO = "show the ten largest files under src" "replace foo with bar in every rust file" "how much disk space is free" \
        "compress the logs folder into backup.tar.gz" "undo the last commit but keep the changes"
 
-.PHONY: demo test fmt lint docs default-model verify-artifacts bench-kernels bench-bake
+.PHONY: demo test fmt lint docs default-model verify-artifacts bench-kernels bench-bake bench-peers
 
 demo:            ## Run the built-in default model on a handful of requests (needs Rust alone).
 	@$(CARGO) build --release -p loaf-runtime && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
@@ -25,6 +25,9 @@ default-model:   ## From generator to loaf: data, training (one GPU), bake, meas
 
 bench-kernels:   ## Bytes and operations per second of every kernel, on this machine.
 	$(CARGO) run --release --quiet -p loaf-runtime --example kernel_bench
+
+bench-peers:     ## Loaf beside llama.cpp, same weights, in turns (installs it; Linux; PEERS="--only dense" and more).
+	python3 bench/peers.py $(PEERS)
 
 verify-artifacts: ## Bake every published artifact again and compare its id with artifacts/lock.toml.
 	$(CARGO) run --release --quiet -p loaf-bake -- lock --check

@@ -5,6 +5,7 @@
 //! knows ops, and a plan says which.
 
 pub mod builtin;
+pub mod ceiling;
 pub mod chat;
 pub mod cli;
 pub mod generate;
@@ -12,6 +13,7 @@ pub mod kernels;
 pub mod loaf;
 pub mod math;
 pub mod memory;
+pub mod op_times;
 pub mod pool;
 mod replay;
 pub mod sample;

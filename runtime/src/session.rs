@@ -11,6 +11,7 @@ use loaf_formats::plan::{Phase, StateKind};
 use crate::kernels::Kernels;
 use crate::loaf::Loaf;
 use crate::memory::Reserved;
+use crate::op_times::OpTimes;
 use crate::pool::Pool;
 use crate::replay::{Bases, Replay, Scratch};
 
@@ -91,6 +92,8 @@ pub struct Session<'a> {
     pos: u32,
     /// Rows of the last prefill whose hidden state stands in IO.
     hidden_rows: u32,
+    /// Gathers what ops take, if somebody watches.
+    times: Option<OpTimes>,
 }
 
 // SAFETY: the addresses inside point into memory the session owns or borrows; nothing is tied to the thread that
@@ -138,6 +141,7 @@ impl<'a> Session<'a> {
             head,
             pos: 0,
             hidden_rows: 0,
+            times: None,
         })
     }
 
@@ -186,8 +190,9 @@ impl<'a> Session<'a> {
     pub fn decode(&mut self, id: u32) -> Result<&[f32], SessionError> {
         self.check(&[id])?;
         self.put_ids(&[id]);
+        let times = self.times.as_mut();
         // SAFETY: `check` bounded position and id; `self` owns all memory and is borrowed exclusively.
-        unsafe { self.decode.run(u64::from(self.pos), 1, &self.kernels, &self.pool, &mut self.scratch) };
+        unsafe { self.decode.run(u64::from(self.pos), 1, &self.kernels, &self.pool, &mut self.scratch, times) };
         self.pos += 1;
         Ok(self.logits())
     }
@@ -207,9 +212,17 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         self.put_ids(ids);
+        let times = self.times.as_mut();
         // SAFETY: `check` bounded position and ids, `fit` the rows; `self` owns all memory and is borrowed exclusively.
         unsafe {
-            self.prefill[fit].run(u64::from(self.pos), u64::from(n), &self.kernels, &self.pool, &mut self.scratch);
+            self.prefill[fit].run(
+                u64::from(self.pos),
+                u64::from(n),
+                &self.kernels,
+                &self.pool,
+                &mut self.scratch,
+                times,
+            );
         }
         self.pos += n;
         self.hidden_rows = n;
@@ -226,8 +239,9 @@ impl<'a> Session<'a> {
         if row >= self.hidden_rows {
             return None;
         }
+        let times = self.times.as_mut();
         // SAFETY: the row is one of the chunk's, so below the family's positions; memory as in `decode`.
-        unsafe { self.head.run(u64::from(row), 1, &self.kernels, &self.pool, &mut self.scratch) };
+        unsafe { self.head.run(u64::from(row), 1, &self.kernels, &self.pool, &mut self.scratch, times) };
         Some(self.logits())
     }
 
@@ -289,5 +303,33 @@ impl<'a> Session<'a> {
         self.pos = to;
         self.hidden_rows = 0;
         Ok(())
+    }
+
+    /// Makes the session as if `tokens` tokens had been evaluated, so that what follows can be timed at that position: cache rows
+    /// that were never written get one pattern, recurrent state stays as it is. What the session then says means nothing.
+    ///
+    /// # Errors
+    /// No room for so many tokens. The session is unchanged.
+    pub fn pretend(&mut self, tokens: u32) -> Result<(), SessionError> {
+        let plan = self.loaf.plan();
+        if tokens > plan.context {
+            return Err(SessionError::Full { context: plan.context, used: 0, wanted: tokens as usize });
+        }
+        for s in plan.states.iter().filter(|s| s.kind == StateKind::KvCache && s.row_bytes > 0) {
+            let row = s.row_bytes as usize;
+            let bytes = &mut self.state.bytes_mut()[s.offset as usize..][..s.bytes as usize];
+            for head in bytes.chunks_exact_mut(plan.context as usize * row) {
+                // A small normal number in either element type of a cache; positions so far keep what they hold.
+                head.chunks_exact_mut(row).take(tokens as usize).skip(self.pos as usize).for_each(|r| r.fill(0x2e));
+            }
+        }
+        self.pos = tokens;
+        self.hidden_rows = 0;
+        Ok(())
+    }
+
+    /// Begins to gather what ops take, or ends it; returns what was gathered since the last call.
+    pub fn watch_ops(&mut self, times: Option<OpTimes>) -> Option<OpTimes> {
+        std::mem::replace(&mut self.times, times)
     }
 }

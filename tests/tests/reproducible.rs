@@ -30,7 +30,7 @@ fn copy(from: &Path, to: &Path) {
 
 fn options() -> Vec<(&'static str, BuildOptions)> {
     let short = BuildOptions { context: Some(200), golden: Some(8), ..BuildOptions::default() };
-    let quant = QuantOptions { bits: Some(8), group: 64 };
+    let quant = QuantOptions { bits: Some(8), group: 64, ..QuantOptions::default() };
     vec![
         ("stories260k", short.clone()),
         ("stories260k", BuildOptions { quant, ..short.clone() }),

@@ -37,6 +37,8 @@ pub(super) enum Command {
     Chat(ChatArgs),
     /// Give the log-probability of every token of a text, and its perplexity.
     Score(ScoreArgs),
+    /// Measure how fast this machine replays a loaf, beside how fast it reads memory.
+    Bench(BenchArgs),
     /// Say what a loaf is and what it needs.
     Info(InfoArgs),
     /// Prove every byte of a loaf: all hashes, structure, tensors, tables; with --run, what it says.
@@ -50,6 +52,7 @@ impl Command {
             Command::Run(args) => &mut args.model,
             Command::Chat(args) => &mut args.model,
             Command::Score(args) => &mut args.model,
+            Command::Bench(args) => &mut args.model,
             Command::Info(args) => &mut args.model,
             Command::Verify(args) => &mut args.model,
         }
@@ -198,6 +201,32 @@ pub(super) struct ScoreArgs {
     #[arg(long)]
     pub decode: bool,
     /// Print one JSON object instead: ids, log_probs, tokens, log_prob, perplexity
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+#[derive(ClapArgs)]
+pub(super) struct BenchArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Tokens of the prompt, 0 for none [default: 512, or as many as fit]
+    #[arg(long, value_name = "N")]
+    pub prefill: Option<u32>,
+    /// Tokens generated one by one, 0 for none [default: 64, or as many as fit]
+    #[arg(long, value_name = "N")]
+    pub decode: Option<u32>,
+    /// Positions in use before what is measured; their cache is filled, not computed
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub context: u32,
+    /// Repetitions, after one that warms up
+    #[arg(long, value_name = "R", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeat: u32,
+    /// Print a row per kind of op: calls, time, bytes, speeds
+    #[arg(long)]
+    pub ops: bool,
+    /// Print one JSON object instead: prefill_tok_s, decode_tok_s (each median, min, max), read_ceiling_gb_s, ...
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
