@@ -11,9 +11,60 @@ use super::rows::{Rows, byte_scales};
 use super::simd::layout;
 use super::wide::Wide;
 
-/// Proof of nothing: use only inside functions compiled for, and run on, AVX-512 F, BW, DQ, VL and VNNI.
+/// Proof of nothing: use only inside functions compiled for, and run on, AVX-512 F, BW, DQ, VL and VNNI; and VBMI if
+/// `VBMI`.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512;
+pub(crate) struct Avx512<const VBMI: bool>;
+
+/// How 64 codes of 2, 3, 5 or 6 bits come out of `8 * bits` bytes: which byte goes where, then from which bit of its eight
+/// bytes each code starts. The order is [`Avx2`]'s.
+struct Gather {
+    bytes: [u8; 64],
+    shifts: [u8; 64],
+}
+
+impl Gather {
+    const fn new(bits: usize) -> Gather {
+        let mut out = Gather { bytes: [0; 64], shifts: [0; 64] };
+        let mut i = 0;
+        while i < 64 {
+            let (half, eight) = (i / 32, i / 8 % 4);
+            (out.bytes[i], out.shifts[i]) = if bits == 2 {
+                // Eight bytes hold 32 codes; an eight is one residue modulo 4.
+                ((half * 8 + i % 8) as u8, (8 * (i % 8) + 2 * eight) as u8)
+            } else {
+                let eight = half * 4 + [0, 2, 1, 3][eight];
+                // Bytes past the eight's own are shifted past.
+                ((eight * bits + i % 8) as u8 & 63, (bits * (i % 8)) as u8)
+            };
+            i += 1;
+        }
+        out
+    }
+}
+
+static GATHER_2: Gather = Gather::new(2);
+static GATHER_3: Gather = Gather::new(3);
+static GATHER_5: Gather = Gather::new(5);
+static GATHER_6: Gather = Gather::new(6);
+
+/// 64 codes of 2, 3, 5 or 6 bits.
+#[inline(always)]
+unsafe fn gather(kind: u8, p: *const u8) -> __m512i {
+    let (table, bytes) = match kind {
+        2 => (&GATHER_2, 16),
+        3 => (&GATHER_3, 24),
+        5 => (&GATHER_5, 40),
+        _ => (&GATHER_6, 48),
+    };
+    // SAFETY: reads the `8 * bits` bytes of the codes and whole tables.
+    unsafe {
+        let v = _mm512_maskz_loadu_epi8((1u64 << bytes) - 1, p.cast());
+        let v = _mm512_permutexvar_epi8(_mm512_loadu_si512(table.bytes.as_ptr().cast()), v);
+        let v = _mm512_multishift_epi64_epi8(_mm512_loadu_si512(table.shifts.as_ptr().cast()), v);
+        _mm512_and_si512(v, _mm512_set1_epi8((1 << kind) - 1))
+    }
+}
 
 /// Two vectors of 32 bytes as one.
 #[inline(always)]
@@ -35,7 +86,7 @@ unsafe fn load32(p: *const u8) -> __m256i {
     unsafe { _mm256_loadu_si256(p.cast()) }
 }
 
-impl Rows for Avx512 {
+impl<const VBMI: bool> Rows for Avx512<VBMI> {
     type F = __m512;
     type I = __m512i;
     type B = __m512i;
@@ -133,6 +184,7 @@ impl Rows for Avx512 {
                     let v = _mm512_srlv_epi64(v, _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4));
                     _mm512_and_si512(v, _mm512_set1_epi8(15))
                 }
+                2 | 3 | 5 | 6 if VBMI => gather(kind, p),
                 _ => pair(unpack32(kind, p), unpack32(kind, p.add(4 * layout::bits(kind)))),
             }
         }
@@ -231,7 +283,7 @@ impl Rows for Avx512 {
     }
 }
 
-impl Wide for Avx512 {
+impl Wide for Avx512<false> {
     type S = Avx2;
     type V = __m512;
     type Keys = [__m512; 4];

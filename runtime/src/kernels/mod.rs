@@ -180,7 +180,14 @@ impl Kernels {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512vnni");
-            has.then(|| Kernels { isa: Isa::Avx512, table: isa::avx512::table() })
+            has.then(|| {
+                let mut table = isa::avx512::table();
+                if is_x86_feature_detected!("avx512vbmi") {
+                    table[OpKind::LinearQuant as usize] = isa::avx512_vbmi::product;
+                    table[OpKind::ExpertLinearQuant as usize] = isa::avx512_vbmi::product;
+                }
+                Kernels { isa: Isa::Avx512, table }
+            })
         }
         #[cfg(not(target_arch = "x86_64"))]
         None
