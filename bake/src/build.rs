@@ -418,7 +418,7 @@ fn manifest(
             })
         })
         .collect();
-    Ok(json!({
+    let mut manifest = json!({
         "tool": concat!("bake ", env!("CARGO_PKG_VERSION")),
         "family": model.family,
         "source": { "files": files, "random_seed": options.random },
@@ -430,5 +430,9 @@ fn manifest(
         "weight_bytes": prepared.resolved.iter().map(Resolved::bytes).sum::<u64>(),
         "graphs": graphs,
         "config": checkpoint.config(),
-    }))
+    });
+    if !options.quant.rules.is_empty() {
+        manifest["options"]["quant_as"] = options.quant.rules.iter().map(ToString::to_string).collect();
+    }
+    Ok(manifest)
 }

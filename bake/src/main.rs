@@ -12,7 +12,7 @@ use loaf_bake::lock::{self, Lock, LockError};
 use loaf_bake::passes::{Pass, Pipeline};
 use loaf_bake::program;
 use loaf_bake::verify;
-use loaf_bake::weights::QuantOptions;
+use loaf_bake::weights::{QuantOptions, QuantRule};
 use loaf_bake::{bench, explain, graphs};
 use loaf_formats::container::{ArtifactId, Container, SectionKind, hex};
 use loaf_formats::dtype::DType;
@@ -159,6 +159,10 @@ struct ModelArgs {
     /// Weights per scale.
     #[arg(long, value_enum, default_value = "64")]
     group_size: Group,
+    /// Quantise the weights whose names fit PATTERN (* stands for any characters) to WIDTH (q2 .. q8, or none) instead,
+    /// such as 'model.embed_tokens.weight=q6'; may be given several times, the first that fits decides.
+    #[arg(long, value_name = "PATTERN=WIDTH")]
+    quant_as: Vec<QuantRule>,
     /// Positions a session has room for [default: the config's max_position_embeddings].
     #[arg(long)]
     context: Option<u32>,
@@ -240,7 +244,7 @@ impl ModelArgs {
             Quant::Q2 => Some(2),
         };
         BuildOptions {
-            quant: QuantOptions { bits, group: self.group_size as u64 },
+            quant: QuantOptions { bits, group: self.group_size as u64, rules: self.quant_as.clone() },
             context: self.context,
             chunks: self.chunk.clone(),
             kv: self.kv.map(|kv| match kv {

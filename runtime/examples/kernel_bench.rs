@@ -76,7 +76,7 @@ fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
         (0..pool.threads()).map(|_| vec![0u64; shared.1 / 8 + 16].leak().as_mut_ptr() as usize).collect();
     let mut best = f64::INFINITY;
     let begin = Instant::now();
-    while begin.elapsed().as_millis() < 300 {
+    while begin.elapsed().as_millis() < 150 {
         let start = now(pool.threads());
         let body = |range: Range<usize>, worker: usize| {
             let shared = &shared;
@@ -139,8 +139,10 @@ fn main() {
             let long = (64 << 20) / bytes(4096, 1) / 8 * 8;
             let large = time(&pool, &kernels, kind, &[1, 4096, long, format.code()]);
             let chunk = time(&pool, &kernels, kind, &[128, inp, out, format.code()]);
+            let few = [2, 3, 4, 6, 8].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]) * 1e6);
             println!(
-                "  {:<12} decode 3072x1024 {:6.1} GB/s ({:6.1} us), 64 MB {:6.1} GB/s; 128 rows {:6.1} GMAC/s",
+                "  {:<12} decode 3072x1024 {:6.1} GB/s ({:6.1} us), 64 MB {:6.1} GB/s; 128 rows {:6.1} GMAC/s; \
+                 2, 3, 4, 6, 8 rows {few:.0?} us",
                 format.to_string(),
                 bytes(inp, out) as f64 / small / 1e9,
                 small * 1e6,

@@ -15,4 +15,4 @@ config=()
 if [ -f ".mlx/$variant/config.toml" ]; then config=(--config ".mlx/$variant/config.toml"); fi
 # Products in full f32, where a GPU would round their factors to 11 bits by default.
 export MLX_ENABLE_TF32=0
-"${CARGO:-cargo}" ${config[@]+"${config[@]}"} test -p loaf-tests --features mlx --test backends --test mlx "$@"
+"${CARGO:-cargo}" ${config[@]+"${config[@]}"} test -p loaf-tests --features mlx --test backends --test mlx --test check "$@"

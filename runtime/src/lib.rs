@@ -6,6 +6,7 @@
 
 pub mod backend;
 pub mod builtin;
+pub mod ceiling;
 pub mod chat;
 pub mod cli;
 pub mod generate;
@@ -13,9 +14,11 @@ pub mod kernels;
 pub mod loaf;
 pub mod math;
 pub mod memory;
+pub mod op_times;
 pub mod pool;
 mod replay;
 pub mod sample;
 pub mod session;
 pub mod shell;
 pub mod tokenizer;
+pub mod trace;

@@ -42,6 +42,29 @@ pub fn exp(x: f32) -> f32 {
     p * power_of_two(half) * power_of_two(n.wrapping_sub(half))
 }
 
+/// Calls an `#[inline(always)]` function, compiled with fused multiply-adds in hardware where the CPU has them: without, each
+/// is a call, and a vocabulary's worth of [`exp`] takes longer than a small model's forward pass. The bits are the same.
+macro_rules! fused {
+    ($name:ident($($arg:ident: $type:ty),*) -> $out:ty) => {{
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn with_fma($($arg: $type),*) -> $out {
+                $name($($arg),*)
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                // SAFETY: the CPU has the features.
+                unsafe { with_fma($($arg),*) }
+            } else {
+                $name($($arg),*)
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        $name($($arg),*)
+    }};
+}
+pub(crate) use fused;
+
 /// `2^n` for `-126 <= n <= 127`; whatever the bits say outside (a NaN's garbage exponent).
 #[inline(always)]
 const fn power_of_two(n: i32) -> f32 {

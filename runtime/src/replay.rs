@@ -3,10 +3,13 @@
 //! Resolving turns (region, offset) into addresses and finds where each op's attributes stand. A replay sets the
 //! patched words and calls one kernel per record; it builds nothing and allocates nothing.
 
+use std::time::Instant;
+
 use loaf_formats::op::{MAX_OPERANDS, OpKind};
 use loaf_formats::plan::{Family, Region, Segment, records};
 
 use crate::kernels::{self, Kernels, OpCall, RawOperand};
+use crate::op_times::OpTimes;
 use crate::pool::Pool;
 
 /// Base addresses of the regions, each as long as the plan says.
@@ -117,15 +120,26 @@ impl<'a> Replay<'a> {
         most
     }
 
-    /// Runs the graph at position `p` with `n` rows.
+    /// Runs the graph at position `p` with `n` rows; `times` gathers what each op takes.
     ///
     /// # Safety
     /// `p + n <= family.positions`, `1 <= n <= family.max_rows`; the regions that were resolved are alive and nobody
     /// else uses state, arena and IO; ids in IO are below the vocabulary; `scratch` was made for
     /// [`Replay::scratch_bytes`] and at least as many workers as `pool` has.
-    pub unsafe fn run(&mut self, p: u64, n: u64, kernels: &Kernels, pool: &Pool, scratch: &mut Scratch) {
+    pub unsafe fn run(
+        &mut self,
+        p: u64,
+        n: u64,
+        kernels: &Kernels,
+        pool: &Pool,
+        scratch: &mut Scratch,
+        mut times: Option<&mut OpTimes>,
+    ) {
         let resolved = &mut self.segments[self.family.segment_at(p)];
         resolved.segment.patch(p, n, &mut resolved.words);
+        if let Some(times) = &mut times {
+            times.graph(&resolved.words);
+        }
         let memory = ScratchPtr(scratch.memory.ptr());
         let per_worker = scratch.per_worker;
         for op in &resolved.ops {
@@ -134,6 +148,7 @@ impl<'a> Replay<'a> {
                 operands: &resolved.operands[op.operands.clone()],
                 attrs: &resolved.words[op.attrs.clone()],
             });
+            let start = times.is_some().then(Instant::now);
             let kernel = kernels.get(op.kind);
             let units = kernels::units(op.kind, call.0.attrs);
             let body = |range: std::ops::Range<usize>, worker: usize| {
@@ -149,6 +164,9 @@ impl<'a> Replay<'a> {
                 body(0..units, 0);
             } else {
                 pool.run(units, &body);
+            }
+            if let (Some(times), Some(start)) = (&mut times, start) {
+                times.op(op.kind, start.elapsed());
             }
         }
     }

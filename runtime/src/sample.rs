@@ -253,9 +253,7 @@ impl Sampler {
             rank(candidates, top_k);
             candidates.truncate(top_k);
         }
-        for c in candidates.iter_mut() {
-            c.weight = exp((c.logit - max) / temperature);
-        }
+        crate::math::fused!(weigh(candidates: &mut [Candidate], max: f32, temperature: f32) -> ());
         if top_p < 1.0 {
             let total: f64 = candidates.iter().map(|c| f64::from(c.weight)).sum();
             let wanted = total * f64::from(top_p);
@@ -286,20 +284,55 @@ fn rank(candidates: &mut [Candidate], n: usize) {
 }
 
 /// A logit that arithmetic can stand: NaN is minus infinity, plus infinity the largest number.
+#[inline(always)]
 fn tame(x: f32) -> f32 {
     if x.is_nan() { f32::NEG_INFINITY } else { x.min(f32::MAX) }
 }
 
 /// Id and value of the best logit, the lower id of equals; `None` if all are NaN or minus infinity.
 pub fn best(logits: &[f32]) -> Option<(u32, f32)> {
-    let mut best = (0, f32::NEG_INFINITY);
-    // Comparisons with NaN are false.
-    for (id, &x) in (0u32..).zip(logits) {
-        if x > best.1 {
-            best = (id, x);
+    let max = crate::math::fused!(largest(logits: &[f32]) -> f32);
+    let id = logits.iter().position(|x| *x == max)?;
+    (max > f32::NEG_INFINITY).then_some((id as u32, tame(max)))
+}
+
+/// The largest of `x`, minus infinity if there is none; comparisons with NaN are false.
+#[inline(always)]
+fn largest(x: &[f32]) -> f32 {
+    let larger = |m: f32, x: f32| if x > m { x } else { m };
+    let mut lanes = [f32::NEG_INFINITY; 32];
+    let (whole, rest) = x.as_chunks::<32>();
+    for chunk in whole {
+        for (m, x) in lanes.iter_mut().zip(chunk) {
+            *m = larger(*m, *x);
         }
     }
-    (best.1 > f32::NEG_INFINITY).then_some((best.0, tame(best.1)))
+    lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, larger)
+}
+
+/// Sums of `exp(x - max)` over every eighth element.
+#[inline(always)]
+fn sum_exp(x: &[f32], max: f32) -> [f64; 8] {
+    let mut lanes = [0.0f64; 8];
+    let (whole, rest) = x.as_chunks::<8>();
+    for chunk in whole {
+        // No closure here: it would be a function of its own, compiled without the features.
+        for i in 0..8 {
+            lanes[i] += f64::from(exp(tame(chunk[i]) - max));
+        }
+    }
+    for i in 0..rest.len() {
+        lanes[i] += f64::from(exp(tame(rest[i]) - max));
+    }
+    lanes
+}
+
+/// The weight of every candidate.
+#[inline(always)]
+fn weigh(candidates: &mut [Candidate], max: f32, temperature: f32) {
+    for c in candidates {
+        c.weight = exp((c.logit - max) / temperature);
+    }
 }
 
 /// Natural logarithm of the probability of `id` under `logits`, untouched by any sampling option:
@@ -308,13 +341,7 @@ pub fn best(logits: &[f32]) -> Option<(u32, f32)> {
 /// Minus infinity for an id that has none; `None` if all logits are NaN or minus infinity.
 pub fn log_prob(logits: &[f32], id: u32) -> Option<f64> {
     let (_, max) = best(logits)?;
-    let mut lanes = [0.0f64; 8];
-    for chunk in logits.chunks(8) {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(exp(tame(*x) - max));
-        }
-    }
-    let sum: f64 = lanes.iter().sum();
+    let sum: f64 = crate::math::fused!(sum_exp(logits: &[f32], max: f32) -> [f64; 8]).iter().sum();
     let x = logits.get(id as usize).map_or(f32::NEG_INFINITY, |x| tame(*x));
     Some(f64::from(x) - f64::from(max) - libm::log(sum))
 }

@@ -15,6 +15,7 @@ use crate::backend::{Backend, Failure};
 use crate::kernels::Kernels;
 use crate::loaf::Loaf;
 use crate::memory::Reserved;
+use crate::op_times::OpTimes;
 use crate::pool::Pool;
 use crate::replay::{Bases, Replay, Scratch};
 use crate::sample::SamplerOptions;
@@ -95,6 +96,8 @@ struct Cpu<'a> {
     decode: Replay<'a>,
     prefill: Vec<Replay<'a>>,
     head: Replay<'a>,
+    /// Gathers what ops take, if somebody watches.
+    times: Option<OpTimes>,
 }
 
 // SAFETY: the addresses inside point into memory it owns or borrows; nothing is tied to the thread that made it.
@@ -145,7 +148,7 @@ impl<'a> Session<'a> {
         let scratch = Scratch::new(per_worker, pool.threads())
             .map_err(|e| SessionError::Memory((per_worker * pool.threads()) as u64, e))?;
         let kernels = options.kernels;
-        let cpu = Cpu { kernels, pool, scratch, state, _arena: arena, io, decode, prefill, head };
+        let cpu = Cpu { kernels, pool, scratch, state, _arena: arena, io, decode, prefill, head, times: None };
         Ok(Session::of(loaf, Engine::Cpu(cpu)))
     }
 
@@ -172,6 +175,19 @@ impl<'a> Session<'a> {
     /// The loaf this session replays.
     pub fn loaf(&self) -> &'a Loaf {
         self.loaf
+    }
+
+    /// Worker threads; 1 for engines that are no CPU.
+    pub fn threads(&self) -> usize {
+        match &self.engine {
+            Engine::Cpu(cpu) => cpu.pool.threads(),
+            Engine::Device(_) => 1,
+        }
+    }
+
+    /// Whether tokens can be chosen where the logits are.
+    pub fn can_sample(&self) -> bool {
+        matches!(self.engine, Engine::Device(_))
     }
 
     /// What computes, for reports.
@@ -323,6 +339,43 @@ impl<'a> Session<'a> {
         self.hidden_rows = 0;
         Ok(())
     }
+
+    /// Makes the session as if `tokens` tokens had been evaluated, so that what follows can be timed at that position: cache rows
+    /// that were never written get one pattern (on the CPU; other engines' are zero), recurrent state stays as it is. What the session
+    /// then says means nothing.
+    ///
+    /// # Errors
+    /// No room for so many tokens. The session is unchanged.
+    pub fn pretend(&mut self, tokens: u32) -> Result<(), SessionError> {
+        let plan = self.loaf.plan();
+        if tokens > plan.context {
+            return Err(SessionError::Full { context: plan.context, used: 0, wanted: tokens as usize });
+        }
+        let caches = plan.states.iter().filter(|s| s.kind == StateKind::KvCache && s.row_bytes > 0);
+        let Engine::Cpu(cpu) = &mut self.engine else {
+            self.pos = tokens;
+            return Ok(());
+        };
+        for s in caches {
+            let row = s.row_bytes as usize;
+            let bytes = &mut cpu.state.bytes_mut()[s.offset as usize..][..s.bytes as usize];
+            for head in bytes.chunks_exact_mut(plan.context as usize * row) {
+                // A small normal number in either element type of a cache; positions so far keep what they hold.
+                head.chunks_exact_mut(row).take(tokens as usize).skip(self.pos as usize).for_each(|r| r.fill(0x2e));
+            }
+        }
+        self.pos = tokens;
+        self.hidden_rows = 0;
+        Ok(())
+    }
+
+    /// Begins to gather what ops take, or ends it; returns what was gathered since the last call. The CPU alone can tell.
+    pub fn watch_ops(&mut self, times: Option<OpTimes>) -> Option<OpTimes> {
+        match &mut self.engine {
+            Engine::Cpu(cpu) => std::mem::replace(&mut cpu.times, times),
+            Engine::Device(_) => None,
+        }
+    }
 }
 
 /// Choosing tokens where the logits are, for backends that can.
@@ -374,24 +427,27 @@ impl Cpu<'_> {
     /// The session has checked position and id.
     fn decode(&mut self, loaf: &Loaf, pos: u32, id: u32) {
         self.put_ids(loaf, &[id]);
+        let times = self.times.as_mut();
         // SAFETY: the session bounded position and id; `self` owns all memory and is borrowed exclusively.
-        unsafe { self.decode.run(u64::from(pos), 1, &self.kernels, &self.pool, &mut self.scratch) };
+        unsafe { self.decode.run(u64::from(pos), 1, &self.kernels, &self.pool, &mut self.scratch, times) };
     }
 
     /// The session has checked position, ids, and that they are 1 to a chunk.
     fn prefill(&mut self, loaf: &Loaf, pos: u32, ids: &[u32]) {
         let n = ids.len() as u64;
         self.put_ids(loaf, ids);
+        let times = self.times.as_mut();
         if let Some(fit) = self.prefill.iter_mut().find(|r| u64::from(r.family.max_rows) >= n) {
             // SAFETY: the session bounded position and ids, `fit` the rows; memory as in `decode`.
-            unsafe { fit.run(u64::from(pos), n, &self.kernels, &self.pool, &mut self.scratch) };
+            unsafe { fit.run(u64::from(pos), n, &self.kernels, &self.pool, &mut self.scratch, times) };
         }
     }
 
     /// The session has checked that the last prefill had this row.
     fn head(&mut self, row: u32) {
+        let times = self.times.as_mut();
         // SAFETY: the row is one of the chunk's, so below the family's positions; memory as in `decode`.
-        unsafe { self.head.run(u64::from(row), 1, &self.kernels, &self.pool, &mut self.scratch) };
+        unsafe { self.head.run(u64::from(row), 1, &self.kernels, &self.pool, &mut self.scratch, times) };
     }
 
     fn reset(&mut self, loaf: &Loaf) {

@@ -7,7 +7,10 @@ use loaf_runtime::loaf::Loaf;
 use loaf_tests::{Expected, assert_bits, bake, decode_logits, fixtures, prefill_logits, session, stories};
 
 fn quantised(bits: u8, group: u64) -> BuildOptions {
-    BuildOptions { quant: QuantOptions { bits: Some(bits), group }, ..BuildOptions::default() }
+    BuildOptions {
+        quant: QuantOptions { bits: Some(bits), group, ..QuantOptions::default() },
+        ..BuildOptions::default()
+    }
 }
 
 /// Plays the prompt in every way and compares with the scalar kernels, one thread, token by token.

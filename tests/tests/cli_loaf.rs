@@ -396,6 +396,31 @@ fn a_closed_pipe_is_a_quiet_end() {
 }
 
 #[test]
+fn bench_counts_what_the_plan_says() {
+    for model in [text(&models().plain), text(&models().recurrent)] {
+        let args =
+            ["bench", "-m", model, "--prefill", "9", "--decode", "2", "--context", "4", "--repeat", "2", "--ops"];
+        let bench = loaf(&[&args[..], &["--json"]].concat()).json();
+        for part in ["prefill_tok_s", "decode_tok_s"] {
+            let [min, median, max] = ["min", "median", "max"].map(|k| bench[part][k].as_f64().unwrap());
+            assert!(0.0 < min && min <= median && median <= max, "{part}");
+        }
+        assert!(bench["read_ceiling_gb_s"].as_f64().unwrap() > 0.0);
+        let bytes: u64 =
+            bench["ops"]["decode"].as_array().unwrap().iter().map(|op| op["bytes"].as_u64().unwrap()).sum();
+        let per_token = &bench["decode_bytes_per_token"];
+        let expected: u64 = ["weights", "state", "activations"].iter().map(|k| per_token[k].as_u64().unwrap()).sum();
+        // Each of the three was rounded down.
+        assert!((2 * expected..2 * expected + 6).contains(&bytes), "{bytes} {expected}");
+        assert!(loaf(&args).out.contains("linear_"));
+        let none = loaf(&["bench", "-m", model, "--prefill", "0", "--decode", "0", "--json"]).json();
+        assert!(none["prefill_tok_s"].is_null() && none["decode_tok_s"].is_null());
+    }
+    let too_much = loaf(&["bench", "-m", text(&models().plain), "--context", "200", "--prefill", "57"]);
+    assert!(too_much.error(2).contains("at most 56 tokens"));
+}
+
+#[test]
 fn help_is_an_answer() {
     for args in [&["--help"][..], &["run", "--help"], &["--version"]] {
         let ran = loaf(args);

@@ -32,7 +32,11 @@ fn verify_run(file: &Path) -> (u8, String, String) {
 }
 
 fn options(tokens: u32, quant: Option<(u8, u64)>) -> BuildOptions {
-    let quant = quant.map_or(QuantOptions::default(), |(bits, group)| QuantOptions { bits: Some(bits), group });
+    let quant = quant.map_or(QuantOptions::default(), |(bits, group)| QuantOptions {
+        bits: Some(bits),
+        group,
+        ..QuantOptions::default()
+    });
     BuildOptions { golden: Some(tokens), context: Some(64), quant, ..BuildOptions::default() }
 }
 

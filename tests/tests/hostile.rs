@@ -120,7 +120,7 @@ impl Base {
         fs::write(source.join("chat_template.jinja"), template).expect("a writable folder");
         let out = dir.path().join("base.loaf");
         let options = BuildOptions {
-            quant: QuantOptions { bits: Some(8), group: 32 },
+            quant: QuantOptions { bits: Some(8), group: 32, ..QuantOptions::default() },
             context: Some(32),
             chunks: vec![8],
             random: Some(1),

@@ -13,7 +13,11 @@ use loaf_runtime::kernels::Kernels;
 use loaf_tests::{Baked, Expected, bake, decode_logits, fixture, fixtures, max_diff, session, stories};
 
 fn options(quant: Option<(u8, u64)>, kv: DType) -> BuildOptions {
-    let quant = quant.map_or(QuantOptions::default(), |(bits, group)| QuantOptions { bits: Some(bits), group });
+    let quant = quant.map_or(QuantOptions::default(), |(bits, group)| QuantOptions {
+        bits: Some(bits),
+        group,
+        ..QuantOptions::default()
+    });
     BuildOptions { quant, kv: Some(kv), ..BuildOptions::default() }
 }
 

@@ -1,12 +1,15 @@
 //! The same input gives the same bytes, wherever it lies, however many threads bake it, whatever was baked before.
 //!
 //! Debug or release and the instruction set do not matter either: every float that goes into a file comes from IEEE operations that
-//! Rust neither reorders nor contracts, or from the platform's `pow` (rotary frequencies, attention scales), which is
-//! the same library in every profile; golden ids end where rounding could decide. One test binary is one build, so
-//! that part is held by the lock file: its ids must come out of every build that runs `bake lock --check`.
+//! Rust neither reorders nor contracts, or from the platform's `pow` (rotary frequencies, attention scales), whose
+//! results are rounded to f32; golden ids end where rounding could decide, and replay gives the same bits on every instruction set
+//! (`bit_exact.rs`). One test binary is one build, so that part is held by the lock file: `bake/tests/reproducible.rs`
+//! bakes its artifacts in the debug profile, `make verify-artifacts` in the release profile, and both must meet its ids. The clock is
+//! nowhere read: `clippy.toml` forbids it.
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use loaf_bake::build::{BuildOptions, Silent, build};
 use loaf_bake::lock::{self, Lock};
@@ -17,13 +20,17 @@ fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a writable folder");
     for entry in fs::read_dir(from).expect("a fixture") {
         let entry = entry.expect("an entry");
-        fs::copy(entry.path(), to.join(entry.file_name())).expect("a copy");
+        let copied = to.join(entry.file_name());
+        fs::copy(entry.path(), &copied).expect("a copy");
+        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        let file = fs::File::options().write(true).open(copied).expect("a copy that may be written");
+        file.set_modified(long_ago).expect("a file system with times");
     }
 }
 
 fn options() -> Vec<(&'static str, BuildOptions)> {
     let short = BuildOptions { context: Some(200), golden: Some(8), ..BuildOptions::default() };
-    let quant = QuantOptions { bits: Some(8), group: 64 };
+    let quant = QuantOptions { bits: Some(8), group: 64, ..QuantOptions::default() };
     vec![
         ("stories260k", short.clone()),
         ("stories260k", BuildOptions { quant, ..short.clone() }),

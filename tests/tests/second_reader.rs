@@ -115,6 +115,40 @@ fn the_committed_vector_is_what_is_baked_and_read_today() {
     assert_eq!(second(&vector("tiny.loaf")), expected);
 }
 
+/// An interpreter with these packages, as pinned for the fixtures. It lives beside the build, is made once, and is made again when
+/// the pins change. `None`, with a line that says so, if the package index is out of reach.
+fn python_with(packages: &[&str]) -> Option<PathBuf> {
+    let pins = fixture("requirements.txt");
+    let wanted = fs::read_to_string(&pins).expect("committed") + &packages.join(" ");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    // Whoever comes second waits here, and finds the folder made.
+    let lock = fs::File::create(folder.join("python.lock")).expect("a writable folder");
+    lock.lock().expect("a lock");
+    let (venv, made) = (folder.join("python"), folder.join("python/made-from.txt"));
+    let interpreter = venv.join("bin/python");
+    if fs::read_to_string(&made).is_ok_and(|text| text == wanted) {
+        return Some(interpreter);
+    }
+    let output =
+        Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv).output().expect("python3 is installed");
+    assert!(output.status.success(), "python3 -m venv: {}", String::from_utf8_lossy(&output.stderr));
+    let mut pip = Command::new(&interpreter);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--constraint"])
+        .arg(&pins)
+        .args(packages);
+    let output = pip.output().expect("an interpreter");
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr);
+        let unreachable =
+            ["connection broken", "from versions: none", "Could not fetch URL"].iter().any(|s| why.contains(s));
+        assert!(unreachable, "pip: {why}");
+        println!("skipped: pip cannot reach its index, so a loaf is not opened with the Python packages {packages:?}");
+        return None;
+    }
+    fs::write(made, wanted).expect("a writable folder");
+    Some(interpreter)
+}
+
 #[test]
 fn the_safetensors_packages_find_the_weights_by_name() {
     let baked = bake("stories260k", &BuildOptions::default());
@@ -131,13 +165,11 @@ fn the_safetensors_packages_find_the_weights_by_name() {
     }
     assert!(found > 10, "{found} of {} tensors keep their names", source.names().len());
 
-    if !python(&["-c", "import safetensors, numpy"]).status.success() {
-        println!("skipped: the Python packages safetensors and numpy are not installed");
-        return;
-    }
+    let Some(python) = python_with(&["safetensors", "numpy"]) else { return };
     let script = "import sys; from safetensors import safe_open\n\
                   f = safe_open(sys.argv[1], 'np'); print(len([k for k in f.keys() if f.get_tensor(k) is not None]))";
-    let output = python(&["-c", script, baked.path.to_str().expect("UTF-8")]);
+    let output = Command::new(python).args(["-c", script]).arg(&baked.path).output().expect("an interpreter");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let count: usize = String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number");
     assert_eq!(count, theirs.names().len());
 }

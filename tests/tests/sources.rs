@@ -17,8 +17,8 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 
-const Q4: QuantOptions = QuantOptions { bits: Some(4), group: 32 };
-const DENSE: QuantOptions = QuantOptions { bits: None, group: 64 };
+const Q4: QuantOptions = QuantOptions { bits: Some(4), group: 32, rules: Vec::new() };
+const DENSE: QuantOptions = QuantOptions { bits: None, group: 64, rules: Vec::new() };
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
@@ -368,10 +368,27 @@ fn routers_are_8_bit_and_small_tensors_stay_dense() {
     let formats: Vec<_> = found.weights.iter().map(|w| w.format.to_string()).collect();
     assert_eq!(formats, ["q8g64/f32", "q4g32/f32", "f32", "f32", "f32"]);
     assert_eq!(found.unused, ["model.extra.weight"]);
+    let ruled = |rules: &[&str]| {
+        let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        let quant = QuantOptions { rules, ..Q4 };
+        let drawn =
+            resolve_random(&decls, &quant, DType::F32, 1).map(|w| w.iter().map(|w| w.format.to_string()).collect());
+        let read: Result<Vec<_>, _> =
+            resolve(&checkpoint, &decls, &quant).map(|r| r.weights.iter().map(|w| w.format.to_string()).collect());
+        assert_eq!(read.as_ref().ok(), drawn.as_ref().ok());
+        read.map_err(|e| e.to_string())
+    };
+    // The first rule that fits decides; vectors stay dense under any; a rule about nothing is a mistake.
+    let rules = ["model.q*=q6", "model.gate.weight=none", "*=q2"];
+    assert_eq!(ruled(&rules).unwrap(), ["f32", "q6g32/f32", "f32", "f32", "f32"]);
+    assert!(ruled(&["model.k.weight=q6"]).unwrap_err().contains("model.k.weight=q6"));
     let stored = collect(&found.weights);
     assert_eq!(stored["model.conv1d.weight"], tensors["model.conv1d.weight"].2);
     assert_eq!(found.weights[4].stored[0].shape, [32, 4]);
-    for bad in [QuantOptions { bits: Some(7), group: 64 }, QuantOptions { bits: Some(4), group: 48 }] {
+    for bad in [
+        QuantOptions { bits: Some(7), group: 64, rules: Vec::new() },
+        QuantOptions { bits: Some(4), group: 48, rules: Vec::new() },
+    ] {
         assert!(matches!(resolve(&checkpoint, &decls, &bad), Err(Error::Options(_))));
     }
 }

@@ -33,7 +33,7 @@ fn prompts_tokenise_as_the_reference_does() {
 /// Coherent means: the unquantised model finds the eight-bit model's story about as likely as its own.
 #[test]
 fn eight_bits_still_tell_a_coherent_story() {
-    let quant = QuantOptions { bits: Some(8), group: 64 };
+    let quant = QuantOptions { bits: Some(8), group: 64, ..QuantOptions::default() };
     let eight = bake("stories260k", &BuildOptions { quant, kv: Some(DType::F16), ..BuildOptions::default() });
     let full = bake("stories260k", &BuildOptions::default());
     let tokenizer = Tokenizer::open(full.loaf.tokenizer_section().expect("a tokenizer")).expect("valid tables");

@@ -19,9 +19,10 @@ use std::sync::Arc;
 use loaf_formats::dtype::{DType, WeightFormat};
 
 use crate::checkpoint::{Error, Shard};
+use options::WIDTHS;
 
 pub use loaf_recipes::model::{WeightClass, WeightDecl};
-pub use options::QuantOptions;
+pub use options::{QuantOptions, QuantRule};
 pub use produce::{BLOCK_BYTES, ProduceError, produce};
 pub use random::resolve_random;
 pub use resolve::{Resolution, resolve};
@@ -131,23 +132,30 @@ pub(crate) fn stored_tensors(name: &str, format: WeightFormat, shape: &[u64]) ->
 }
 
 /// How a weight that is dense in `dtype` will be stored.
-fn target_format(class: WeightClass, in_dim: u64, dtype: DType, quant: &QuantOptions) -> WeightFormat {
+fn target_format(decl: &WeightDecl, dtype: DType, quant: &QuantOptions) -> WeightFormat {
     let dense = WeightFormat::Dense(dtype);
-    let (bits, group) = match (class, quant.bits) {
+    let in_dim = decl.shape.last().copied().unwrap_or(0);
+    // `QuantOptions` were checked: the group is at most 128.
+    let group = quant.group as u8;
+    let rule = quant.rules.iter().find(|rule| rule.fits(&decl.name)).map(|rule| rule.bits);
+    let (bits, group) = match (decl.class, rule.unwrap_or(quant.bits)) {
         (_, None) | (WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector, _) => return dense,
-        (WeightClass::Router, Some(_)) => (8, 64),
-        // `QuantOptions` were checked: the group is at most 128.
-        (_, Some(bits)) => (bits, quant.group as u8),
+        (WeightClass::Router, Some(_)) if rule.is_none() => (8, 64),
+        (_, Some(bits)) => (bits, group),
     };
     let affine = WeightFormat::Affine { bits, group, params: dtype };
     if affine.divides(in_dim) { affine } else { dense }
 }
 
-/// Refuses options that MLX's affine packing does not have.
-fn check_options(quant: &QuantOptions) -> Result<(), Error> {
-    let Some(bits) = quant.bits else { return Ok(()) };
-    if !matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) {
+/// Refuses options that MLX's affine packing does not have, and rules that are about no weight.
+fn check_options(decls: &[WeightDecl], quant: &QuantOptions) -> Result<(), Error> {
+    let widths = quant.rules.iter().map(|rule| rule.bits).chain([quant.bits]);
+    if let Some(bits) = widths.flatten().find(|bits| !WIDTHS.contains(bits)) {
         return Err(Error::Options(format!("cannot quantise to {bits} bits: choose 2, 3, 4, 5, 6 or 8")));
+    }
+    let idle = |rule: &&QuantRule| !decls.iter().any(|decl| rule.fits(&decl.name));
+    if let Some(rule) = quant.rules.iter().find(idle) {
+        return Err(Error::Options(format!("no weight's name fits {rule}")));
     }
     if !matches!(quant.group, 32 | 64 | 128) {
         return Err(Error::Options(format!("cannot quantise in groups of {}: choose 32, 64 or 128", quant.group)));

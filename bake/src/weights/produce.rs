@@ -240,7 +240,7 @@ mod tests {
         std::fs::write(dir.path().join("config.json"), "{}").unwrap();
         std::fs::write(dir.path().join("model.safetensors"), &file).unwrap();
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
-        let q3 = QuantOptions { bits: Some(3), group: 64 };
+        let q3 = QuantOptions { bits: Some(3), group: 64, rules: Vec::new() };
         let copied = resolve(&checkpoint, &[decl(rows, inp)], &QuantOptions::default()).unwrap().weights;
         let quantised = resolve(&checkpoint, &[decl(rows, inp)], &q3).unwrap().weights;
         let drawn = resolve_random(&[decl(9 * rows, inp)], &q3, DType::BF16, 3).unwrap();

@@ -37,7 +37,7 @@ pub fn resolve_random(
     dense_dtype: DType,
     seed: u64,
 ) -> Result<Vec<Resolved>, Error> {
-    check_options(quant)?;
+    check_options(decls, quant)?;
     if !dense_dtype.is_float() {
         return Err(Error::Options(format!("random weights cannot be {dense_dtype}: choose f32, f16 or bf16")));
     }
@@ -46,7 +46,7 @@ pub fn resolve_random(
 
 fn resolve_one(decl: &WeightDecl, quant: &QuantOptions, dtype: DType, seed: u64) -> Result<Resolved, Error> {
     let in_dim = decl.shape.last().copied().unwrap_or(0);
-    let format = target_format(decl.class, in_dim, dtype, quant);
+    let format = target_format(decl, dtype, quant);
     let Some(stored) = stored_tensors(&decl.name, format, &decl.shape) else {
         return Err(Error::Options(format!("weight {}: {:?} cannot be stored as {format}", decl.name, decl.shape)));
     };

@@ -29,7 +29,7 @@ pub struct Resolution {
 /// A missing tensor with every name that was tried; a wrong shape or type with what was expected and found; a
 /// quantisation that disagrees with config.json; options that no format has.
 pub fn resolve(checkpoint: &Checkpoint, decls: &[WeightDecl], quant: &QuantOptions) -> Result<Resolution, Error> {
-    check_options(quant)?;
+    check_options(decls, quant)?;
     let mut used = BTreeSet::new();
     let weights = decls.iter().map(|d| resolve_one(checkpoint, d, quant, &mut used)).collect::<Result<_, _>>()?;
     let head_declared = decls.iter().any(|d| d.name == "lm_head.weight");
@@ -72,8 +72,7 @@ fn resolve_one(
     let streams: Vec<Stretches> = (0..first.tensors.len()).map(|i| stretches(&found, i)).collect();
     let (format, origin) = match first.format {
         WeightFormat::Dense(dtype) => {
-            let in_dim = decl.shape.last().copied().unwrap_or(0);
-            let target = target_format(decl.class, in_dim, dtype, quant);
+            let target = target_format(decl, dtype, quant);
             match (target, streams.into_iter().next()) {
                 (WeightFormat::Affine { .. }, Some(source)) => (target, Origin::Quantise { source, dtype }),
                 (_, source) => (target, Origin::Copy(source.into_iter().collect())),

@@ -37,6 +37,10 @@ pub(super) enum Command {
     Chat(ChatArgs),
     /// Give the log-probability of every token of a text, and its perplexity.
     Score(ScoreArgs),
+    /// Measure how fast this machine replays a loaf, beside how fast it reads memory.
+    Bench(BenchArgs),
+    /// Compare engines op by op on a prompt; exit code 1 if any result diverges.
+    Check(CheckArgs),
     /// Say what a loaf is and what it needs.
     Info(InfoArgs),
     /// Prove every byte of a loaf: all hashes, structure, tensors, tables; with --run, what it says.
@@ -50,6 +54,8 @@ impl Command {
             Command::Run(args) => &mut args.model,
             Command::Chat(args) => &mut args.model,
             Command::Score(args) => &mut args.model,
+            Command::Bench(args) => &mut args.model,
+            Command::Check(args) => &mut args.model,
             Command::Info(args) => &mut args.model,
             Command::Verify(args) => &mut args.model,
         }
@@ -217,6 +223,60 @@ pub(super) struct ScoreArgs {
     pub json: bool,
     #[command(flatten)]
     pub compute: ComputeArgs,
+}
+
+#[derive(ClapArgs)]
+pub(super) struct BenchArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Tokens of the prompt, 0 for none [default: 512, or as many as fit]
+    #[arg(long, value_name = "N")]
+    pub prefill: Option<u32>,
+    /// Tokens generated one by one, 0 for none [default: 64, or as many as fit]
+    #[arg(long, value_name = "N")]
+    pub decode: Option<u32>,
+    /// Positions in use before what is measured; their cache is filled, not computed
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub context: u32,
+    /// Repetitions, after one that warms up
+    #[arg(long, value_name = "R", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeat: u32,
+    /// Print a row per kind of op: calls, time, bytes, speeds
+    #[arg(long)]
+    pub ops: bool,
+    /// Print one JSON object instead: prefill_tok_s, decode_tok_s (each median, min, max), read_ceiling_gb_s, ...
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+#[derive(ClapArgs)]
+pub(super) struct CheckArgs {
+    /// The prompt [default: standard input, or the ids of the file of activations]
+    pub prompt: Option<String>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Token ids to compare on instead of a text, separated by commas
+    #[arg(long, value_name = "1,2,3", value_delimiter = ',', conflicts_with = "prompt")]
+    pub ids: Option<Vec<u32>>,
+    /// What to check (the CPU with the kernels that LOAF_ISA names, or else the best)
+    #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
+    pub backend: BackendArg,
+    /// What to hold it to: cpu, naive, scalar, avx2, avx512, mlx, mlx-cpu, or a safetensors file of activations
+    /// (tests/fixtures/make_activations.py) [default: scalar for the CPU, else cpu]
+    #[arg(long, value_name = "ENGINE|FILE")]
+    pub against: Option<String>,
+    /// Differences up to this fraction of a result's largest magnitude pass [default: 0 between CPU kernels, else 0.001;
+    /// 0.1 if the CPU rounds activations to eight bits]
+    #[arg(long, value_name = "X")]
+    pub tolerance: Option<f32>,
+    /// List every result, rather than the ten furthest apart
+    #[arg(long)]
+    pub all: bool,
+    /// Print one JSON object instead: against, tolerance, results, first
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(ClapArgs)]

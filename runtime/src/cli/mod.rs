@@ -1,4 +1,4 @@
-//! The command line: `loaf run`, `chat`, `score`, `info`, `verify`.
+//! The command line: `loaf run`, `chat`, `score`, `bench`, `check`, `info`, `verify`.
 //!
 //! [`main`] is the whole program but for the process around it, so that tests call it with their own streams; [`main_of`]
 //! is the same for a program that carries its loaf. What always holds: standard output carries the answer and nothing else; standard error carries errors (`loaf: error: ...`, one
@@ -9,7 +9,9 @@
 //! What this does not do: no command writes a file that its arguments do not name, and nothing is ever executed.
 
 mod args;
+mod bench;
 mod chat;
+mod check;
 mod info;
 mod interrupt;
 mod model;
@@ -94,6 +96,8 @@ fn dispatch(command: args::Command, io: &mut Io<'_>) -> Result<u8, Failure> {
         Chat(args) => chat::chat(&args, io),
         Score(args) => score::score(&args, io),
         Info(args) => info::info(&args, io),
+        Bench(args) => bench::bench(&args, io),
+        Check(args) => check::check(&args, io),
         Verify(args) => verify::verify(&args, io),
     }
 }

@@ -10,7 +10,10 @@
 
 use std::arch::x86_64::*;
 
-use super::rows::{Rows, eight_floats};
+use loaf_formats::dtype::DType;
+
+use super::elementwise::floats;
+use super::rows::{Rows, byte_scales, eight_floats};
 use super::simd::{Simd, layout};
 
 /// Proof of nothing: use only inside functions compiled for, and run on, AVX2 + FMA + F16C.
@@ -425,6 +428,16 @@ impl Rows for Avx2 {
 
     const Q8_BIAS: i32 = 128;
 
+    #[inline(always)]
+    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m256i {
+        // SAFETY: as `load`.
+        unsafe {
+            match dtype {
+                DType::U8 => Self::load_b(byte_scales::<8>(kind, row, g, n).as_ptr().cast()),
+                _ => _mm256_castps_si256(floats::<Avx2>(dtype, row, g, n)),
+            }
+        }
+    }
     #[inline(always)]
     unsafe fn load_b(p: *const u8) -> __m256i {
         // SAFETY: as `load`.

@@ -4,14 +4,67 @@
 
 use std::arch::x86_64::*;
 
+use loaf_formats::dtype::DType;
+
 use super::avx2::{Avx2, unpack32};
-use super::rows::Rows;
+use super::rows::{Rows, byte_scales};
 use super::simd::layout;
 use super::wide::Wide;
 
-/// Proof of nothing: use only inside functions compiled for, and run on, AVX-512 F, BW, DQ, VL and VNNI.
+/// Proof of nothing: use only inside functions compiled for, and run on, AVX-512 F, BW, DQ, VL and VNNI; and VBMI if
+/// `VBMI`.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512;
+pub(crate) struct Avx512<const VBMI: bool>;
+
+/// How 64 codes of 2, 3, 5 or 6 bits come out of `8 * bits` bytes: which byte goes where, then from which bit of its eight
+/// bytes each code starts. The order is [`Avx2`]'s.
+struct Gather {
+    bytes: [u8; 64],
+    shifts: [u8; 64],
+}
+
+impl Gather {
+    const fn new(bits: usize) -> Gather {
+        let mut out = Gather { bytes: [0; 64], shifts: [0; 64] };
+        let mut i = 0;
+        while i < 64 {
+            let (half, eight) = (i / 32, i / 8 % 4);
+            (out.bytes[i], out.shifts[i]) = if bits == 2 {
+                // Eight bytes hold 32 codes; an eight is one residue modulo 4.
+                ((half * 8 + i % 8) as u8, (8 * (i % 8) + 2 * eight) as u8)
+            } else {
+                let eight = half * 4 + [0, 2, 1, 3][eight];
+                // Bytes past the eight's own are shifted past.
+                ((eight * bits + i % 8) as u8 & 63, (bits * (i % 8)) as u8)
+            };
+            i += 1;
+        }
+        out
+    }
+}
+
+static GATHER_2: Gather = Gather::new(2);
+static GATHER_3: Gather = Gather::new(3);
+static GATHER_5: Gather = Gather::new(5);
+static GATHER_6: Gather = Gather::new(6);
+
+/// 64 codes of 2, 3, 5 or 6 bits.
+#[inline(always)]
+unsafe fn gather(kind: u8, p: *const u8) -> __m512i {
+    let (table, bytes) = match kind {
+        2 => (&GATHER_2, 16),
+        3 => (&GATHER_3, 24),
+        5 => (&GATHER_5, 40),
+        _ => (&GATHER_6, 48),
+    };
+    // SAFETY: reads the `8 * bits` bytes of the codes and whole tables.
+    unsafe {
+        let v = _mm512_maskz_loadu_epi8((1u64 << bytes) - 1, p.cast());
+        let v = _mm512_permutexvar_epi8(_mm512_loadu_si512(table.bytes.as_ptr().cast()), v);
+        let v = _mm512_multishift_epi64_epi8(_mm512_loadu_si512(table.shifts.as_ptr().cast()), v);
+        _mm512_and_si512(v, _mm512_set1_epi8((1 << kind) - 1))
+    }
+}
 
 /// Two vectors of 32 bytes as one.
 #[inline(always)]
@@ -20,13 +73,20 @@ unsafe fn pair(low: __m256i, high: __m256i) -> __m512i {
     unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high) }
 }
 
+/// The mask of the first `n <= 16` lanes.
+#[inline(always)]
+fn first(n: usize) -> u16 {
+    debug_assert!(n <= 16);
+    ((1u32 << n) - 1) as u16
+}
+
 #[inline(always)]
 unsafe fn load32(p: *const u8) -> __m256i {
     // SAFETY: 32 valid bytes.
     unsafe { _mm256_loadu_si256(p.cast()) }
 }
 
-impl Rows for Avx512 {
+impl<const VBMI: bool> Rows for Avx512<VBMI> {
     type F = __m512;
     type I = __m512i;
     type B = __m512i;
@@ -37,6 +97,7 @@ impl Rows for Avx512 {
 
     const LANES: usize = 16;
     const TILE: usize = 6;
+    const STREAMED: usize = 4;
     const Q8_BIAS: i32 = 0;
 
     #[inline(always)]
@@ -51,9 +112,8 @@ impl Rows for Avx512 {
     }
     #[inline(always)]
     unsafe fn store_n(p: *mut f32, x: __m512, n: usize) {
-        debug_assert!(n <= 16);
         // SAFETY: masked lanes are not written.
-        unsafe { _mm512_mask_storeu_ps(p, (0xffff_u32 >> (16 - n)) as u16, x) }
+        unsafe { _mm512_mask_storeu_ps(p, first(n), x) }
     }
     #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
@@ -81,6 +141,24 @@ impl Rows for Avx512 {
         unsafe { _mm512_add_epi32(a, b) }
     }
     #[inline(always)]
+    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m512i {
+        // SAFETY: as `load`; masked lanes are not read.
+        unsafe {
+            match dtype {
+                DType::U8 => Self::load_b(byte_scales::<16>(kind, row, g, n).as_ptr().cast()),
+                DType::F32 => _mm512_maskz_loadu_epi32(first(n), row.cast::<i32>().add(g)),
+                _ => {
+                    let halves = _mm256_maskz_loadu_epi16(first(n), row.cast::<i16>().add(g));
+                    if dtype == DType::F16 {
+                        _mm512_castps_si512(_mm512_cvtph_ps(halves))
+                    } else {
+                        _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))
+                    }
+                }
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn load_b(p: *const u8) -> __m512i {
         // SAFETY: as `load`.
         unsafe { _mm512_loadu_si512(p.cast()) }
@@ -106,6 +184,7 @@ impl Rows for Avx512 {
                     let v = _mm512_srlv_epi64(v, _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4));
                     _mm512_and_si512(v, _mm512_set1_epi8(15))
                 }
+                2 | 3 | 5 | 6 if VBMI => gather(kind, p),
                 _ => pair(unpack32(kind, p), unpack32(kind, p.add(4 * layout::bits(kind)))),
             }
         }
@@ -204,7 +283,7 @@ impl Rows for Avx512 {
     }
 }
 
-impl Wide for Avx512 {
+impl Wide for Avx512<false> {
     type S = Avx2;
     type V = __m512;
     type Keys = [__m512; 4];
@@ -226,6 +305,26 @@ impl Wide for Avx512 {
     unsafe fn store(p: *mut f32, x: __m512) {
         // SAFETY: as `load`.
         unsafe { _mm512_storeu_ps(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn load_n(p: *const f32, n: usize) -> __m512 {
+        // SAFETY: masked lanes are not read.
+        unsafe { _mm512_maskz_loadu_ps(first(n), p) }
+    }
+    #[inline(always)]
+    unsafe fn store_n(p: *mut f32, x: __m512, n: usize) {
+        // SAFETY: masked lanes are not written.
+        unsafe { _mm512_mask_storeu_ps(p, first(n), x) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_sub_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn repeat(p: *const f32) -> __m512 {

@@ -7,9 +7,7 @@ use std::ops::Range;
 
 use loaf_formats::dtype::{DType, WeightFormat};
 
-use super::rows::Rows;
-use super::scalar::Scalar;
-use super::simd::{self, Simd, layout};
+use super::simd::{self, Simd};
 use super::{LANES, OpCall, RawOperand};
 use crate::math;
 
@@ -56,16 +54,33 @@ pub(super) unsafe fn store<S: Simd>(p: *mut f32, x: S::F, n: usize) {
     unsafe { if n == LANES { S::store(p, x) } else { S::store_n(p, x, n) } }
 }
 
+/// Runs `$body` for every eight of `$n` elements, `$i` the first and `$lanes` how many: a loop over whole eights, in which the
+/// count is a constant, then perhaps a shorter one.
+macro_rules! eights {
+    ($n:expr, |$i:ident, $lanes:ident| $body:expr) => {{
+        let (n, mut $i) = ($n, 0usize);
+        while $i + LANES <= n {
+            let $lanes = LANES;
+            $body;
+            $i += LANES;
+        }
+        if $i < n {
+            let $lanes = n - $i;
+            $body;
+        }
+    }};
+}
+
 /// The lane dot of `x` with itself.
 #[inline(always)]
 unsafe fn square<S: Simd>(x: *const f32, n: usize) -> f32 {
     // SAFETY: `n` valid elements.
     unsafe {
         let mut acc = S::splat(0.0);
-        for i in (0..n).step_by(LANES) {
-            let x = load::<S>(x.add(i), LANES.min(n - i));
+        eights!(n, |i, lanes| {
+            let x = load::<S>(x.add(i), lanes);
             acc = S::fma(x, x, acc);
-        }
+        });
         S::tree(acc)
     }
 }
@@ -73,12 +88,11 @@ unsafe fn square<S: Simd>(x: *const f32, n: usize) -> f32 {
 /// `out = f(a, b)` over `n` elements.
 macro_rules! map2 {
     ($S:ty, $n:expr, $out:expr, ($a:ident = $pa:expr, $b:ident = $pb:expr) => $e:expr) => {{
-        let (n, out, pa, pb): (usize, *mut f32, *const f32, *const f32) = ($n, $out, $pa, $pb);
-        for i in (0..n).step_by(LANES) {
-            let lanes = LANES.min(n - i);
+        let (out, pa, pb): (*mut f32, *const f32, *const f32) = ($out, $pa, $pb);
+        eights!($n, |i, lanes| {
             let ($a, $b) = (load::<$S>(pa.add(i), lanes), load::<$S>(pb.add(i), lanes));
             store::<$S>(out.add(i), $e, lanes);
-        }
+        });
     }};
 }
 
@@ -134,18 +148,26 @@ pub(super) unsafe fn mul_rows<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _
     }
 }
 
-/// `out = (x * inv) * (offset + w)` for one row and head.
+/// `out = (x * inv) * (offset + w)` for one row and head; `square` is the lane dot of `x` with itself.
 #[inline(always)]
-unsafe fn norm_row<S: Simd>(call: &OpCall<'_>, x: *const f32, weight: &RawOperand, out: *mut f32) {
+unsafe fn norm_row<S: Simd>(call: &OpCall<'_>, x: *const f32, square: f32, weight: &RawOperand, out: *mut f32) {
     let dim = call.count(2);
     // SAFETY: `dim` elements of each.
     unsafe {
-        let inv = S::splat(1.0 / (square::<S>(x, dim) / dim as f32 + call.real(3)).sqrt());
+        let inv = S::splat(1.0 / (square / dim as f32 + call.real(3)).sqrt());
         let offset = S::splat(call.real(4));
-        for i in (0..dim).step_by(LANES) {
-            let n = LANES.min(dim - i);
-            let w = S::add(offset, floats::<S>(weight.dtype, weight.ptr, i, n));
-            store::<S>(out.add(i), S::mul(S::mul(load::<S>(x.add(i), n), inv), w), n);
+        macro_rules! norm {
+            ($dtype:expr) => {
+                eights!(dim, |i, lanes| {
+                    let w = S::add(offset, floats::<S>($dtype, weight.ptr, i, lanes));
+                    store::<S>(out.add(i), S::mul(S::mul(load::<S>(x.add(i), lanes), inv), w), lanes);
+                })
+            };
+        }
+        match weight.dtype {
+            DType::BF16 => norm!(DType::BF16),
+            DType::F16 => norm!(DType::F16),
+            _ => norm!(DType::F32),
         }
     }
 }
@@ -156,7 +178,10 @@ pub(super) unsafe fn rms_norm<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _
     for u in units {
         let (r, h) = (u / call.count(1), u % call.count(1));
         // SAFETY: row `r` and head `h` are within the extents.
-        unsafe { norm_row::<S>(call, o[0].at(r, h), &o[1], o[2].at(r, h)) }
+        unsafe {
+            let x = o[0].at::<f32>(r, h);
+            norm_row::<S>(call, x, square::<S>(x, call.count(2)), &o[1], o[2].at(r, h));
+        }
     }
 }
 
@@ -168,9 +193,14 @@ pub(super) unsafe fn add_rms_norm<S: Simd>(call: &OpCall<'_>, units: Range<usize
         let (r, h) = (u / call.count(1), u % call.count(1));
         // SAFETY: row `r` and head `h` are within the extents.
         unsafe {
-            let sum = o[3].at::<f32>(r, h);
-            map2!(S, call.count(2), sum, (a = o[0].at(r, h), b = o[1].at(r, h)) => S::add(a, b));
-            norm_row::<S>(call, sum, &o[2], o[4].at(r, h));
+            let (a, b, sum) = (o[0].at::<f32>(r, h), o[1].at::<f32>(r, h), o[3].at::<f32>(r, h));
+            let mut acc = S::splat(0.0);
+            eights!(call.count(2), |i, lanes| {
+                let x = S::add(load::<S>(a.add(i), lanes), load::<S>(b.add(i), lanes));
+                store::<S>(sum.add(i), x, lanes);
+                acc = S::fma(x, x, acc);
+            });
+            norm_row::<S>(call, sum, S::tree(acc), &o[2], o[4].at(r, h));
         }
     }
 }
@@ -242,12 +272,15 @@ pub(super) unsafe fn kv_write<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _
                 continue;
             }
             let out = o[1].at::<u16>(pos + r, h);
-            for i in (0..dim).step_by(LANES) {
-                let n = LANES.min(dim - i);
-                let mut eight = [0; LANES];
-                S::store_f16(eight.as_mut_ptr(), load::<S>(x.add(i), n));
-                std::ptr::copy_nonoverlapping(eight.as_ptr(), out.add(i), n);
-            }
+            eights!(dim, |i, lanes| {
+                if lanes == LANES {
+                    S::store_f16(out.add(i), S::load(x.add(i)));
+                } else {
+                    let mut eight = [0; LANES];
+                    S::store_f16(eight.as_mut_ptr(), S::load_n(x.add(i), lanes));
+                    std::ptr::copy_nonoverlapping(eight.as_ptr(), out.add(i), lanes);
+                }
+            });
         }
     }
 }
@@ -270,50 +303,75 @@ pub(super) unsafe fn quantize<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _
         unsafe {
             let (x, codes) = (o[0].at::<f32>(r, h), o[1].at::<i8>(r, h));
             let (scales, sums) = (o[2].at::<f32>(r, h), o[3].at::<f32>(r, h));
-            for g in 0..dim / group {
-                let (scale, sum) = quantize_group::<S>(x.add(g * group), codes.add(g * group), group);
-                *scales.add(g) = scale;
-                *sums.add(g) = sum;
+            for g in (0..dim / group).step_by(LANES) {
+                let n = LANES.min(dim / group - g);
+                quantize_groups::<S>(x.add(g * group), codes.add(g * group), group, n, scales.add(g), sums.add(g));
             }
         }
     }
 }
 
+/// `n <= 8` groups: what is done once a group is done for all of them in one vector.
 #[inline(always)]
-unsafe fn quantize_group<S: Simd>(x: *const f32, codes: *mut i8, group: usize) -> (f32, f32) {
-    // SAFETY: `group` elements of each.
+unsafe fn quantize_groups<S: Simd>(
+    x: *const f32,
+    codes: *mut i8,
+    group: usize,
+    n: usize,
+    scales: *mut f32,
+    sums: *mut f32,
+) {
+    // SAFETY: `n` groups of each.
     unsafe {
-        let largest = S::splat(f32::MAX);
-        let mut m = S::splat(0.0);
-        for i in (0..group).step_by(LANES) {
-            let x = S::abs(load::<S>(x.add(i), LANES.min(group - i)));
-            // `min` keeps a NaN in its second operand, and `max` then drops it in its first.
-            m = S::max(S::min(largest, x), m);
-        }
-        let mut lanes = [0.0f32; LANES];
-        S::store(lanes.as_mut_ptr(), m);
-        let m = lanes.iter().fold(0.0f32, |m, x| if *x > m { *x } else { m });
-        let inv = S::splat(if m == 0.0 { 0.0 } else { 127.0 / m });
+        let (zero, largest) = (S::splat(0.0), S::splat(f32::MAX));
         let (limit, minus_limit) = (S::splat(127.0), S::splat(-127.0));
-        let mut sum = S::splat_i(0);
-        for i in (0..group).step_by(LANES) {
-            let n = LANES.min(group - i);
-            let x = S::max(S::neg(largest), S::min(largest, load::<S>(x.add(i), n)));
-            let scaled = S::nan_to_zero(S::mul(x, inv));
-            let code = S::round(S::max(minus_limit, S::min(limit, scaled)));
-            sum = S::add_i(sum, code);
-            if n == LANES {
-                S::store_i8(codes.add(i), code);
-            } else {
-                let mut eight = [0; LANES];
-                S::store_i8(eight.as_mut_ptr(), code);
-                std::ptr::copy_nonoverlapping(eight.as_ptr(), codes.add(i), n);
-            }
+        let mut largests = [zero; LANES];
+        for g in 0..n {
+            let mut m = zero;
+            eights!(group, |i, lanes| {
+                let x = S::abs(load::<S>(x.add(g * group + i), lanes));
+                // `min` keeps a NaN in its second operand, and `max` then drops it in its first.
+                m = S::max(S::min(largest, x), m);
+            });
+            largests[g] = m;
+        }
+        let lanes = S::transpose(largests);
+        let mut m = zero;
+        for i in 0..LANES {
+            m = S::max(lanes[i], m);
+        }
+        let (mut maxima, mut inverses) = ([0.0f32; LANES], [0.0f32; LANES]);
+        S::store(maxima.as_mut_ptr(), m);
+        S::store(inverses.as_mut_ptr(), S::div(limit, m));
+        let mut code_sums = [zero; LANES];
+        for g in 0..n {
+            let inv = S::splat(if maxima[g] == 0.0 { 0.0 } else { inverses[g] });
+            let mut sum = S::splat_i(0);
+            eights!(group, |i, lanes| {
+                let (at, to) = (x.add(g * group + i), codes.add(g * group + i));
+                let x = S::max(S::neg(largest), S::min(largest, load::<S>(at, lanes)));
+                let scaled = S::nan_to_zero(S::mul(x, inv));
+                let code = S::round(S::max(minus_limit, S::min(limit, scaled)));
+                sum = S::add_i(sum, code);
+                if lanes == LANES {
+                    S::store_i8(to, code);
+                } else {
+                    let mut eight = [0; LANES];
+                    S::store_i8(eight.as_mut_ptr(), code);
+                    std::ptr::copy_nonoverlapping(eight.as_ptr(), to, lanes);
+                }
+            });
+            code_sums[g] = S::to_float(sum);
         }
         // Sums of a group are far below 2^24, so their lanes add exactly as floats.
-        S::store(lanes.as_mut_ptr(), S::to_float(sum));
-        let scale = m / 127.0;
-        (scale, scale * lanes.iter().fold(0i32, |sum, x| sum + *x as i32) as f32)
+        let lanes = S::transpose(code_sums);
+        let mut sum = zero;
+        for i in 0..LANES {
+            sum = S::add(sum, lanes[i]);
+        }
+        let scale = S::div(m, limit);
+        store::<S>(scales, scale, n);
+        store::<S>(sums, S::mul(scale, sum), n);
     }
 }
 
@@ -485,7 +543,14 @@ pub(super) unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand],
                     S::store(out.add(i), S::mul(S::load_e4m3(p.add(i)), scale));
                 }
             }
-            WeightFormat::Affine { bits, group, .. } => decode_affine::<S>(bits, group, w, row, n, out),
+            WeightFormat::Affine { bits, group, .. } => match bits {
+                2 => decode_affine::<S, 2>(group, w, row, n, out),
+                3 => decode_affine::<S, 3>(group, w, row, n, out),
+                4 => decode_affine::<S, 4>(group, w, row, n, out),
+                5 => decode_affine::<S, 5>(group, w, row, n, out),
+                6 => decode_affine::<S, 6>(group, w, row, n, out),
+                _ => decode_affine::<S, 8>(group, w, row, n, out),
+            },
             WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => {
                 let (p, scales) = (w[0].at::<u32>(row, 0).cast::<u8>(), w[1].at::<u8>(row, 0));
                 let mx = format == WeightFormat::Mxfp4;
@@ -504,51 +569,24 @@ pub(super) unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand],
 }
 
 #[inline(always)]
-unsafe fn decode_affine<S: Simd>(bits: u8, group: u8, w: &[RawOperand], row: usize, n: usize, out: *mut f32) {
+unsafe fn decode_affine<S: Simd, const BITS: usize>(group: u8, w: &[RawOperand], row: usize, n: usize, out: *mut f32) {
     let group = usize::from(group);
-    // SAFETY: as `decode_row`; a row is whole groups, a group whole blocks of 32.
+    // SAFETY: as `decode_row`; a row is whole groups, a group whole eights.
     unsafe {
-        let p = w[0].at::<u32>(row, 0).cast::<u8>();
-        for i in (0..n).step_by(32) {
-            let (scale, bias) =
-                (S::splat(float::<S>(&w[1], row, i / group)), S::splat(float::<S>(&w[2], row, i / group)));
-            // The array implementation leaves codes in order.
-            let codes = Scalar::unpack(bits, p.add(i / 8 * usize::from(bits)), 0);
-            for j in (0..32).step_by(LANES) {
-                let eight: [i32; LANES] = std::array::from_fn(|l| codes[j + l].into());
-                S::store(out.add(i + j), S::fma(scale, S::to_float(S::load_i(eight.as_ptr())), bias));
+        let mut p = w[0].at::<u32>(row, 0).cast::<u8>().cast_const();
+        for g in 0..n / group {
+            let (scale, bias) = (S::splat(float::<S>(&w[1], row, g)), S::splat(float::<S>(&w[2], row, g)));
+            for i in (g * group..(g + 1) * group).step_by(LANES) {
+                let mut bytes = [0; 8];
+                std::ptr::copy_nonoverlapping(p, bytes.as_mut_ptr(), BITS);
+                let word = u64::from_le_bytes(bytes);
+                let mut codes = [0i32; LANES];
+                for j in 0..LANES {
+                    codes[j] = (word >> (j * BITS)) as i32 & ((1 << BITS) - 1);
+                }
+                S::store(out.add(i), S::fma(scale, S::to_float(S::load_i(codes.as_ptr())), bias));
+                p = p.add(BITS);
             }
         }
-    }
-}
-
-/// Float parameters `g..g + n` of eight weight rows as eight vectors, one per group, a lane per row: scales as
-/// the integer matmul multiplies with them (halved for E2M1), or biases.
-#[inline(always)]
-pub(super) unsafe fn params<S: Simd>(
-    kind: u8,
-    o: &RawOperand,
-    rows: &[usize; LANES],
-    g: usize,
-    n: usize,
-) -> [S::F; LANES] {
-    // SAFETY: the caller names `n <= 8` groups of valid rows.
-    unsafe {
-        let mut by_row = [S::splat(0.0); LANES];
-        for i in 0..LANES {
-            let p = o.ptr.add(rows[i] * o.row_stride * o.dtype.bytes() as usize);
-            by_row[i] = match kind {
-                layout::E2M1 | layout::E2M1_HALVES => {
-                    let table = if kind == layout::E2M1 { &math::E8M0_HALVES } else { &math::E4M3_HALVES };
-                    let mut eight = [0.0; LANES];
-                    for j in 0..n {
-                        eight[j] = table[usize::from(*p.add(g + j))];
-                    }
-                    S::load(eight.as_ptr())
-                }
-                _ => floats::<S>(o.dtype, p, g, n),
-            };
-        }
-        S::transpose(by_row)
     }
 }

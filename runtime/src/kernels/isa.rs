@@ -31,7 +31,7 @@ pub(super) fn quant_case(format: u64) -> Option<(u8, usize)> {
     }
 }
 
-/// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`], attention for one
+/// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`], attention and the scan for one
 /// [`super::wide::Wide`], under one attribute. The
 /// integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is a number, one for all
 /// the others where it is `_`.
@@ -66,46 +66,49 @@ macro_rules! isa {
                 ConvSilu = recurrent::conv_silu::<$simd>,
                 L2Norm = elementwise::l2_norm::<$simd>,
                 GdnGates = elementwise::gdn_gates::<$simd>,
-                GdnScan = recurrent::gdn_scan::<$simd>,
+                GdnScan = recurrent::gdn_scan::<$wide>,
                 SelectRows = elementwise::select_rows::<$simd>,
             );
 
-            /// Zero stands for what the compiler does not know.
-            #[$attr]
-            unsafe fn case<S: Rows, const KIND: u8, const GROUP: usize>(
-                kind: u8, group: usize, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
-            ) {
-                let kind = if KIND == 0 { kind } else { KIND };
-                let group = if GROUP == 0 { group } else { GROUP };
-                // SAFETY: the kernel's contract, passed on.
-                unsafe { quant::product::<S>(kind, group, call, units, scratch) }
-            }
-
-            unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
-                let format = call.attrs[if call.kind == OpKind::LinearQuant { 3 } else { 5 }];
-                // No other format becomes this op.
-                let Some((kind, group)) = quant_case(format) else { return };
-                // SAFETY: the kernel's contract, passed on.
-                unsafe { isa!(@match (kind, group, call, units, scratch) {} $($case)*) }
-            }
+            isa!(@products $attr, nothing, $($case)*);
         }
     };
-    (@match ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* }) => {
+    (@products $attr:meta, $else:path, $($case:tt)*) => {
+        /// Zero stands for what the compiler does not know.
+        #[$attr]
+        unsafe fn case<S: Rows, const KIND: u8, const GROUP: usize>(
+            kind: u8, group: usize, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
+        ) {
+            let kind = if KIND == 0 { kind } else { KIND };
+            let group = if GROUP == 0 { group } else { GROUP };
+            // SAFETY: the kernel's contract, passed on.
+            unsafe { quant::product::<S>(kind, group, call, units, scratch) }
+        }
+
+        pub(in crate::kernels) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+            let format = call.attrs[if call.kind == OpKind::LinearQuant { 3 } else { 5 }];
+            // No other format becomes this op.
+            let Some((kind, group)) = quant_case(format) else { return };
+            // SAFETY: the kernel's contract, passed on.
+            unsafe { isa!(@match $else, (kind, group, call, units, scratch) {} $($case)*) }
+        }
+    };
+    (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* }) => {
         match ($k, $g) {
             $($arms)*
             #[allow(unreachable_patterns, reason = "a set may know every layout")]
-            _ => {}
+            _ => $else($($args),*),
         }
     };
-    (@match ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } _, _ => $rows:ty; $($rest:tt)*) => {
-        isa!(@match ($k, $g, $($args),*) { $($arms)* _ => case::<$rows, 0, 0>($k, $g, $($args),*), } $($rest)*)
+    (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } _, _ => $rows:ty; $($rest:tt)*) => {
+        isa!(@match $else, ($k, $g, $($args),*) { $($arms)* _ => case::<$rows, 0, 0>($k, $g, $($args),*), } $($rest)*)
     };
-    (@match ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, _ => $rows:ty; $($rest:tt)*) => {
-        isa!(@match ($k, $g, $($args),*) { $($arms)* ($kind, _) => case::<$rows, $kind, 0>($k, $g, $($args),*), }
+    (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, _ => $rows:ty; $($rest:tt)*) => {
+        isa!(@match $else, ($k, $g, $($args),*) { $($arms)* ($kind, _) => case::<$rows, $kind, 0>($k, $g, $($args),*), }
             $($rest)*)
     };
-    (@match ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, $group:literal => $rows:ty; $($rest:tt)*) => {
-        isa!(@match ($k, $g, $($args),*) { $($arms)* ($kind, $group) => case::<$rows, $kind, $group>($k, $g, $($args),*), }
+    (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, $group:literal => $rows:ty; $($rest:tt)*) => {
+        isa!(@match $else, ($k, $g, $($args),*) { $($arms)* ($kind, $group) => case::<$rows, $kind, $group>($k, $g, $($args),*), }
             $($rest)*)
     };
     (@functions $attr:meta, $($kind:ident = $module:ident :: $name:ident :: <$set:ty>),* $(,)?) => {
@@ -144,13 +147,21 @@ isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"),
     2, _ => Avx2; 3, _ => Avx2;
     5, _ => Avx2; 6, _ => Avx2;
     14, 32 => Avx2; 24, 16 => Avx2;);
-// Everything but the integer matmuls and attention keeps its eight lanes; here it has thirty-two registers.
+// Everything but the integer matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers.
 #[cfg(target_arch = "x86_64")]
-isa!(avx512, Avx2, Avx512,
+isa!(avx512, Avx2, Avx512<false>,
     target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"),
-    44, 64 => Avx512; 44, _ => Avx512;
-    4, 32 => Avx512;
-    8, 64 => Avx512; 8, _ => Avx512;
-    2, _ => Avx512; 3, _ => Avx512;
-    5, _ => Avx512; 6, _ => Avx512;
-    14, 32 => Avx512; 24, 16 => Avx2;);
+    44, 64 => Avx512<false>; 44, _ => Avx512<false>; 4, 32 => Avx512<false>;
+    8, 64 => Avx512<false>; 8, _ => Avx512<false>; 14, 32 => Avx512<false>;
+    2, _ => Avx2; 3, _ => Avx2; 5, _ => Avx2; 6, _ => Avx2; 24, 16 => Avx2;);
+
+/// Integer matmuls of the widths that VBMI unpacks in three instructions; those of [`avx512`] otherwise.
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512_vbmi {
+    use super::*;
+
+    isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"),
+        avx512::product,
+        2, 64 => Avx512<true>; 2, _ => Avx512<true>; 3, 64 => Avx512<true>; 3, _ => Avx512<true>;
+        5, 64 => Avx512<true>; 5, _ => Avx512<true>; 6, 64 => Avx512<true>; 6, _ => Avx512<true>;);
+}

@@ -180,7 +180,14 @@ impl Kernels {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512vnni");
-            has.then(|| Kernels { isa: Isa::Avx512, table: isa::avx512::table() })
+            has.then(|| {
+                let mut table = isa::avx512::table();
+                if is_x86_feature_detected!("avx512vbmi") {
+                    table[OpKind::LinearQuant as usize] = isa::avx512_vbmi::product;
+                    table[OpKind::ExpertLinearQuant as usize] = isa::avx512_vbmi::product;
+                }
+                Kernels { isa: Isa::Avx512, table }
+            })
         }
         #[cfg(not(target_arch = "x86_64"))]
         None
@@ -268,7 +275,7 @@ pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> usize {
 fn quant_scratch(x_rows: usize, inp: usize, format: u64) -> usize {
     let group = WeightFormat::from_code(format).and_then(|f| f.group()).unwrap_or(32) as usize;
     let padded = inp.next_multiple_of(128);
-    let groups = inp.div_ceil(group).next_multiple_of(LANES);
+    let groups = inp.div_ceil(group).next_multiple_of(16);
     x_rows * (padded + groups * 4) + 2 * QUANT_ROWS * padded + 4 * QUANT_ROWS * groups * 4
 }
 

@@ -14,14 +14,10 @@ use std::ops::Range;
 
 use loaf_formats::op::OpKind;
 
-use super::elementwise::params;
 use super::rows::{PerLane, Rows};
 use super::scratch::Scratch;
 use super::simd::{E2M1_BIAS, Simd, layout};
-use super::{LANES, OpCall, QUANT_ROWS, RawOperand};
-
-/// Activation rows up to which weights are unpacked for each row anew.
-const STREAMED_ROWS: usize = 2;
+use super::{OpCall, QUANT_ROWS, RawOperand};
 
 /// One activation row, prepared.
 #[derive(Clone, Copy)]
@@ -167,7 +163,7 @@ unsafe fn prepare<'a, S: Rows>(
     scratch: &mut [u8],
 ) -> (Slots<'a>, Panels) {
     let (padded, group) = (inp.next_multiple_of(128), packing.group);
-    let padded_groups = (inp / group).next_multiple_of(LANES);
+    let padded_groups = (inp / group).next_multiple_of(16);
     let mut scratch = Scratch::new(scratch);
     let codes = scratch.take::<i8>(rows * x_slots * padded);
     let code_sums = scratch.take::<i32>(rows * x_slots * padded_groups);
@@ -218,7 +214,7 @@ unsafe fn multiply<S: Rows>(
     let (mut row, end) = (units.start * QUANT_ROWS, m.out.min(units.end * QUANT_ROWS));
     // SAFETY: rows are below `out`; those of a vector past it repeat the last and are not stored.
     unsafe {
-        if n <= STREAMED_ROWS {
+        if n <= S::STREAMED {
             while row < end {
                 m.fill_params::<S>(row, panels, 0);
                 for i in 0..n {
@@ -286,19 +282,28 @@ impl Matrix<'_> {
     #[inline(always)]
     unsafe fn fill_params<S: Rows>(&self, first: usize, panels: &Panels, p: usize) {
         let groups = self.inp / self.packing.group;
-        for lane in (0..S::LANES).step_by(LANES) {
-            let rows: [usize; LANES] = std::array::from_fn(|i| self.row(first, lane + i));
-            for g in (0..groups).step_by(LANES) {
-                let n = LANES.min(groups - g);
-                // SAFETY: existing rows and groups; the panel has room for whole eights of groups.
-                unsafe {
-                    for (o, panel) in [(1, panels.scales[p]), (2, panels.biases[p])] {
-                        if o == 1 || self.packing.is_affine() {
-                            let vectors = params::<S::Narrow>(self.packing.kind, &self.w[o], &rows, g, n);
-                            for i in 0..LANES {
-                                S::Narrow::store(panel.add((g + i) * S::LANES + lane), vectors[i]);
-                            }
-                        }
+        // SAFETY: existing rows and groups; the panel has room for whole sixteens of groups.
+        unsafe {
+            for (o, panel) in [(1, panels.scales[p]), (2, panels.biases[p])] {
+                let o = &self.w[o];
+                if o.ptr.is_null() {
+                    continue;
+                }
+                let row_bytes = o.row_stride * o.dtype.bytes() as usize;
+                let row = |i: usize| o.ptr.add(self.row(first, i) * row_bytes).cast_const();
+                // The next vector's, while this one's are at work.
+                for line in (0..S::LANES * row_bytes).step_by(64) {
+                    S::Narrow::prefetch(row(0).wrapping_add(S::LANES * row_bytes + line));
+                }
+                for g in (0..groups).step_by(S::LANES) {
+                    let n = S::LANES.min(groups - g);
+                    let mut by_row = S::Bs::all(S::params(self.packing.kind, o.dtype, row(0), g, n));
+                    for i in 1..S::LANES {
+                        by_row[i] = S::params(self.packing.kind, o.dtype, row(i), g, n);
+                    }
+                    let by_group = S::transpose_b(by_row);
+                    for i in 0..S::LANES {
+                        S::store_b(panel.add((g + i) * S::LANES).cast(), by_group[i]);
                     }
                 }
             }
@@ -335,15 +340,17 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, x: Row, panels: &Panels)
         for i in 0..S::LANES {
             weights[i] = m.codes(first, i);
         }
-        // The same place of the next vector's rows.
-        let ahead = S::LANES * m.w[0].row_stride * 4;
+        // The next vector's rows are the next bytes. Asked for in order of address, they come about three times as fast as
+        // sixteen short rows read side by side.
+        let ahead = weights[0].wrapping_add(S::LANES * m.w[0].row_stride * 4);
+        let step = packing.bytes(span);
         let mut acc = S::splat(0.0);
         if 2 * group == span {
             for v in 0..inp / span {
                 let mut dots = S::Is::all(S::splat_i(0));
                 for r in 0..S::LANES {
-                    let w = weights[r].add(packing.bytes(v * span));
-                    S::Narrow::prefetch(w.wrapping_add(ahead));
+                    let w = weights[r].add(v * step);
+                    S::Narrow::prefetch(ahead.wrapping_add((v * S::LANES + r) * step));
                     let h = S::span_dot(kind, S::zero_h(), w, x.codes.add(v * span));
                     dots[r] = S::widen(S::splat_i(0), h);
                 }
@@ -367,10 +374,10 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, x: Row, panels: &Panels)
             let mut dots = S::Is::all(S::splat_i(0));
             for r in 0..S::LANES {
                 let w = weights[r].add(packing.bytes(g * group));
-                S::Narrow::prefetch(w.wrapping_add(ahead));
                 let mut h = S::zero_h();
                 for v in 0..group / span {
-                    h = S::span_dot(kind, h, w.add(packing.bytes(v * span)), x.codes.add(g * group + v * span));
+                    S::Narrow::prefetch(ahead.wrapping_add((g * S::LANES + r) * packing.bytes(group) + v * step));
+                    h = S::span_dot(kind, h, w.add(v * step), x.codes.add(g * group + v * span));
                     if (v + 1) % widen_every == 0 {
                         dots[r] = S::widen(dots[r], h);
                         h = S::zero_h();

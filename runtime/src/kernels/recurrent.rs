@@ -8,6 +8,7 @@ use std::ops::Range;
 use super::elementwise::{floats, load, store};
 use super::scratch::Scratch;
 use super::simd::{self, Simd};
+use super::wide::Wide;
 use super::{CONV_CHANNELS, LANES, OpCall};
 
 #[inline(always)]
@@ -75,62 +76,70 @@ unsafe fn convolve<S: Simd, const SILU: bool>(call: &OpCall<'_>, units: Range<us
 
 /// Columns of the state are independent, so a strip of them stays in the first-level cache for all rows.
 #[inline(always)]
-pub(super) unsafe fn gdn_scan<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+pub(super) unsafe fn gdn_scan<W: Wide>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
     let (k_heads, v_heads, v_dim) = (call.count(1), call.count(2), call.count(4));
+    let lanes = LANES * W::EIGHTS;
     for head in units {
         let key_head = (head / (v_heads / k_heads).max(1)).min(k_heads - 1);
         let mut j = 0;
         // SAFETY: columns `j..` below `v_dim` of an existing head.
         unsafe {
-            while j + 4 * LANES <= v_dim {
-                scan_strip::<S, 4>(call, head, key_head, j, LANES);
-                j += 4 * LANES;
+            while j + 4 * lanes <= v_dim {
+                scan_strip::<W, 4>(call, head, key_head, j, lanes);
+                j += 4 * lanes;
             }
             while j < v_dim {
-                scan_strip::<S, 1>(call, head, key_head, j, LANES.min(v_dim - j));
-                j += LANES;
+                scan_strip::<W, 1>(call, head, key_head, j, lanes.min(v_dim - j));
+                j += lanes;
             }
         }
     }
 }
 
-/// Columns `j..` of one head, `V` vectors of `n` lanes.
+/// Columns `j..` of one head: `V` vectors, `n` lanes of each.
 #[inline(always)]
-unsafe fn scan_strip<S: Simd, const V: usize>(call: &OpCall<'_>, head: usize, key_head: usize, j: usize, n: usize) {
+unsafe fn scan_strip<W: Wide, const V: usize>(call: &OpCall<'_>, head: usize, key_head: usize, j: usize, n: usize) {
     let (o, rows, k_dim) = (call.operands, call.count(0), call.count(3));
+    let lanes = LANES * W::EIGHTS;
+    macro_rules! load {
+        ($p:expr) => {
+            // Of a whole strip the compiler knows it is one.
+            if V > 1 { W::load($p) } else { W::load_n($p, n) }
+        };
+    }
     // SAFETY: the caller's columns are within the extents of state, values and output.
     unsafe {
         for t in 0..rows {
             let (q, k) = (o[0].at::<f32>(t, key_head), o[1].at::<f32>(t, key_head));
             let v = o[2].at::<f32>(t, head).add(j);
-            let decay = S::splat(*o[3].at::<f32>(t, 0).add(head));
-            let beta = S::splat(*o[4].at::<f32>(t, 0).add(head));
-            let mut recalled = [S::splat(0.0); V];
+            let decay = W::splat(*o[3].at::<f32>(t, 0).add(head));
+            let beta = W::splat(*o[4].at::<f32>(t, 0).add(head));
+            let mut recalled = [W::splat(0.0); V];
             for i in 0..k_dim {
-                let (s, k) = (o[5].at::<f32>(head, i).add(j), S::splat(*k.add(i)));
+                let (s, k) = (o[5].at::<f32>(head, i).add(j), W::splat(*k.add(i)));
                 for c in 0..V {
-                    let decayed = S::mul(decay, load::<S>(s.add(c * LANES), n));
-                    recalled[c] = S::fma(decayed, k, recalled[c]);
+                    let decayed = W::mul(decay, load!(s.add(c * lanes)));
+                    recalled[c] = W::fma(decayed, k, recalled[c]);
                 }
             }
-            let mut delta = [S::splat(0.0); V];
+            let mut delta = [W::splat(0.0); V];
             for c in 0..V {
-                delta[c] = S::mul(beta, S::sub(load::<S>(v.add(c * LANES), n), recalled[c]));
+                delta[c] = W::mul(beta, W::sub(load!(v.add(c * lanes)), recalled[c]));
             }
-            let mut out = [S::splat(0.0); V];
+            let mut out = [W::splat(0.0); V];
             for i in 0..k_dim {
                 let s = o[5].at::<f32>(head, i).add(j);
-                let (k, q) = (S::splat(*k.add(i)), S::splat(*q.add(i)));
+                let (k, q) = (W::splat(*k.add(i)), W::splat(*q.add(i)));
                 for c in 0..V {
                     // Decayed again rather than stored in between: the same product.
-                    let decayed = S::mul(decay, load::<S>(s.add(c * LANES), n));
-                    let updated = S::fma(k, delta[c], decayed);
-                    store::<S>(s.add(c * LANES), updated, n);
-                    out[c] = S::fma(updated, q, out[c]);
+                    let decayed = W::mul(decay, load!(s.add(c * lanes)));
+                    let updated = W::fma(k, delta[c], decayed);
+                    W::store_n(s.add(c * lanes), updated, if V > 1 { lanes } else { n });
+                    out[c] = W::fma(updated, q, out[c]);
                 }
             }
             for c in 0..V {
-                store::<S>(o[6].at::<f32>(t, head).add(j + c * LANES), out[c], n);
+                W::store_n(o[6].at::<f32>(t, head).add(j + c * lanes), out[c], if V > 1 { lanes } else { n });
             }
         }
     }

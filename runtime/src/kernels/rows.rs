@@ -9,7 +9,10 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::simd::Simd;
+use loaf_formats::dtype::DType;
+
+use super::simd::{Simd, layout};
+use crate::math;
 
 /// One vector per lane.
 pub(crate) trait PerLane<T>: Copy + Index<usize, Output = T> + IndexMut<usize> {
@@ -45,6 +48,8 @@ pub(crate) trait Rows: Copy + 'static {
     const LANES: usize;
     /// Activation rows multiplied together with two panels; what the registers hold.
     const TILE: usize;
+    /// Activation rows up to which weights are unpacked for each row anew.
+    const STREAMED: usize;
     /// What [`Rows::unpack`] subtracts from 8-bit codes.
     const Q8_BIAS: i32;
 
@@ -59,6 +64,9 @@ pub(crate) trait Rows: Copy + 'static {
     unsafe fn splat_i(x: i32) -> Self::I;
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
 
+    /// Parameters `g..g + n` of a row, `n <= LANES`, as f32 bits: scales as the integer matmul multiplies with them (halved
+    /// for E2M1), or biases. The rest is arbitrary.
+    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> Self::B;
     unsafe fn load_b(p: *const u8) -> Self::B;
     unsafe fn store_b(p: *mut u8, x: Self::B);
     /// The same four bytes in every lane.
@@ -95,6 +103,7 @@ macro_rules! eight_floats {
 
         const LANES: usize = 8;
         const TILE: usize = 4;
+        const STREAMED: usize = 2;
 
         eight_floats!(@same $simd,
             splat(x: f32) -> Self::F; load(p: *const f32) -> Self::F; mul(a: Self::F, b: Self::F) -> Self::F;
@@ -111,3 +120,15 @@ macro_rules! eight_floats {
     )* };
 }
 pub(crate) use eight_floats;
+
+/// [`Rows::params`] of a layout whose scales are bytes, one at a time.
+#[inline(always)]
+pub(super) unsafe fn byte_scales<const N: usize>(kind: u8, row: *const u8, g: usize, n: usize) -> [f32; N] {
+    let table = if kind == layout::E2M1 { &math::E8M0_HALVES } else { &math::E4M3_HALVES };
+    let mut out = [0.0; N];
+    for i in 0..n {
+        // SAFETY: the caller names `n <= N` valid elements.
+        out[i] = table[usize::from(unsafe { *row.add(g + i) })];
+    }
+    out
+}

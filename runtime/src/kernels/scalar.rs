@@ -4,7 +4,10 @@ use std::array::from_fn;
 
 use half::{bf16, f16};
 
-use super::rows::{Rows, eight_floats};
+use loaf_formats::dtype::DType;
+
+use super::elementwise::floats;
+use super::rows::{Rows, byte_scales, eight_floats};
 use super::simd::{E2M1_BIAS, Simd, layout};
 use crate::math::{E2M1_DOUBLED, e4m3};
 
@@ -194,6 +197,17 @@ impl Rows for Scalar {
 
     const Q8_BIAS: i32 = 0;
 
+    #[inline(always)]
+    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> B {
+        // SAFETY: as `load`.
+        unsafe {
+            let floats = match dtype {
+                DType::U8 => byte_scales(kind, row, g, n),
+                _ => floats::<Scalar>(dtype, row, g, n),
+            };
+            Self::load_b(floats.as_ptr().cast())
+        }
+    }
     #[inline(always)]
     unsafe fn load_b(p: *const u8) -> B {
         // SAFETY: as `load`.

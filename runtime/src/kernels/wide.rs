@@ -23,6 +23,12 @@ pub(crate) trait Wide: Copy + 'static {
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn store(p: *mut f32, x: Self::V);
+    /// The first `n <= 8 * EIGHTS` lanes from memory, the rest zero; reads nothing else.
+    unsafe fn load_n(p: *const f32, n: usize) -> Self::V;
+    /// The first `n <= 8 * EIGHTS` lanes to memory; writes nothing else.
+    unsafe fn store_n(p: *mut f32, x: Self::V, n: usize);
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     /// The same eight in every eight.
     unsafe fn repeat(p: *const f32) -> Self::V;
     /// `a * b + c`, rounded once.
@@ -53,6 +59,26 @@ impl<S: Simd> Wide for S {
     unsafe fn store(p: *mut f32, x: S::F) {
         // SAFETY: as `splat`.
         unsafe { S::store(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn load_n(p: *const f32, n: usize) -> S::F {
+        // SAFETY: as `splat`.
+        unsafe { S::load_n(p, n) }
+    }
+    #[inline(always)]
+    unsafe fn store_n(p: *mut f32, x: S::F, n: usize) {
+        // SAFETY: as `splat`.
+        unsafe { S::store_n(p, x, n) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: S::F, b: S::F) -> S::F {
+        // SAFETY: as `splat`.
+        unsafe { S::mul(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: S::F, b: S::F) -> S::F {
+        // SAFETY: as `splat`.
+        unsafe { S::sub(a, b) }
     }
     #[inline(always)]
     unsafe fn repeat(p: *const f32) -> S::F {

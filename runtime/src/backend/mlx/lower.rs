@@ -12,7 +12,7 @@
 //! (f32) or from MLX's fused kernel (f16, bf16). So results are compared with a tolerance.
 
 use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::op::OpKind;
+use loaf_formats::op::{Mode, OpKind};
 use loaf_formats::plan::{Family, Io, Operand, Patch, Phase, Plan, Record, Region, State, StateKind, records};
 
 use super::array::{Array, Mlx, MlxError, Result, Type};
@@ -21,6 +21,7 @@ use super::kernels::Kernels;
 use super::values::{Values, shape};
 use super::weights::{Matrix, Weights};
 use crate::math::rope_angle;
+use crate::trace::is_shown;
 
 /// Slots from which products with experts are taken sorted by expert: fewer are read one by one anyway.
 const SORT_SLOTS: u64 = 64;
@@ -112,7 +113,7 @@ impl Lowering {
         for r in records(&words).flatten() {
             for (i, rule) in r.kind.spec().operands.iter().enumerate() {
                 let o = r.operand(i);
-                if o.region != Region::State || rule.mode == loaf_formats::op::Mode::In {
+                if o.region != Region::State || rule.mode == Mode::In {
                     continue;
                 }
                 let d = r.dims(i).ok_or_else(|| MlxError("a state without an extent".to_owned()))?;
@@ -196,14 +197,13 @@ fn missing(what: &str) -> MlxError {
 impl Trace<'_> {
     /// Tells the observer of a record's results, as floats of the plan's extent.
     fn tell(&self, r: &Record<'_>, observer: &mut Observer<'_>) -> Result<()> {
-        for (i, rule) in r.kind.spec().operands.iter().enumerate() {
-            let (o, dims) = (r.operand(i), r.dims(i));
-            let float = rule.types == loaf_formats::op::Types::Is(DType::F32);
-            let (loaf_formats::op::Mode::Out, Some(dims), true) = (rule.mode, dims, float) else { continue };
-            if matches!(r.kind, OpKind::Quantize | OpKind::RopeTable) {
-                continue;
+        for i in (0..r.kind.spec().operands.len()).filter(|&i| is_shown(r.kind, i)) {
+            let dims = r.dims(i).ok_or_else(|| missing("an extent"))?;
+            let mut value = self.m.astype(&self.values.get(r.operand(i), dims)?, Type::F32)?;
+            if r.kind == OpKind::GdnGates && i == 4 {
+                // Kept as its logarithm.
+                value = self.m.exp(&value)?;
             }
-            let value = self.m.astype(&self.values.get(o, dims)?, Type::F32)?;
             observer(r, i, &self.m.contiguous_copy(&value)?)?;
         }
         Ok(())

@@ -40,6 +40,7 @@ use self::weights::Weights;
 use super::{Backend, Failure};
 use crate::loaf::Loaf;
 use crate::sample::SamplerOptions;
+use crate::trace::{Seen, Trace};
 
 /// How to run on MLX.
 #[derive(Clone, Copy, Debug)]
@@ -344,7 +345,7 @@ impl<'a> MlxBackend<'a> {
         &mut self,
         pos: u32,
         ids: &[u32],
-        each: &mut dyn FnMut(&Record<'_>, usize, &[f32]),
+        each: Seen<'_>,
     ) -> Result<()> {
         let (phase, n) = (if ids.len() == 1 { Phase::Decode } else { Phase::Prefill }, ids.len() as u32);
         let index = self.family(phase, n)?;
@@ -370,6 +371,12 @@ impl<'a> MlxBackend<'a> {
         self.lowering.mlx.eval(&out.states)?;
         self.states = out.states;
         Ok(())
+    }
+}
+
+impl Trace for MlxBackend<'_> {
+    fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> std::result::Result<(), String> {
+        self.observe(pos, ids, seen).map_err(words)
     }
 }
 

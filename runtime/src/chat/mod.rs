@@ -1,56 +1,67 @@
 //! Messages to prompt text, by the Jinja template that came with the model.
 //!
 //! Templates are written against the `transformers` library, so this is its environment: Python's string and
-//! dictionary methods, `tojson` in Python's spelling, `raise_exception`, block trimming, `True`, `False` and `None`
+//! dictionary methods, `tojson` in Python's spelling, `raise_exception`, block trimming, Python's words and quotes
 //! in print, maps in the order they were written.
 //!
-//! A template comes out of a file and is trusted with nothing: it sees the variables below and no more, runs on limited
-//! fuel, depth and output, reads no file, and knows no time. `strftime_now` in particular is not defined, since a prompt that
-//! depends on the day could not be reproduced; templates that ask `is defined` fall back to their own date.
-//! What this does not do: it neither tokenises nor parses replies.
+//! A template comes out of a file and is trusted with nothing: it sees the variables below and no more, reads no file, and knows no
+//! time. Steps, memory, recursion and output are bounded on every path. That is why the interpreter is our own: in one that was not
+//! built for it, any operator, filter or lazy sequence can allocate without asking. Here all that grows is paid for first
+//! (`value`), and trees and values nest to a limited depth (`parse`). `strftime_now` in particular is not defined, since a
+//! prompt that depends on the day could not be reproduced; templates that ask `is defined` fall back to their own date.
+//! What this does not do: it neither tokenises nor parses replies, and a template is one file (no imports, no inheritance).
 
 use std::fmt;
-use std::io;
+use std::rc::Rc;
 
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error as JinjaError, ErrorKind, Value, context};
-use serde::Serialize;
 use serde_json::Value as Json;
 
-/// Instructions a rendering may take.
-const FUEL: u64 = 1_000_000;
+use parse::Tree;
+use value::{Budget, Items, Value};
+
+mod builtins;
+mod eval;
+mod json;
+mod lex;
+mod operators;
+mod parse;
+mod value;
+
+/// Steps a rendering may take: a node of the template evaluated, an item made, or 64 bytes read or written.
+const MAX_STEPS: u64 = 4_000_000;
+/// Bytes a rendering may hold at any time: messages, variables, text on the way, output.
+const MAX_MEMORY_BYTES: usize = 64 << 20;
 /// Bytes of prompt text a rendering may give.
 const MAX_OUTPUT_BYTES: usize = 4 << 20;
-/// Nested calls and includes.
-const MAX_DEPTH: usize = 100;
-/// Name of the template in errors.
-const NAME: &str = "chat template";
+/// Statements and expressions within each other, macros included.
+const MAX_DEPTH: u32 = 400;
+/// Bytes of the template's own text that an error repeats.
+const MAX_QUOTED_BYTES: usize = 500;
 
 /// Why a template gives no prompt. One line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TemplateError(String);
 
+impl TemplateError {
+    fn new(line: Option<u32>, what: impl fmt::Display) -> TemplateError {
+        let line = line.map_or_else(String::new, |line| format!("line {line}: "));
+        // The text of an error may be the template's own: keep it to a line, and away from the terminal's controls.
+        let text: String = what.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        TemplateError(format!("{line}{text}"))
+    }
+}
+
 impl fmt::Display for TemplateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{NAME}: {}", self.0)
+        write!(f, "chat template: {}", self.0)
     }
 }
 
 impl std::error::Error for TemplateError {}
 
-impl From<JinjaError> for TemplateError {
-    fn from(e: JinjaError) -> Self {
-        let what = match e.kind() {
-            ErrorKind::OutOfFuel => format!("expected to be done within {FUEL} steps"),
-            // What was written too much is told by the writer.
-            ErrorKind::WriteFailure => format!("expected at most {MAX_OUTPUT_BYTES} bytes of output"),
-            kind => e.detail().map_or_else(|| kind.to_string(), |detail| format!("{kind}: {detail}")),
-        };
-        let line = e.line().map_or_else(String::new, |line| format!("line {line}: "));
-        // The text of an error may be the template's own: keep it to a line, and away from the terminal's controls.
-        let text: String = what.chars().map(|c| if c.is_control() { ' ' } else { c }).take(500).collect();
-        TemplateError(format!("{line}{text}"))
-    }
+/// As much of a template's own text as an error should repeat.
+fn text_of(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_QUOTED_BYTES)].to_owned()
 }
 
 /// What a template renders.
@@ -77,7 +88,7 @@ pub fn message(role: &str, content: &str) -> Json {
 
 /// A compiled template.
 pub struct ChatTemplate {
-    env: Environment<'static>,
+    tree: Tree,
 }
 
 impl ChatTemplate {
@@ -86,23 +97,7 @@ impl ChatTemplate {
     /// # Errors
     /// A syntax error, with its line.
     pub fn new(source: &str) -> Result<ChatTemplate, TemplateError> {
-        let mut env = Environment::new();
-        env.set_trim_blocks(true);
-        env.set_lstrip_blocks(true);
-        env.set_fuel(Some(FUEL));
-        env.set_recursion_limit(MAX_DEPTH);
-        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        env.set_formatter(|out, state, value| match value.kind() {
-            ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(JinjaError::from),
-            ValueKind::None => out.write_str("None").map_err(JinjaError::from),
-            _ => minijinja::escape_formatter(out, state, value),
-        });
-        env.add_filter("tojson", to_json);
-        env.add_function("raise_exception", |message: String| -> Result<Value, JinjaError> {
-            Err(JinjaError::new(ErrorKind::InvalidOperation, format!("the template refuses: {message}")))
-        });
-        env.add_template_owned(NAME, source.to_owned())?;
-        Ok(ChatTemplate { env })
+        parse::parse(source).map(|tree| ChatTemplate { tree })
     }
 
     /// The prompt text.
@@ -110,136 +105,22 @@ impl ChatTemplate {
     /// # Errors
     /// What the template raises, what it does wrong, or a limit it runs into.
     pub fn render(&self, inputs: &Inputs<'_>) -> Result<String, TemplateError> {
-        let tools = if inputs.tools.is_empty() { Value::from(()) } else { Value::from_serialize(inputs.tools) };
-        let thinking = inputs.enable_thinking.map_or(Value::UNDEFINED, Value::from);
-        let context = context! {
-            messages => inputs.messages,
-            tools => tools,
-            add_generation_prompt => inputs.add_generation_prompt,
-            enable_thinking => thinking,
-            bos_token => inputs.bos_token.unwrap_or_default(),
-            eos_token => inputs.eos_token.unwrap_or_default(),
+        let budget = Rc::new(Budget::default());
+        let list = |json: &[Json]| {
+            let mut items = Items::new(&budget)?;
+            json.iter().try_for_each(|json| items.push(Value::from_json(json, &budget)?))?;
+            Ok(items.finish())
         };
-        let mut out = Capped(Vec::new());
-        self.env.get_template(NAME)?.render_captured_to(context, &mut out)?;
-        String::from_utf8(out.0).map_err(|e| TemplateError(e.to_string()))
-    }
-}
-
-/// A buffer that refuses to grow past [`MAX_OUTPUT_BYTES`].
-struct Capped(Vec<u8>);
-
-impl io::Write for Capped {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() > MAX_OUTPUT_BYTES - self.0.len() {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// `tojson` as `json.dumps(x, ensure_ascii=False, indent=indent)` spells it, without the HTML escapes of Jinja's own.
-fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, JinjaError> {
-    let indent = kwargs.get::<Option<usize>>("indent")?.map(|n| n.min(16));
-    // Accepted, since templates pass it; text stays as it is.
-    kwargs.get::<Option<bool>>("ensure_ascii")?;
-    kwargs.assert_all_used()?;
-    let mut out = Capped(Vec::new());
-    let style = Python { indent: indent.map(|n| vec![b' '; n]), depth: 0, empty: true };
-    value
-        .serialize(&mut serde_json::Serializer::with_formatter(&mut out, style))
-        .map_err(|e| JinjaError::new(ErrorKind::BadSerialization, e.to_string()))?;
-    String::from_utf8(out.0)
-        .map(Value::from_safe_string)
-        .map_err(|e| JinjaError::new(ErrorKind::BadSerialization, e.to_string()))
-}
-
-/// Python's separators: `", "` and `": "`, or a line per item if there is an indent.
-struct Python {
-    indent: Option<Vec<u8>>,
-    depth: usize,
-    empty: bool,
-}
-
-impl Python {
-    fn open(&mut self) {
-        self.depth += 1;
-        self.empty = true;
-    }
-
-    fn close<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.depth -= 1;
-        if !self.empty {
-            self.line(out)?;
-        }
-        self.empty = false;
-        Ok(())
-    }
-
-    fn item<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.empty = false;
-        match (&self.indent, first) {
-            (None, true) => return Ok(()),
-            (None, false) => return out.write_all(b", "),
-            (Some(_), true) => {}
-            (Some(_), false) => out.write_all(b",")?,
-        }
-        self.line(out)
-    }
-
-    fn line<W: ?Sized + io::Write>(&self, out: &mut W) -> io::Result<()> {
-        let Some(indent) = &self.indent else { return Ok(()) };
-        out.write_all(b"\n")?;
-        (0..self.depth).try_for_each(|_| out.write_all(indent))
-    }
-}
-
-impl serde_json::ser::Formatter for Python {
-    fn begin_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.open();
-        out.write_all(b"[")
-    }
-
-    fn end_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.close(out)?;
-        out.write_all(b"]")
-    }
-
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.item(out, first)
-    }
-
-    fn end_array_value<W: ?Sized + io::Write>(&mut self, _: &mut W) -> io::Result<()> {
-        self.empty = false;
-        Ok(())
-    }
-
-    fn begin_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.open();
-        out.write_all(b"{")
-    }
-
-    fn end_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.close(out)?;
-        out.write_all(b"}")
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.item(out, first)
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        out.write_all(b": ")
-    }
-
-    fn end_object_value<W: ?Sized + io::Write>(&mut self, _: &mut W) -> io::Result<()> {
-        self.empty = false;
-        Ok(())
+        let tools = if inputs.tools.is_empty() { Value::None } else { list(inputs.tools)? };
+        let vars = [
+            ("messages", list(inputs.messages)?),
+            ("tools", tools),
+            ("add_generation_prompt", Value::Bool(inputs.add_generation_prompt)),
+            ("enable_thinking", inputs.enable_thinking.map_or(Value::Undefined, Value::Bool)),
+            ("bos_token", budget.text(inputs.bos_token.unwrap_or_default())?),
+            ("eos_token", budget.text(inputs.eos_token.unwrap_or_default())?),
+        ];
+        eval::render(&self.tree, &budget, vars)
     }
 }
 

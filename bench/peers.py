@@ -1,0 +1,335 @@
+#!/usr/bin/env python3
+"""Loaf beside llama.cpp: the same weights, shapes and threads, in turns, in one run. `make bench-peers` calls this.
+
+Everything it installs, makes and writes lies in bench/.local, which is not committed: a virtual environment with llama.cpp
+(inside llama-cpp-python, built here with -DGGML_NATIVE=ON) and the gguf package; models with random weights (peer_models.py);
+results.md and results.json. Delete the folder to begin anew.
+
+How it measures:
+- A loaf is baked from the same bf16 numbers that llama.cpp's own quantiser turns into Q4_0, Q4_K_M or Q8_0. Every tensor of the
+  loaf then gets the width that tensor has there (`bake build --quant-as`), so both read about the same bytes for a token; both
+  numbers are printed. The column "all 4 bits" gives the loaf 4 bits for everything, beside the same GGUF.
+- Each engine runs as a process of its own, loaf and every mode of llama.cpp (repacked or not, flash attention or not) in turns, the
+  same number of rounds; each process repeats a figure as often as the other's. Of llama.cpp the mode with the best median
+  counts, figure by figure.
+- Prefill gives logits of the last token alone. Decode at a context fills the caches and does not compute them, in both.
+- Start-up is from exec to the first byte of the first token's text, ids given, files in the page cache; peak memory is what the
+  system says that process used at most, mapped weights included.
+- The read ceiling is measured by every loaf process before it measures anything else.
+
+A figure is only as good as the machine is idle: the load average stands in the table.
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LOCAL = HERE / ".local"
+VENV = LOCAL / "venv"
+PYTHON = VENV / "bin" / "python"
+PEER = LOCAL / "llama_peer"
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", HERE.parent / "target")) / "release"
+LOAF, BAKE = TARGET / "loaf", TARGET / "bake"
+
+# Name of the GGUF mix -> (llama.cpp's number for it, our width for most weights).
+MIXES = {"q4_0": (2, "q4"), "q4_k_m": (15, "q4"), "q8_0": (7, "q8")}
+# Their types and the widths that cost about as many bits: 4.5, 5.5, 6.5 and 8.5 a weight, scales included.
+WIDTHS = {"Q4_0": "q4", "Q4_1": "q4", "Q4_K": "q4", "Q5_0": "q5", "Q5_K": "q5", "Q6_K": "q6", "Q8_0": "q8"}
+PREFILLS, DECODE, CONTEXTS, DEEP = (128, 512), 64, (4096, 16384), 16
+
+
+def run(*args, **options):
+    """Runs a program; on failure ends with what it said."""
+    done = subprocess.run([str(a) for a in args], capture_output=True, text=True, **options)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, args))}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def set_up():
+    """Installs what is not there yet; returns only inside the virtual environment."""
+    marker = VENV / "complete"
+    wanted = (HERE / "requirements.txt").read_text()
+    if not marker.exists() or marker.read_text() != wanted:
+        print("installing llama.cpp from source, which takes some minutes", flush=True)
+        LOCAL.mkdir(exist_ok=True)
+        run(sys.executable, "-m", "venv", VENV)
+        env = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON", "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())}
+        run(PYTHON, "-m", "pip", "install", "--no-binary", "llama-cpp-python", "-r", HERE / "requirements.txt", env=env)
+        marker.write_text(wanted)
+    if Path(sys.prefix).resolve() != VENV.resolve():
+        os.execv(PYTHON, [str(PYTHON), *sys.argv])
+    site = next(VENV.glob("lib/python*/site-packages"))
+    source, lib = HERE / "llama_peer.c", site / "llama_cpp" / "lib"
+    if not PEER.exists() or PEER.stat().st_mtime < max(source.stat().st_mtime, marker.stat().st_mtime):
+        libraries = ["-lllama", "-lggml", "-lggml-base", "-lggml-cpu"]
+        run(os.environ.get("CC", "cc"), "-O2", "-Wall", f"-I{site / 'include'}", source, "-o", PEER, f"-L{lib}", *libraries,
+            f"-Wl,-rpath,{lib}")
+    run("cargo", "build", "--release", "-p", "loaf-runtime", "-p", "loaf-bake", cwd=HERE.parent)
+
+
+def machine():
+    """What this machine is, and that llama.cpp was built for it."""
+    info = run(PEER, "-", 1, 0, 0, "info").strip()
+    try:
+        cpu = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        cpu = ""
+    field = lambda name: next(iter(re.findall(rf"^{name}\s*: (.*)$", cpu, re.M)), "")
+    flags = set(field("flags").split())
+    shown = {"avx2": "AVX2", "avx512f": "AVX512", "avx512_vnni": "AVX512_VNNI", "avx_vnni": "AVX_VNNI"}
+    for flag, name in shown.items():
+        if flag in flags and f"{name} = 1" not in info:
+            sys.exit(f"llama.cpp was not built for this CPU: it has {flag}, but the build says: {info}")
+    name = field("model name") or os.uname().machine
+    features = [f for f in shown if f in flags] or [f for f in ("asimddp", "i8mm") if f in field("Features").split()]
+    return {"cpu": name, "features": features, "cores": os.cpu_count(), "llama_cpp": info}
+
+
+def loaf_options(models, config, types, base):
+    """`--quant-as` for every weight whose type in the GGUF is not the width of most; and the tensor table."""
+    options, table = [], []
+    for w in models.weights(config):
+        kind, theirs = types[w.gguf]
+        width = WIDTHS.get(kind)
+        table.append((w.hf, w.gguf, kind, theirs))
+        if width not in (None, base) and w.law == "matrix":
+            options += ["--quant-as", f"{w.hf}={width}"]
+    return options, table
+
+
+def bake(source, out, width, options, context):
+    if not out.exists():
+        run(BAKE, "build", source, "-o", out, "--quant", width, "--context", context, *options)
+    return out
+
+
+def stored_bytes(loaf):
+    """Bytes of every weight of a loaf, scales and biases included, by canonical name."""
+    with open(loaf, "rb") as f:
+        header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+    total = {}
+    for name, t in header.items():
+        if name.startswith(("loaf.", "__")):
+            continue
+        module = re.sub(r"\.(weight|scales|biases)$", "", name)
+        total[module] = total.get(module, 0) + t["data_offsets"][1] - t["data_offsets"][0]
+    return total
+
+
+def touched(config, name, size):
+    """Bytes of a weight that decoding one token reads."""
+    c = config.get("text_config", config)
+    if ".switch_mlp." in name:
+        return size * c["num_experts_per_tok"] // c["num_experts"]
+    if name.startswith("model.embed_tokens"):
+        return size if config.get("tie_word_embeddings") else size // c["vocab_size"]
+    return size
+
+
+def bytes_table(config, table, loaf):
+    """Per kind of tensor: their type and bytes for a token, and ours."""
+    ours = stored_bytes(loaf)
+    rows = {}
+    for hf, _, kind, theirs in table:
+        role = re.sub(r"\.\d+\.", ".*.", hf)
+        row = rows.setdefault((role, kind), [0, 0, 0])
+        row[0] += 1
+        row[1] += touched(config, hf, theirs)
+        row[2] += touched(config, hf, ours[hf.removesuffix(".weight")])
+    return rows
+
+
+# A process inherits the peak memory of the one that starts it, so a small one does. It prints seconds from exec to the first
+# byte of output, and the peak in KiB.
+TIMER = """
+import os, subprocess, sys, time
+start = time.perf_counter()
+p = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE)
+first = p.stdout.read(1)
+seconds = time.perf_counter() - start
+p.stdout.read()
+_, status, usage = os.wait4(p.pid, 0)
+p.returncode = os.waitstatus_to_exitcode(status)
+print(seconds, usage.ru_maxrss)
+sys.exit(p.returncode or not first)
+"""
+
+
+def timed(args):
+    """A process's seconds from exec to its first byte of output, and its peak memory in bytes."""
+    seconds, peak = run(sys.executable, "-I", "-S", "-c", TIMER, *args).split()
+    return float(seconds), int(peak) * 1024
+
+
+class Figures:
+    """name -> engine or mode -> samples."""
+
+    def __init__(self):
+        self.samples = {}
+
+    def add(self, figure, who, value):
+        self.samples.setdefault(figure, {}).setdefault(who, []).append(value)
+
+    def best(self, figure, who, lower=False):
+        """The mode of `who` with the best median: (mode, samples)."""
+        modes = {m: s for m, s in self.samples.get(figure, {}).items() if m.split()[0] == who}
+        if not modes:
+            return None
+        pick = min if lower else max
+        return pick(modes.items(), key=lambda item: statistics.median(item[1]))
+
+
+def measure(model, a, figures, notes):
+    """One round of one model: every engine and mode once, in turns."""
+    threads, repeat = a.threads, a.repeat
+    loaves = [("loaf", model["loaf"])] + ([("loaf-4bit", model["all4"])] if model["all4"] else [])
+    modes = [(r, f) for r in (0, 1) for f in (0, 1)]
+    plan = [("loaf", who, path) for who, path in loaves]
+    # A loaf between any two modes would make it run more often; all run once a round, starting elsewhere each round.
+    plan += [("llama", f"llama.cpp {'repacked' if r else 'plain'}{', flash' if f else ''}", (r, f)) for r, f in modes]
+    turn = notes["rounds"] % len(plan)
+    for engine, who, what in plan[turn:] + plan[:turn]:
+        notes["load"].append(os.getloadavg()[0])
+        if engine == "loaf":
+            for n in PREFILLS:
+                out = json.loads(run(LOAF, "bench", "-m", what, "--prefill", n, "--decode", DECODE if n == PREFILLS[-1] else 0,
+                                     "--threads", threads, "--repeat", repeat, "--json"))
+                figures.add(f"prefill {n}", who, out["prefill_tok_s"]["median"])
+                notes["ceiling"].append(out["read_ceiling_gb_s"])
+                if out["decode_tok_s"]:
+                    figures.add(f"decode {DECODE}", who, out["decode_tok_s"]["median"])
+                    notes[f"{who} bytes"] = out["decode_bytes_per_token"]
+                    figures.add("decode, % of ceiling", who, 100 * out["decode_gb_s"] / out["read_ceiling_gb_s"])
+            for n in a.contexts:
+                out = json.loads(run(LOAF, "bench", "-m", what, "--prefill", 0, "--decode", DEEP, "--context", n,
+                                     "--threads", threads, "--repeat", repeat, "--json"))
+                figures.add(f"decode at {n}", who, out["decode_tok_s"]["median"])
+            start = [LOAF, "run", "-m", what, "--ids", 1, "-n", 1, "--greedy", "--threads", threads]
+        else:
+            peer = [PEER, model["gguf"], threads, *what]
+            lines = run(*peer, "speed", ",".join(map(str, PREFILLS)), DECODE, repeat).splitlines()
+            for n in a.contexts:
+                lines += run(*peer, "depth", n, DEEP, repeat).splitlines()
+            seconds = {}
+            for line in lines:
+                name, value = line.split()
+                seconds.setdefault(name, []).append(float(value))
+            for name, values in seconds.items():
+                part = name.split("_")
+                figure = f"{part[0]} at {part[3]}" if "at" in part else f"{part[0]} {part[1]}"
+                figures.add(figure, who, int(part[1]) / statistics.median(values))
+            start = [*peer, "startup"]
+        took = [timed(start) for _ in range(repeat)]
+        figures.add("start-up, s", who, statistics.median(t for t, _ in took))
+        figures.add("peak memory of one token, MiB", who, max(m for _, m in took) / 2**20)
+
+
+LOWER = ("start-up, s", "peak memory of one token, MiB")
+TARGETS = {"prefill 512": 2.0, f"decode {DECODE}": 1.5, "decode at 4096": 1.3, "decode at 16384": 1.3}
+
+
+def number(x):
+    return f"{x:.3g}" if x < 100 else f"{x:.0f}"
+
+
+def spread(samples):
+    return f"{number(statistics.median(samples))} ({number(min(samples))}–{number(max(samples))})"
+
+
+def report(name, mix, model, figures, notes):
+    """The table of one model and mix, in markdown, and the same as data."""
+    lines = [f"## {name}, {mix}", ""]
+    ceiling = notes["ceiling"]
+    lines += [f"Read ceiling {spread(ceiling)} GB/s; load average {spread(notes['load'])}; {notes['rounds']} rounds; median (least–most).", ""]
+    lines += ["| | loaf | llama.cpp | its best mode | ratio | wanted | loaf, all 4 bits |", "|---|---:|---:|---|---:|---:|---:|"]
+    data = {"figures": figures.samples, "read_ceiling_gb_s": ceiling, "load": notes["load"], "ratios": {}}
+    for figure in figures.samples:
+        lower = figure in LOWER
+        ours, theirs = figures.best(figure, "loaf", lower), figures.best(figure, "llama.cpp", lower)
+        four = figures.best(figure, "loaf-4bit", lower)
+        cells = [spread(x[1]) if x else "" for x in (ours, theirs)]
+        ratio = ""
+        if ours and theirs:
+            value = statistics.median(ours[1]) / statistics.median(theirs[1])
+            data["ratios"][figure] = value
+            ratio = f"{value:.2f}"
+        wanted = {"start-up, s": "≤ 0.20", "decode, % of ceiling": "≥ 85"}.get(figure) or (f"≥ {TARGETS[figure]:.1f}" if figure in TARGETS else "")
+        mode = theirs[0].removeprefix("llama.cpp ") if theirs else ""
+        lines.append(f"| {figure} | {cells[0]} | {cells[1]} | {mode} | {ratio} | {wanted} | {spread(four[1]) if four else ''} |")
+    lines += ["", "Bytes of weights for one token:", "", "| weights | tensors | llama.cpp | MB | loaf MB |", "|---|---:|---|---:|---:|"]
+    total = [0, 0]
+    for (role, kind), (count, theirs, ours) in model["bytes"].items():
+        total[0] += theirs
+        total[1] += ours
+        if max(theirs, ours) >= 1e5:
+            lines.append(f"| {role} | {count} | {kind} | {theirs / 1e6:.1f} | {ours / 1e6:.1f} |")
+    lines += [f"| all, small ones included | | | {total[0] / 1e6:.1f} | {total[1] / 1e6:.1f} |", ""]
+    data["weight_bytes_per_token"] = {"llama.cpp": total[0], "loaf": total[1]}
+    return lines, data
+
+
+def make_models(models, name, mix, contexts):
+    """Writes what is missing of one model in one mix; returns where everything is."""
+    folder = LOCAL / "models" / name
+    config = models.CONFIGS[name]
+    gguf = folder / f"{mix}.gguf"
+    if not (folder / "model.gguf").exists():
+        print(f"{name}: drawing weights", flush=True)
+        models.write(config, folder)
+    if not gguf.exists():
+        print(f"{name}: quantising to {mix}", flush=True)
+        run(PEER, folder / "model.gguf", os.cpu_count(), 0, 0, "quantize", MIXES[mix][0], gguf)
+    width = MIXES[mix][1]
+    options, table = loaf_options(models, config, models.tensor_types(gguf), width)
+    context = max([1024, *contexts]) + 1024
+    loaf = bake(folder, folder / f"{mix}-{context}.loaf", width, options, context)
+    all4 = bake(folder, folder / f"all4-{context}.loaf", "q4", [], context) if width == "q4" and options else None
+    return {"gguf": gguf, "loaf": loaf, "all4": all4, "bytes": bytes_table(config, table, loaf)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Loaf beside llama.cpp, on random weights, in turns.")
+    parser.add_argument("--only", default="*", help="models and mixes, such as 'dense' or 'moe/q4_*' [default: all]")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of every engine and mode [default: 3]")
+    parser.add_argument("--repeat", type=int, default=3, help="repetitions within a process [default: 3]")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of either [default: all]")
+    parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), help="contexts to decode at; empty for none")
+    a = parser.parse_args()
+    a.contexts = [int(n) for n in a.contexts.split(",") if n]
+    set_up()
+    import peer_models as models
+
+    names = list(models.CONFIGS)
+    pairs = [(n, m) for n in names for m in MIXES]
+    wanted = [p for p in pairs if any(fnmatch.fnmatch(t, a.only) for t in ("/".join(p), p[0]))]
+    about = machine()
+    lines = ["# Loaf beside llama.cpp", "", f"{about['cpu']}, {about['cores']} cores, {' '.join(about['features'])}; {a.threads} threads.", "",
+             f"llama.cpp: {about['llama_cpp']}", "", "Speeds in tokens per second.", ""]
+    results = {"machine": about, "threads": a.threads, "models": {}}
+    for name, mix in wanted:
+        model = make_models(models, name, mix, a.contexts)
+        figures, notes = Figures(), {"rounds": 0, "load": [], "ceiling": []}
+        for _ in range(a.rounds):
+            measure(model, a, figures, notes)
+            notes["rounds"] += 1
+        table, data = report(name, mix, model, figures, notes)
+        print("\n".join(table), flush=True)
+        lines += table
+        results["models"][f"{name}/{mix}"] = data
+        # After every model, so that an interrupted run keeps what it has.
+        (LOCAL / "results.md").write_text("\n".join(lines))
+        (LOCAL / "results.json").write_text(json.dumps(results, indent=1))
+    print(f"saved in {LOCAL / 'results.md'} and results.json")
+
+
+if __name__ == "__main__":
+    main()
