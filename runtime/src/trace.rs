@@ -79,7 +79,10 @@ impl Trace for CpuTrace<'_> {
         let n = ids.len() as u32;
         let phase = if n == 1 { Phase::Decode } else { Phase::Prefill };
         let family = plan.families_of(phase).find(|f| f.max_rows >= n).ok_or("more tokens than a chunk")?;
-        if n == 0 || pos.checked_add(n).is_none_or(|end| end > family.positions) || ids.iter().any(|&id| id >= plan.vocab) {
+        if n == 0
+            || pos.checked_add(n).is_none_or(|end| end > family.positions)
+            || ids.iter().any(|&id| id >= plan.vocab)
+        {
             return Err(format!("expected known tokens within {} positions", family.positions));
         }
         let at = plan.io.ids as usize;
@@ -89,12 +92,7 @@ impl Trace for CpuTrace<'_> {
         let mut words = Vec::new();
         let segment = &family.segments[family.segment_at(u64::from(pos))];
         segment.expand(u64::from(pos), u64::from(n), &mut words);
-        let bases = [
-            self.loaf.data().as_ptr().cast_mut(),
-            self.state.ptr(),
-            self.arena.ptr(),
-            self.io.ptr(),
-        ];
+        let bases = [self.loaf.data().as_ptr().cast_mut(), self.state.ptr(), self.arena.ptr(), self.io.ptr()];
         let mut values = Vec::new();
         for record in records(&words).flatten() {
             let count = record.kind.spec().operands.len();
@@ -196,7 +194,10 @@ impl Names {
         let end = o.offset + dims[0] * row;
         let within = self.tensors.iter().filter(|t| t.offset >= o.offset && t.offset + t.len <= end && row > 0);
         let column = |t: &TensorEntry| (((t.offset - o.offset) / row) as usize, (t.len / row) as usize);
-        within.map(|t| (t.name.strip_suffix(".weight").unwrap_or(&t.name), column(t))).map(|(n, (a, b))| (n, a, b)).collect()
+        within
+            .map(|t| (t.name.strip_suffix(".weight").unwrap_or(&t.name), column(t)))
+            .map(|(n, (a, b))| (n, a, b))
+            .collect()
     }
 
     /// One line for people.
@@ -249,7 +250,9 @@ impl Activations {
             match (name.as_str(), entry["dtype"].as_str()) {
                 ("ids", Some("I32" | "U32")) => out.ids = words.collect(),
                 (_, Some("F32")) => out.modules.push((name.clone(), words.map(f32::from_bits).collect())),
-                (_, found) => return Err(ActivationsError(format!("{name}: expected F32 (ids: I32), found {found:?}"))),
+                (_, found) => {
+                    return Err(ActivationsError(format!("{name}: expected F32 (ids: I32), found {found:?}")));
+                }
             }
         }
         if out.ids.is_empty() {

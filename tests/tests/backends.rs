@@ -108,7 +108,7 @@ fn every_width_agrees() {
     let keep: Vec<usize> = (0..40).collect();
     for bits in [2, 3, 4, 5, 6, 8] {
         for group in [32, 64] {
-            let options = f32_caches(QuantOptions { bits: Some(bits), group });
+            let options = f32_caches(QuantOptions { bits: Some(bits), group, ..QuantOptions::default() });
             let baked = bake("stories260k", &options);
             let want = interpreted("stories260k", &baked, &options, ids);
             check(&format!("stories260k q{bits}g{group}"), &baked, ids, &[33], &keep, &want);

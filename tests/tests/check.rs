@@ -56,8 +56,11 @@ fn activations_of_transformers_agree_and_an_altered_one_is_named() {
     let file = fixture("hf/qwen3/activations.safetensors");
     let (code, out, _) = check(&baked.path, &["--json", "--against", file.to_str().expect("UTF-8")]);
     let all: Value = serde_json::from_str(&out).expect("one JSON object");
-    let names: Vec<&str> = all["results"].as_array().expect("rows").iter().map(|r| r["op"].as_str().expect("a name")).collect();
-    for module in ["model.embed_tokens", "model.layers.0.self_attn.k_proj", "model.layers.1.self_attn.q_norm", "model.norm"] {
+    let names: Vec<&str> =
+        all["results"].as_array().expect("rows").iter().map(|r| r["op"].as_str().expect("a name")).collect();
+    for module in
+        ["model.embed_tokens", "model.layers.0.self_attn.k_proj", "model.layers.1.self_attn.q_norm", "model.norm"]
+    {
         assert!(names.contains(&module), "{module} of {names:?}");
     }
     assert_eq!((code, &all["first"]), (0, &Value::Null));
@@ -93,7 +96,10 @@ fn what_cannot_be_compared_is_said_in_one_line() {
     ];
     for (arguments, message) in cases {
         let (code, out, err) = check(&baked.path, &arguments);
-        assert!(code > 0 && out.is_empty() && err.lines().count() == 1 && err.starts_with(message), "{arguments:?}: {err}");
+        assert!(
+            code > 0 && out.is_empty() && err.lines().count() == 1 && err.starts_with(message),
+            "{arguments:?}: {err}"
+        );
     }
 }
 

@@ -100,7 +100,8 @@ impl Case {
                 s.iter_mut().for_each(|x| *x *= decay);
                 for j in 0..dv {
                     let recalled: f64 = (0..dk).map(|i| s[i * dv + j] * f64::from(self.k[key + i])).sum();
-                    let delta = f64::from(self.beta[t * hv + h]) * (f64::from(self.v[(t * hv + h) * dv + j]) - recalled);
+                    let delta =
+                        f64::from(self.beta[t * hv + h]) * (f64::from(self.v[(t * hv + h) * dv + j]) - recalled);
                     (0..dk).for_each(|i| s[i * dv + j] += f64::from(self.k[key + i]) * delta);
                     out.push((0..dk).map(|i| s[i * dv + j] * f64::from(self.q[key + i])).sum::<f64>() as f32);
                 }
@@ -160,6 +161,37 @@ fn a_step_is_the_recurrence_as_operations_and_as_a_kernel() {
 }
 
 #[test]
+fn attention_of_one_row_is_the_definition_as_a_kernel() {
+    let (m, device) = open();
+    let kernels = DeviceKernels::new(device).expect("kernels");
+    let (heads, kv_heads, capacity) = (4, 2, 300);
+    for (dim, last, window) in [(32, 0, 0), (64, 5, 0), (128, 255, 0), (128, 299, 37), (256, 40, 64)] {
+        let (q, k) = (numbers(1, heads * dim), numbers(2, kv_heads * capacity * dim));
+        let (v, scale) = (numbers(3, kv_heads * capacity * dim), 0.3);
+        let mut want = vec![0.0f32; heads * dim];
+        for h in 0..heads {
+            let row = |a: &[f32], p: usize, i: usize| f64::from(a[((h / (heads / kv_heads)) * capacity + p) * dim + i]);
+            let first = if window == 0 { 0 } else { (last + 1usize).saturating_sub(window) };
+            let score = |p| (0..dim).map(|i| f64::from(q[h * dim + i]) * row(&k, p, i)).sum::<f64>() * scale;
+            let weights: Vec<f64> = (first..=last).map(|p| score(p).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            for i in 0..dim {
+                let sum: f64 = weights.iter().zip(first..).map(|(w, p)| w * row(&v, p, i)).sum();
+                want[h * dim + i] = (sum / total) as f32;
+            }
+        }
+        let cache = |a: &[f32]| Array::from_slice(a, &[kv_heads as i32, capacity as i32, dim as i32]);
+        let (q, k, v) = (Array::from_slice(&q, &[heads as i32, dim as i32]), cache(&k), cache(&v));
+        let last = Array::from_slice(&[last as i32], &[1]);
+        let got = kernels.attend(&m, [&q, &k, &v], &last, scale as f32, window as i32, Type::F32).expect("a launch");
+        assert_eq!(got.is_some(), device != Device::Cpu);
+        if let Some(got) = got {
+            close(&format!("{dim} wide, window {window}"), &host(&m, &got), &want);
+        }
+    }
+}
+
+#[test]
 fn nothing_is_traced_again_between_tokens() {
     let baked = bake("hf/qwen3_next", &BuildOptions::default());
     let ids = Expected::read("hf/qwen3_next").ids;
@@ -198,7 +230,13 @@ fn a_sequence_can_start_over_and_step_back() {
 }
 
 /// Ids generated, position afterwards, and mean log-probability.
-fn generate(session: &mut Session<'_>, prompt: &[u32], n: usize, sampler: SamplerOptions, stop: &[u32]) -> (Vec<u32>, u32, f64) {
+fn generate(
+    session: &mut Session<'_>,
+    prompt: &[u32],
+    n: usize,
+    sampler: SamplerOptions,
+    stop: &[u32],
+) -> (Vec<u32>, u32, f64) {
     let options = GenerateOptions {
         max_tokens: Some(n),
         sampler,
@@ -213,7 +251,8 @@ fn generate(session: &mut Session<'_>, prompt: &[u32], n: usize, sampler: Sample
 
 #[test]
 fn choices_on_the_device_are_the_samplers() {
-    let baked = bake("hf/qwen3_5_moe", &BuildOptions { kv: Some(loaf_formats::dtype::DType::F32), ..Default::default() });
+    let baked =
+        bake("hf/qwen3_5_moe", &BuildOptions { kv: Some(loaf_formats::dtype::DType::F32), ..Default::default() });
     let ids = Expected::read("hf/qwen3_5_moe").ids;
     let greedy = SamplerOptions::default();
     let cases = [

@@ -81,7 +81,9 @@ pub(super) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         pos += part.len();
     }
     if rows.is_empty() {
-        return Err(Failure::runtime(format!("--against {against}: expected results of this loaf's modules, found none")));
+        return Err(Failure::runtime(format!(
+            "--against {against}: expected results of this loaf's modules, found none"
+        )));
     }
     report(args, against, tolerance, &rows, io)
 }
@@ -107,7 +109,9 @@ fn prompt(args: &CheckArgs, loaf: &Loaf, reference: &Reference<'_>, io: &mut Io<
         .ok_or_else(|| Failure::usage("this loaf has no tokenizer: pass token ids, with --ids 1,2,3"))?;
     let text = match args.prompt.as_deref() {
         Some(text) => text.to_owned(),
-        None if io.stdin_is_terminal => return Err(Failure::usage("no prompt: pass one as an argument, or pipe it in")),
+        None if io.stdin_is_terminal => {
+            return Err(Failure::usage("no prompt: pass one as an argument, or pipe it in"));
+        }
         None => io.read_stdin()?,
     };
     let mut ids = Vec::new();
@@ -140,7 +144,11 @@ fn compare(
                     // A device computes a whole chunk's rows; those that count come first.
                     let n = values.len().min(want.len());
                     let (values, want) = (&values[..n], &want[..n]);
-                    rows.push(Row { at: place(i), name: names.of(r), difference: Difference::of(values, want, tolerance) });
+                    rows.push(Row {
+                        at: place(i),
+                        name: names.of(r),
+                        difference: Difference::of(values, want, tolerance),
+                    });
                 }
                 i += 1;
             };
@@ -161,7 +169,8 @@ fn compare(
                 for (module, first, count) in names.modules(r) {
                     let Some(want) = file.rows(module, pos, ids.len()) else { continue };
                     let columns = if whole { 0..width } else { first..(first + count).min(width) };
-                    let got: Vec<f32> = values.chunks(width).take(ids.len()).flat_map(|row| row[columns.clone()].to_vec()).collect();
+                    let got: Vec<f32> =
+                        values.chunks(width).take(ids.len()).flat_map(|row| row[columns.clone()].to_vec()).collect();
                     let difference = Difference::of(&got, want, tolerance);
                     rows.push(Row { at: place(i - 1), name: module.to_owned(), difference });
                 }
@@ -192,13 +201,20 @@ fn report(args: &CheckArgs, against: &str, tolerance: f32, rows: &[Row], io: &mu
         worst.sort_by(|a, b| of_scale(b).total_cmp(&of_scale(a)));
         worst.truncate(10);
     }
-    let mut text = format!("{:>9} {:>9} {:>9} {:>9} {:>9}  result\n", "max abs", "of scale", "max rel", "rms", "beyond");
+    let mut text =
+        format!("{:>9} {:>9} {:>9} {:>9} {:>9}  result\n", "max abs", "of scale", "max rel", "rms", "beyond");
     for r in worst.into_iter().chain(diverging.first().copied()) {
         let d = &r.difference;
         let _ = writeln!(
             text,
             "{:9.2e} {:9.2e} {:9.2e} {:9.2e} {:9}  {}: {}",
-            d.max_abs, of_scale(r), d.max_rel, d.rms, d.violations, r.at, r.name
+            d.max_abs,
+            of_scale(r),
+            d.max_rel,
+            d.rms,
+            d.violations,
+            r.at,
+            r.name
         );
     }
     let elements: usize = rows.iter().map(|r| r.difference.len).sum();

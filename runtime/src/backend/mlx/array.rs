@@ -83,7 +83,7 @@ pub enum Type {
 }
 
 impl Type {
-    fn raw(self) -> sys::mlx_dtype {
+    pub(super) fn raw(self) -> sys::mlx_dtype {
         match self {
             Type::U8 => sys::mlx_dtype__MLX_UINT8,
             Type::U32 => sys::mlx_dtype__MLX_UINT32,
@@ -134,7 +134,9 @@ impl Array {
     pub fn from_slice<T: Element>(data: &[T], shape: &[i32]) -> Array {
         assert_eq!(data.len() as i64, shape.iter().map(|&n| i64::from(n)).product::<i64>(), "elements of {shape:?}");
         // SAFETY: the length was compared; MLX copies the data before it returns.
-        Array(unsafe { sys::mlx_array_new_data(data.as_ptr().cast(), shape.as_ptr(), shape.len() as c_int, T::TYPE.raw()) })
+        Array(unsafe {
+            sys::mlx_array_new_data(data.as_ptr().cast(), shape.as_ptr(), shape.len() as c_int, T::TYPE.raw())
+        })
     }
 
     /// An array over bytes that outlive it. MLX takes them as they are where its allocator can (Metal, if they begin and end on
@@ -154,6 +156,12 @@ impl Array {
     pub fn scalar(value: f32) -> Array {
         // SAFETY: no preconditions.
         Array(unsafe { sys::mlx_array_new_float32(value) })
+    }
+
+    /// An integer scalar.
+    pub fn int(value: i32) -> Array {
+        // SAFETY: no preconditions.
+        Array(unsafe { sys::mlx_array_new_int(value) })
     }
 
     /// Extents.
@@ -184,7 +192,8 @@ impl Array {
         // SAFETY: type and length are compared before the elements are read.
         unsafe {
             let data = sys::mlx_array_data_float32(self.0);
-            if sys::mlx_array_dtype(self.0) != sys::mlx_dtype__MLX_FLOAT32 || self.len() != out.len() || data.is_null() {
+            if sys::mlx_array_dtype(self.0) != sys::mlx_dtype__MLX_FLOAT32 || self.len() != out.len() || data.is_null()
+            {
                 return Err(MlxError(format!("expected {} f32 elements, found {}", out.len(), self.len())));
             }
             out.copy_from_slice(std::slice::from_raw_parts(data, out.len()));
@@ -427,9 +436,7 @@ impl Mlx {
     }
 
     pub fn arange(&self, n: i32) -> Result<Array> {
-        self.op(|out| unsafe {
-            sys::mlx_arange(out, 0.0, f64::from(n), 1.0, sys::mlx_dtype__MLX_INT32, self.stream)
-        })
+        self.op(|out| unsafe { sys::mlx_arange(out, 0.0, f64::from(n), 1.0, sys::mlx_dtype__MLX_INT32, self.stream) })
     }
 
     pub fn zeros(&self, shape: &[i32], kind: Type) -> Result<Array> {
@@ -452,7 +459,18 @@ impl Mlx {
     pub fn attention(&self, q: &Array, k: &Array, v: &Array, scale: f32, mask: &Array) -> Result<Array> {
         self.op(|out| unsafe {
             let kind = c"array".as_ptr();
-            sys::mlx_fast_scaled_dot_product_attention(out, q.0, k.0, v.0, scale, kind, mask.0, NONE, false, self.stream)
+            sys::mlx_fast_scaled_dot_product_attention(
+                out,
+                q.0,
+                k.0,
+                v.0,
+                scale,
+                kind,
+                mask.0,
+                NONE,
+                false,
+                self.stream,
+            )
         })
     }
 
@@ -494,7 +512,19 @@ impl Mlx {
             let (group, bits, mode) = (some(p.group), some(p.bits), p.mode.as_ptr());
             let (biases, experts) = (or_none(biases), experts.0);
             sys::mlx_gather_qmm(
-                out, x.0, w.0, scales.0, biases, NONE, experts, true, group, bits, mode, sorted, self.stream,
+                out,
+                x.0,
+                w.0,
+                scales.0,
+                biases,
+                NONE,
+                experts,
+                true,
+                group,
+                bits,
+                mode,
+                sorted,
+                self.stream,
             )
         })
     }

@@ -22,7 +22,11 @@ struct Payload {
     traces: Arc<AtomicUsize>,
 }
 
-unsafe extern "C" fn call(out: *mut sys::mlx_vector_array, inputs: sys::mlx_vector_array, payload: *mut c_void) -> c_int {
+unsafe extern "C" fn call(
+    out: *mut sys::mlx_vector_array,
+    inputs: sys::mlx_vector_array,
+    payload: *mut c_void,
+) -> c_int {
     // SAFETY: the payload is the `Payload` that `Compiled::new` boxed, alive until `free`.
     let payload = unsafe { &*payload.cast::<Payload>() };
     payload.traces.fetch_add(1, Ordering::Relaxed);

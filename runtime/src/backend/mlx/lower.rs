@@ -519,13 +519,21 @@ impl Trace<'_> {
             m.astype(&m.reshape(state, &[1, kv, positions, dim])?, self.l.kind)
         };
         let (keys, values) = (cache(1)?, cache(2)?);
+        if rows == 1 {
+            let q = m.reshape(&self.input(r, 0)?, &[heads as i32, dim as i32])?;
+            let flat = |a: &Array| m.reshape(a, &a.shape()[1..]);
+            let (k, v, last) = (flat(&keys)?, flat(&values)?, self.position(r, 4)?);
+            if let Some(y) = self.l.kernels.attend(m, [&q, &k, &v], &last, scale, window as i32, self.l.kind)? {
+                return self.out(r, 3, &y);
+            }
+        }
         let positions = keys.shape()[2];
         let column = m.arange(positions)?; // [positions]
         let row = m.add(&m.arange(rows as i32)?, &self.position(r, 4)?)?;
         let row = m.reshape(&row, &[rows as i32, 1])?;
         let mut visible = m.less_equal(&column, &row)?; // [rows, positions]
         if window > 0 {
-            let first = m.sub(&row, &Array::from_slice(&[window as i32], &[1]))?;
+            let first = m.sub(&row, &Array::int(window as i32))?;
             visible = m.and(&visible, &m.greater(&column, &first)?)?;
         }
         let q = m.transpose(&self.input(r, 0)?, &[1, 0, 2])?;

@@ -341,12 +341,7 @@ impl<'a> MlxBackend<'a> {
     ///
     /// # Errors
     /// What MLX says.
-    pub fn observe(
-        &mut self,
-        pos: u32,
-        ids: &[u32],
-        each: Seen<'_>,
-    ) -> Result<()> {
+    pub fn observe(&mut self, pos: u32, ids: &[u32], each: Seen<'_>) -> Result<()> {
         let (phase, n) = (if ids.len() == 1 { Phase::Decode } else { Phase::Prefill }, ids.len() as u32);
         let index = self.family(phase, n)?;
         let families = self.families.clone();

@@ -65,9 +65,8 @@ impl<'m> Values<'m> {
         let elem = operand.dtype.bytes();
         let unknown = || MlxError(format!("expected a view of one value, found {operand:?} of {dims:?}"));
         let (start, end) = operand.span(dims).ok_or_else(unknown)?;
-        let holds = |v: &&Value| {
-            v.region == operand.region && v.elem == elem && v.offset <= start && end <= v.offset + v.bytes
-        };
+        let holds =
+            |v: &&Value| v.region == operand.region && v.elem == elem && v.offset <= start && end <= v.offset + v.bytes;
         let v = self.values.iter().rev().find(holds).ok_or_else(unknown)?;
         let at = (start - v.offset) / elem;
         if rows > 1 && (operand.row_stride != v.width || at >= v.width) {
