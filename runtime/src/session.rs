@@ -104,7 +104,7 @@ struct Cpu<'a> {
 unsafe impl Send for Cpu<'_> {}
 
 enum Engine<'a> {
-    Cpu(Cpu<'a>),
+    Cpu(Box<Cpu<'a>>),
     Device(Box<dyn Backend + 'a>),
 }
 
@@ -149,7 +149,7 @@ impl<'a> Session<'a> {
             .map_err(|e| SessionError::Memory((per_worker * pool.threads()) as u64, e))?;
         let kernels = options.kernels;
         let cpu = Cpu { kernels, pool, scratch, state, _arena: arena, io, decode, prefill, head, times: None };
-        Ok(Session::of(loaf, Engine::Cpu(cpu)))
+        Ok(Session::of(loaf, Engine::Cpu(Box::new(cpu))))
     }
 
     /// An empty session over a backend that was opened for this loaf.

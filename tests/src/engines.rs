@@ -5,6 +5,8 @@ use loaf_runtime::loaf::Loaf;
 use loaf_runtime::session::Session;
 
 /// Something a session can run on.
+// A handful of them exist per test.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy)]
 pub enum Engine {
     /// A table of CPU kernels: the same bits, whichever it is.

@@ -5,9 +5,10 @@ use std::ops::ControlFlow;
 
 use loaf_bake::build::BuildOptions;
 use loaf_runtime::backend::Backend;
-use loaf_runtime::backend::mlx::array::{Array, Mlx, Type};
+use loaf_runtime::backend::mlx::array::{Array, Type};
 use loaf_runtime::backend::mlx::delta::{self, Scan};
 use loaf_runtime::backend::mlx::kernels::Kernels as DeviceKernels;
+use loaf_runtime::backend::mlx::ops::Mlx;
 use loaf_runtime::backend::mlx::{Device, MlxBackend, MlxOptions, device};
 use loaf_runtime::generate::{GenerateOptions, Generation};
 use loaf_runtime::kernels::Kernels;
@@ -114,7 +115,7 @@ impl Case {
 fn host(m: &Mlx, a: &Array) -> Vec<f32> {
     let a = m.contiguous_copy(a).expect("a copy");
     m.eval([&a]).expect("computed");
-    let mut out = vec![0.0; a.len()];
+    let mut out = vec![0.0; a.size()];
     a.copy_to(&mut out).expect("f32");
     out
 }
@@ -214,7 +215,7 @@ fn a_sequence_can_start_over_and_step_back() {
         let baked = bake(name, &BuildOptions::default());
         let ids = Expected::read(name).ids;
         let mut s = Session::over(&baked.loaf, Box::new(mlx(&baked.loaf)));
-        let mut play = |s: &mut Session<'_>, ids: &[u32]| -> Vec<Vec<f32>> {
+        let play = |s: &mut Session<'_>, ids: &[u32]| -> Vec<Vec<f32>> {
             ids.iter().map(|&id| s.decode(id).expect("a step").to_vec()).collect()
         };
         let want = play(&mut s, &ids[..20]);

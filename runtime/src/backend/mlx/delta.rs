@@ -18,7 +18,8 @@
 //!
 //! All of it is f32. This file knows arrays, no plan.
 
-use super::array::{Array, Mlx, Result};
+use super::array::{Array, Result};
+use super::ops::Mlx;
 
 /// Rows that are taken together.
 pub const CHUNK: i32 = 64;

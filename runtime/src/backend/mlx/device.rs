@@ -5,7 +5,8 @@ use std::ffi::CStr;
 use loaf_formats::plan::{Plan, StateKind};
 use mlx_sys as sys;
 
-use super::array::{Mlx, MlxError, Result, catch_errors, check};
+use super::array::{MlxError, Result, catch_errors, check};
+use super::ops::Mlx;
 
 /// The version of MLX that the bindings belong to.
 pub const VERSION: &str = "0.32.2";
@@ -57,10 +58,12 @@ pub fn check_version(found: &str) -> Result<()> {
 /// Opens a device: the GPU, or the CPU if that is asked for (or named by a build that has nothing else).
 pub fn open(want_gpu: bool) -> Result<(Mlx, Device)> {
     catch_errors();
-    // SAFETY: an out-parameter each, here and below.
+    // SAFETY: an out-parameter.
     check_version(&text(|s| unsafe { sys::mlx_version(s) })?)?;
     let (mut metal, mut cuda) = (false, false);
+    // SAFETY: as above.
     check(unsafe { sys::mlx_metal_is_available(&mut metal) })?;
+    // SAFETY: as above.
     check(unsafe { sys::mlx_cuda_is_available(&mut cuda) })?;
     let device = match (want_gpu, metal, cuda) {
         (false, ..) => Device::Cpu,
@@ -70,6 +73,7 @@ pub fn open(want_gpu: bool) -> Result<(Mlx, Device)> {
     };
     if device == Device::Cpu {
         // Fusing on the CPU runs a C++ compiler at run time.
+        // SAFETY: no preconditions.
         check(unsafe { sys::mlx_set_compile_mode(sys::mlx_compile_mode__MLX_COMPILE_MODE_NO_FUSE) })?;
     }
     // SAFETY: a device is freed once; a stream is made for it.

@@ -12,9 +12,10 @@ use std::ffi::{CStr, CString, c_char};
 
 use mlx_sys as sys;
 
-use super::array::{Array, Arrays, Mlx, MlxError, Result, Type, c_string, check};
+use super::array::{Array, Arrays, MlxError, Result, Type, c_string, check};
 use super::delta::Scan;
 use super::device::Device;
+use super::ops::Mlx;
 
 /// Parts the key dimension is cut into, and columns of a block.
 const PARTS: i32 = 8;

@@ -17,6 +17,7 @@ pub mod delta;
 pub mod device;
 pub mod kernels;
 mod lower;
+pub mod ops;
 pub mod sampling;
 mod values;
 mod weights;
@@ -30,11 +31,12 @@ use loaf_formats::dtype::DType;
 use loaf_formats::op::{Mode, Types};
 use loaf_formats::plan::{Family, Phase, Plan, Record, Region, StateKind, records};
 
-use self::array::{Array, Mlx, MlxError, Result, Type};
+use self::array::{Array, MlxError, Result, Type};
 use self::compile::Compiled;
 pub use self::device::Device;
 use self::kernels::Kernels;
 use self::lower::{Inputs, Lowering, StateShape};
+use self::ops::Mlx;
 use self::sampling::Sampling;
 use self::weights::Weights;
 use super::{Backend, Failure};
@@ -356,7 +358,7 @@ impl<'a> MlxBackend<'a> {
         let mut host = Vec::new();
         let mut observer = |r: &Record<'_>, i: usize, a: &Array| {
             mlx.eval([a])?;
-            host.resize(a.len(), 0.0);
+            host.resize(a.size(), 0.0);
             a.copy_to(&mut host)?;
             each(r, i, &host);
             Ok(())

@@ -8,9 +8,10 @@
 
 use std::rc::Rc;
 
-use super::array::{Array, Mlx, Result, Type};
+use super::array::{Array, Result, Type};
 use super::compile::Compiled;
 use super::lower::Lowering;
+use super::ops::Mlx;
 use crate::sample::SamplerOptions;
 
 /// Tokens being chosen.
@@ -93,7 +94,7 @@ fn pick(m: &Mlx, o: &SamplerOptions, x: &Array, key: &Array, seen: &Array, chose
     }
     let order = m.argsort(&m.neg(&x)?)?;
     let mut ranked = m.take(&x, &order)?;
-    if o.top_k > 0 && (o.top_k as usize) < ranked.len() {
+    if o.top_k > 0 && (o.top_k as usize) < ranked.size() {
         ranked = m.slice(&ranked, 0, 0, o.top_k as i32)?;
     }
     let p = m.softmax(&ranked)?;

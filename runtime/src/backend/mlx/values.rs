@@ -6,7 +6,8 @@
 
 use loaf_formats::plan::{Operand, Region};
 
-use super::array::{Array, Mlx, MlxError, Result};
+use super::array::{Array, MlxError, Result};
+use super::ops::Mlx;
 
 /// A value: `[rows, width]`, as written.
 struct Value {

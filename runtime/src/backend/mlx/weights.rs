@@ -13,7 +13,8 @@ use std::collections::HashMap;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::plan::Operand;
 
-use super::array::{Array, Mlx, MlxError, Packing, Result, Type};
+use super::array::{Array, MlxError, Result, Type};
+use super::ops::{Mlx, Packing};
 
 /// What a weight is prepared for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
