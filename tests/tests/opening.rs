@@ -91,7 +91,7 @@ fn large_loaf(folder: &Path) -> PathBuf {
     fs::write(source.join("config.json"), config.to_string()).expect("a writable folder");
     let small = folder.join("small.loaf");
     let options = BuildOptions {
-        quant: QuantOptions { bits: Some(4), group: 64 },
+        quant: QuantOptions { bits: Some(4), group: 64, ..QuantOptions::default() },
         context: Some(1024),
         random: Some(1),
         golden: Some(0),
