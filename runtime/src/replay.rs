@@ -57,7 +57,7 @@ impl Scratch {
 }
 
 /// Ops cheaper than this run on the calling thread: waking the others costs more.
-const PARALLEL_COST: u64 = 48 << 10;
+const PARALLEL_COST: u64 = 128 << 10;
 
 #[derive(Clone, Copy)]
 struct ScratchPtr(*mut u8);

@@ -48,7 +48,7 @@ pub const QUANT_ROWS: usize = 16;
 /// Queries of one attention tile, at most, unless a row has more.
 const TILE_QUERIES: usize = 32;
 /// Channels of one convolution unit.
-pub const CONV_CHANNELS: usize = 64;
+pub const CONV_CHANNELS: usize = 256;
 
 /// One operand resolved to memory. Element `(r, h, i)` is at element `r * row_stride + h * head_stride + i`.
 #[derive(Clone, Copy, Debug)]
