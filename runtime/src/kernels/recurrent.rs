@@ -63,8 +63,12 @@ unsafe fn convolve<S: Simd, const SILU: bool>(call: &OpCall<'_>, units: Range<us
             };
             for r in 0..rows {
                 let out = o[3].at::<f32>(r, 0).add(first);
+                // Rows are far apart, so that nobody else asks for the next ones in time.
+                let (ahead, out_ahead) = (input((r + 5).min(rows) + kernel - 2), out.wrapping_add(4 * o[3].row_stride));
                 for c in (0..channels).step_by(LANES) {
                     let n = LANES.min(channels - c);
+                    S::prefetch(ahead.add(c).cast_const().cast());
+                    S::prefetch(out_ahead.wrapping_add(c).cast_const().cast());
                     let mut acc = S::splat(0.0);
                     for t in 0..kernel {
                         let w = load::<S>(taps.add(t * CONV_CHANNELS + c), n);
