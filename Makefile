@@ -3,13 +3,19 @@ CARGO ?= cargo
 DEMO = "show the ten largest files under src" "replace foo with bar in every rust file" "how much disk space is free" \
        "compress the logs folder into backup.tar.gz" "undo the last commit but keep the changes"
 
-.PHONY: demo test fmt lint docs default-model verify-artifacts bench-kernels bench-bake bench-peers
+.PHONY: demo test fmt lint docs default-model verify-artifacts mlx test-mlx bench-kernels bench-bake bench-peers bench-mlx
 
 demo:            ## Run the built-in default model on a handful of requests (needs Rust alone).
 	@$(CARGO) build --release -p loaf-runtime && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
 
 test:            ## Pass everything: format, lints, documentation, tests, published artifacts.
-	$(CARGO) fmt --all --check && $(MAKE) lint docs && $(CARGO) test --workspace && $(MAKE) verify-artifacts
+	$(CARGO) fmt --all --check && $(MAKE) lint docs && $(CARGO) test --workspace && $(MAKE) verify-artifacts test-mlx
+
+mlx:             ## loaf with the MLX backend, in .mlx/cpu/bin or .mlx/cuda13/bin (MLX_VARIANT=cuda13 for NVIDIA; macOS: .mlx/metal/bin).
+	./runtime/mlx/build.sh
+
+test-mlx:        ## The MLX suites alone; says so and passes if MLX cannot be fetched.
+	./runtime/mlx/test.sh
 
 fmt:             ## Format the code.
 	$(CARGO) fmt --all
@@ -28,6 +34,9 @@ bench-kernels:   ## Bytes and operations per second of every kernel, on this mac
 
 bench-peers:     ## Loaf beside llama.cpp, same weights, in turns (installs it; Linux; PEERS="--only dense" and more).
 	python3 bench/peers.py $(PEERS)
+
+bench-mlx:       ## Loaf beside mlx-lm on one GPU, same random 4-bit weights (MLX_PEERS="--only qwen3_0_6b" and more).
+	python3 bench/mlx_peers.py $(MLX_PEERS)
 
 verify-artifacts: ## Bake every published artifact again and compare its id with artifacts/lock.toml.
 	$(CARGO) run --release --quiet -p loaf-bake -- lock --check

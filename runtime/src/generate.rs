@@ -244,6 +244,8 @@ impl<'t> Text<'t> {
 pub struct Generation<'t> {
     options: GenerateOptions,
     sampler: Sampler,
+    /// Tokens that may be chosen: the first so many.
+    known: u32,
     text: Option<Text<'t>>,
     ids: Vec<u32>,
 }
@@ -262,7 +264,7 @@ impl<'t> Generation<'t> {
         let known = tokenizer.as_ref().map_or(vocab, |t| t.token_count().min(vocab));
         let sampler = Sampler::new(options.sampler, known as usize)?;
         let text = tokenizer.map(|t| Text::new(t, &options));
-        Ok(Generation { options, sampler, text, ids: Vec::new() })
+        Ok(Generation { options, sampler, known, text, ids: Vec::new() })
     }
 
     /// The tokens generated.
@@ -328,7 +330,10 @@ impl<'t> Generation<'t> {
         }
         report.prefill = start.elapsed();
         if flow.is_continue() {
-            report.stop = self.decode(session, &mut report, listener)?;
+            let on_device = session.start_sampling(&self.options.sampler, self.known, prompt)?;
+            let stop = self.decode(session, on_device, &mut report, listener);
+            session.end_sampling();
+            report.stop = stop?;
         }
         report.decode = report.first_token.map_or(Duration::ZERO, |at| at.elapsed());
         report.tokens = self.ids.len();
@@ -339,6 +344,7 @@ impl<'t> Generation<'t> {
     fn decode(
         &mut self,
         session: &mut Session<'_>,
+        on_device: bool,
         report: &mut Report,
         listener: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<StopReason, GenerateError> {
@@ -347,16 +353,24 @@ impl<'t> Generation<'t> {
                 break StopReason::Length;
             }
             // The last token is the caller's, but not yet the session's.
-            if let Some(&last) = self.ids.last() {
-                if session.pos() == session.context() {
-                    break StopReason::Context;
-                }
-                session.decode(last)?;
+            let last = self.ids.last().copied();
+            if last.is_some() && session.pos() == session.context() {
+                break StopReason::Context;
             }
-            let id = self.sampler.pick(session.logits())?;
+            let (id, chosen) = if on_device {
+                let more = self.options.max_tokens.is_none_or(|n| self.ids.len() + 1 < n);
+                let (id, p) = session.sample(last.is_some(), more)?;
+                (id, Some(p))
+            } else {
+                if let Some(last) = last {
+                    session.decode(last)?;
+                }
+                (self.sampler.pick(session.logits())?, None)
+            };
             report.first_token.get_or_insert_with(Instant::now);
             if let Some(sum) = &mut report.log_prob {
-                *sum += log_prob(session.logits(), id).unwrap_or(f64::NEG_INFINITY);
+                let p = chosen.or_else(|| log_prob(session.logits(), id));
+                *sum += p.unwrap_or(f64::NEG_INFINITY);
                 report.scored += 1;
             }
             if self.options.stop_ids.contains(&id) {

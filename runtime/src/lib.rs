@@ -4,6 +4,7 @@
 //! extends it by replaying the plan's graphs through [`kernels`] on a fixed [`pool`]. There is no model code here: the runtime
 //! knows ops, and a plan says which.
 
+pub mod backend;
 pub mod builtin;
 pub mod ceiling;
 pub mod chat;
@@ -20,3 +21,4 @@ pub mod sample;
 pub mod session;
 pub mod shell;
 pub mod tokenizer;
+pub mod trace;

@@ -3,17 +3,22 @@
 //! All memory is reserved when the session is made; addresses never change and nothing is allocated afterwards. Results do not
 //! depend on how a sequence is cut into calls, on the number of threads or on the instruction set: prefill in any
 //! split and token by token give the same bits.
+//!
+//! That is the CPU. A session over another [`Backend`] has the same interface and makes the same checks; memory and bits are that
+//! backend's own.
 
 use std::fmt;
 
 use loaf_formats::plan::{Phase, StateKind};
 
+use crate::backend::{Backend, Failure};
 use crate::kernels::Kernels;
 use crate::loaf::Loaf;
 use crate::memory::Reserved;
 use crate::op_times::OpTimes;
 use crate::pool::Pool;
 use crate::replay::{Bases, Replay, Scratch};
+use crate::sample::SamplerOptions;
 
 /// Why a session cannot do what it was asked.
 #[derive(Debug)]
@@ -43,6 +48,8 @@ pub enum SessionError {
         /// Position the session is at.
         from: u32,
     },
+    /// The device fails. What the session holds is then unknown.
+    Device(Failure),
 }
 
 impl fmt::Display for SessionError {
@@ -56,6 +63,7 @@ impl fmt::Display for SessionError {
             SessionError::Rewind { to, from } => {
                 write!(f, "rewind: expected the current position {from} or 0 (recurrent state), found {to}")
             }
+            SessionError::Device(what) => f.write_str(what),
         }
     }
 }
@@ -76,9 +84,8 @@ impl Default for SessionOptions {
     }
 }
 
-/// One sequence being extended.
-pub struct Session<'a> {
-    loaf: &'a Loaf,
+/// The CPU as it stands behind a session: a plan's memory and its replays.
+struct Cpu<'a> {
     kernels: Kernels,
     pool: Pool,
     scratch: Scratch,
@@ -89,16 +96,28 @@ pub struct Session<'a> {
     decode: Replay<'a>,
     prefill: Vec<Replay<'a>>,
     head: Replay<'a>,
-    pos: u32,
-    /// Rows of the last prefill whose hidden state stands in IO.
-    hidden_rows: u32,
     /// Gathers what ops take, if somebody watches.
     times: Option<OpTimes>,
 }
 
-// SAFETY: the addresses inside point into memory the session owns or borrows; nothing is tied to the thread that
-// made it.
-unsafe impl Send for Session<'_> {}
+// SAFETY: the addresses inside point into memory it owns or borrows; nothing is tied to the thread that made it.
+unsafe impl Send for Cpu<'_> {}
+
+enum Engine<'a> {
+    Cpu(Cpu<'a>),
+    Device(Box<dyn Backend + 'a>),
+}
+
+/// One sequence being extended.
+pub struct Session<'a> {
+    loaf: &'a Loaf,
+    engine: Engine<'a>,
+    /// Most tokens of a prefill chunk.
+    chunk: u32,
+    pos: u32,
+    /// Rows of the last prefill whose hidden state is kept.
+    hidden_rows: u32,
+}
 
 impl<'a> Session<'a> {
     /// An empty session.
@@ -128,21 +147,19 @@ impl<'a> Session<'a> {
         let (per_worker, shared) = needs.fold((0, 0), |(a, b), (own, shared)| (a.max(own), b.max(shared)));
         let bytes = (per_worker * pool.threads() + shared) as u64;
         let scratch = Scratch::new(per_worker, shared, pool.threads()).map_err(|e| SessionError::Memory(bytes, e))?;
-        Ok(Session {
-            loaf,
-            kernels: options.kernels,
-            pool,
-            scratch,
-            state,
-            _arena: arena,
-            io,
-            decode,
-            prefill,
-            head,
-            pos: 0,
-            hidden_rows: 0,
-            times: None,
-        })
+        let kernels = options.kernels;
+        let cpu = Cpu { kernels, pool, scratch, state, _arena: arena, io, decode, prefill, head, times: None };
+        Ok(Session::of(loaf, Engine::Cpu(cpu)))
+    }
+
+    /// An empty session over a backend that was opened for this loaf.
+    pub fn over(loaf: &'a Loaf, backend: Box<dyn Backend + 'a>) -> Session<'a> {
+        Session::of(loaf, Engine::Device(backend))
+    }
+
+    fn of(loaf: &'a Loaf, engine: Engine<'a>) -> Session<'a> {
+        let chunk = loaf.plan().families_of(Phase::Prefill).map(|f| f.max_rows).max().unwrap_or(1);
+        Session { loaf, engine, chunk, pos: 0, hidden_rows: 0 }
     }
 
     /// Tokens in the sequence.
@@ -160,9 +177,33 @@ impl<'a> Session<'a> {
         self.loaf
     }
 
-    /// Worker threads.
+    /// Worker threads; 1 for engines that are no CPU.
     pub fn threads(&self) -> usize {
-        self.pool.threads()
+        match &self.engine {
+            Engine::Cpu(cpu) => cpu.pool.threads(),
+            Engine::Device(_) => 1,
+        }
+    }
+
+    /// Whether tokens can be chosen where the logits are.
+    pub fn can_sample(&self) -> bool {
+        matches!(self.engine, Engine::Device(_))
+    }
+
+    /// What computes, for reports.
+    pub fn engine(&self) -> String {
+        match &self.engine {
+            Engine::Cpu(cpu) => format!("{} threads, {} kernels", cpu.pool.threads(), cpu.kernels.isa().name()),
+            Engine::Device(device) => device.name(),
+        }
+    }
+
+    /// What the engine has to say of the steps so far, for reports.
+    pub fn notes(&self) -> Option<String> {
+        match &self.engine {
+            Engine::Cpu(_) => None,
+            Engine::Device(device) => device.notes(),
+        }
     }
 
     fn check(&self, ids: &[u32]) -> Result<(), SessionError> {
@@ -176,23 +217,16 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn put_ids(&mut self, ids: &[u32]) {
-        let at = self.loaf.plan().io.ids as usize;
-        for (slot, id) in self.io.bytes_mut()[at..].chunks_exact_mut(4).zip(ids) {
-            slot.copy_from_slice(&id.to_ne_bytes());
-        }
-    }
-
     /// Extends the sequence by one token; returns the logits of what follows, `[vocab]`.
     ///
     /// # Errors
     /// An unknown token, or no room. The session is unchanged.
     pub fn decode(&mut self, id: u32) -> Result<&[f32], SessionError> {
         self.check(&[id])?;
-        self.put_ids(&[id]);
-        let times = self.times.as_mut();
-        // SAFETY: `check` bounded position and id; `self` owns all memory and is borrowed exclusively.
-        unsafe { self.decode.run(u64::from(self.pos), 1, &self.kernels, &self.pool, &mut self.scratch, times) };
+        match &mut self.engine {
+            Engine::Cpu(cpu) => cpu.decode(self.loaf, self.pos, id),
+            Engine::Device(device) => device.decode(self.pos, id).map_err(SessionError::Device)?,
+        }
         self.pos += 1;
         Ok(self.logits())
     }
@@ -205,24 +239,15 @@ impl<'a> Session<'a> {
     pub fn prefill_chunk(&mut self, ids: &[u32]) -> Result<(), SessionError> {
         self.check(ids)?;
         let n = ids.len() as u32;
-        let Some(fit) = self.prefill.iter().position(|r| r.family.max_rows >= n) else {
-            return Err(SessionError::Full { context: self.chunk(), used: 0, wanted: ids.len() });
-        };
+        if n > self.chunk {
+            return Err(SessionError::Full { context: self.chunk, used: 0, wanted: ids.len() });
+        }
         if n == 0 {
             return Ok(());
         }
-        self.put_ids(ids);
-        let times = self.times.as_mut();
-        // SAFETY: `check` bounded position and ids, `fit` the rows; `self` owns all memory and is borrowed exclusively.
-        unsafe {
-            self.prefill[fit].run(
-                u64::from(self.pos),
-                u64::from(n),
-                &self.kernels,
-                &self.pool,
-                &mut self.scratch,
-                times,
-            );
+        match &mut self.engine {
+            Engine::Cpu(cpu) => cpu.prefill(self.loaf, self.pos, ids),
+            Engine::Device(device) => device.prefill(self.pos, ids).map_err(SessionError::Device)?,
         }
         self.pos += n;
         self.hidden_rows = n;
@@ -231,17 +256,18 @@ impl<'a> Session<'a> {
 
     /// Most tokens of one prefill chunk.
     pub fn chunk(&self) -> u32 {
-        self.prefill.last().map_or(1, |r| r.family.max_rows)
+        self.chunk
     }
 
-    /// Logits after row `row` of the last prefill chunk, `[vocab]`; `None` if there is no such row.
+    /// Logits after row `row` of the last prefill chunk, `[vocab]`; `None` if there is no such row, or the device fails.
     pub fn logits_of(&mut self, row: u32) -> Option<&[f32]> {
         if row >= self.hidden_rows {
             return None;
         }
-        let times = self.times.as_mut();
-        // SAFETY: the row is one of the chunk's, so below the family's positions; memory as in `decode`.
-        unsafe { self.head.run(u64::from(row), 1, &self.kernels, &self.pool, &mut self.scratch, times) };
+        match &mut self.engine {
+            Engine::Cpu(cpu) => cpu.head(row),
+            Engine::Device(device) => device.head(row).ok()?,
+        }
         Some(self.logits())
     }
 
@@ -263,7 +289,11 @@ impl<'a> Session<'a> {
                     self.prefill_chunk(chunk)?;
                     each(chunk.len());
                 }
-                self.logits_of(self.hidden_rows - 1);
+                let row = self.hidden_rows - 1;
+                match &mut self.engine {
+                    Engine::Cpu(cpu) => cpu.head(row),
+                    Engine::Device(device) => device.head(row).map_err(SessionError::Device)?,
+                }
             }
         }
         Ok(self.logits())
@@ -272,7 +302,11 @@ impl<'a> Session<'a> {
     /// The logits last computed, `[vocab]`.
     pub fn logits(&self) -> &[f32] {
         let plan = self.loaf.plan();
-        let bytes = &self.io.bytes()[plan.io.logits as usize..][..plan.vocab as usize * 4];
+        let cpu = match &self.engine {
+            Engine::Cpu(cpu) => cpu,
+            Engine::Device(device) => return device.logits(),
+        };
+        let bytes = &cpu.io.bytes()[plan.io.logits as usize..][..plan.vocab as usize * 4];
         // SAFETY: the plan verifier put the logits on a multiple of 64 within the page-aligned region; any bits are an
         // f32; the borrow of `self` keeps the session from writing them.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), plan.vocab as usize) }
@@ -296,8 +330,9 @@ impl<'a> Session<'a> {
             return Err(SessionError::Rewind { to, from: self.pos });
         }
         if to == 0 {
-            for s in self.loaf.plan().states.iter().filter(|s| s.kind == StateKind::Recurrent) {
-                self.state.bytes_mut()[s.offset as usize..][..s.bytes as usize].fill(0);
+            match &mut self.engine {
+                Engine::Cpu(cpu) => cpu.reset(self.loaf),
+                Engine::Device(device) => device.reset().map_err(SessionError::Device)?,
             }
         }
         self.pos = to;
@@ -306,7 +341,8 @@ impl<'a> Session<'a> {
     }
 
     /// Makes the session as if `tokens` tokens had been evaluated, so that what follows can be timed at that position: cache rows
-    /// that were never written get one pattern, recurrent state stays as it is. What the session then says means nothing.
+    /// that were never written get one pattern (on the CPU; other engines' are zero), recurrent state stays as it is. What the session
+    /// then says means nothing.
     ///
     /// # Errors
     /// No room for so many tokens. The session is unchanged.
@@ -315,9 +351,14 @@ impl<'a> Session<'a> {
         if tokens > plan.context {
             return Err(SessionError::Full { context: plan.context, used: 0, wanted: tokens as usize });
         }
-        for s in plan.states.iter().filter(|s| s.kind == StateKind::KvCache && s.row_bytes > 0) {
+        let caches = plan.states.iter().filter(|s| s.kind == StateKind::KvCache && s.row_bytes > 0);
+        let Engine::Cpu(cpu) = &mut self.engine else {
+            self.pos = tokens;
+            return Ok(());
+        };
+        for s in caches {
             let row = s.row_bytes as usize;
-            let bytes = &mut self.state.bytes_mut()[s.offset as usize..][..s.bytes as usize];
+            let bytes = &mut cpu.state.bytes_mut()[s.offset as usize..][..s.bytes as usize];
             for head in bytes.chunks_exact_mut(plan.context as usize * row) {
                 // A small normal number in either element type of a cache; positions so far keep what they hold.
                 head.chunks_exact_mut(row).take(tokens as usize).skip(self.pos as usize).for_each(|r| r.fill(0x2e));
@@ -328,8 +369,90 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Begins to gather what ops take, or ends it; returns what was gathered since the last call.
+    /// Begins to gather what ops take, or ends it; returns what was gathered since the last call. The CPU alone can tell.
     pub fn watch_ops(&mut self, times: Option<OpTimes>) -> Option<OpTimes> {
-        std::mem::replace(&mut self.times, times)
+        match &mut self.engine {
+            Engine::Cpu(cpu) => std::mem::replace(&mut cpu.times, times),
+            Engine::Device(_) => None,
+        }
+    }
+}
+
+/// Choosing tokens where the logits are, for backends that can.
+impl Session<'_> {
+    /// Starts it, over the logits last computed; false if tokens are for the caller to choose.
+    ///
+    /// # Errors
+    /// [`SessionError::Device`].
+    pub fn start_sampling(&mut self, o: &SamplerOptions, known: u32, prompt: &[u32]) -> Result<bool, SessionError> {
+        let Engine::Device(device) = &mut self.engine else { return Ok(false) };
+        device.start_sampling(o, known, prompt).map_err(SessionError::Device)?;
+        Ok(true)
+    }
+
+    /// The next token and its log-probability. `follows`: a token was chosen before, and is now part of the sequence. `more`: another
+    /// may be asked for, so that its step can be submitted before this token is read.
+    ///
+    /// # Errors
+    /// No room for the token before, or [`SessionError::Device`].
+    pub fn sample(&mut self, follows: bool, more: bool) -> Result<(u32, f64), SessionError> {
+        let context = self.context();
+        if follows && self.pos == context {
+            return Err(SessionError::Full { context, used: self.pos, wanted: 1 });
+        }
+        self.pos += u32::from(follows);
+        let Engine::Device(device) = &mut self.engine else {
+            return Err(SessionError::Device("the CPU chooses no tokens itself".to_owned()));
+        };
+        let ahead = more && self.pos < context;
+        device.sample(self.pos, ahead).map(|(id, p)| (id, f64::from(p))).map_err(SessionError::Device)
+    }
+
+    /// Ends it: what was submitted ahead is taken back.
+    pub fn end_sampling(&mut self) {
+        if let Engine::Device(device) = &mut self.engine {
+            device.end_sampling();
+        }
+    }
+}
+
+impl Cpu<'_> {
+    fn put_ids(&mut self, loaf: &Loaf, ids: &[u32]) {
+        let at = loaf.plan().io.ids as usize;
+        for (slot, id) in self.io.bytes_mut()[at..].chunks_exact_mut(4).zip(ids) {
+            slot.copy_from_slice(&id.to_ne_bytes());
+        }
+    }
+
+    /// The session has checked position and id.
+    fn decode(&mut self, loaf: &Loaf, pos: u32, id: u32) {
+        self.put_ids(loaf, &[id]);
+        let times = self.times.as_mut();
+        // SAFETY: the session bounded position and id; `self` owns all memory and is borrowed exclusively.
+        unsafe { self.decode.run(u64::from(pos), 1, &self.kernels, &self.pool, &mut self.scratch, times) };
+    }
+
+    /// The session has checked position, ids, and that they are 1 to a chunk.
+    fn prefill(&mut self, loaf: &Loaf, pos: u32, ids: &[u32]) {
+        let n = ids.len() as u64;
+        self.put_ids(loaf, ids);
+        let times = self.times.as_mut();
+        if let Some(fit) = self.prefill.iter_mut().find(|r| u64::from(r.family.max_rows) >= n) {
+            // SAFETY: the session bounded position and ids, `fit` the rows; memory as in `decode`.
+            unsafe { fit.run(u64::from(pos), n, &self.kernels, &self.pool, &mut self.scratch, times) };
+        }
+    }
+
+    /// The session has checked that the last prefill had this row.
+    fn head(&mut self, row: u32) {
+        let times = self.times.as_mut();
+        // SAFETY: the row is one of the chunk's, so below the family's positions; memory as in `decode`.
+        unsafe { self.head.run(u64::from(row), 1, &self.kernels, &self.pool, &mut self.scratch, times) };
+    }
+
+    fn reset(&mut self, loaf: &Loaf) {
+        for s in loaf.plan().states.iter().filter(|s| s.kind == StateKind::Recurrent) {
+            self.state.bytes_mut()[s.offset as usize..][..s.bytes as usize].fill(0);
+        }
     }
 }

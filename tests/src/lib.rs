@@ -1,5 +1,7 @@
 //! What the tests that cross crates share: fixtures, baking them, running them.
 
+pub mod engines;
+
 use std::path::PathBuf;
 
 use loaf_bake::build::{BuildOptions, Silent, build};

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, Parser, Subcommand};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use loaf_formats::chat::Sampling;
 
 use super::Failure;
@@ -39,6 +39,8 @@ pub(super) enum Command {
     Score(ScoreArgs),
     /// Measure how fast this machine replays a loaf, beside how fast it reads memory.
     Bench(BenchArgs),
+    /// Compare engines op by op on a prompt; exit code 1 if any result diverges.
+    Check(CheckArgs),
     /// Say what a loaf is and what it needs.
     Info(InfoArgs),
     /// Prove every byte of a loaf: all hashes, structure, tensors, tables; with --run, what it says.
@@ -53,6 +55,7 @@ impl Command {
             Command::Chat(args) => &mut args.model,
             Command::Score(args) => &mut args.model,
             Command::Bench(args) => &mut args.model,
+            Command::Check(args) => &mut args.model,
             Command::Info(args) => &mut args.model,
             Command::Verify(args) => &mut args.model,
         }
@@ -69,9 +72,24 @@ pub(super) struct ModelArgs {
     pub program: Option<PathBuf>,
 }
 
-#[derive(ClapArgs)]
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum BackendArg {
+    /// The CPU; the same bits everywhere
+    #[default]
+    Cpu,
+    /// The GPU, through MLX (Apple silicon, NVIDIA)
+    Mlx,
+    /// MLX's CPU device; slow, for comparing
+    MlxCpu,
+}
+
+#[derive(ClapArgs, Default)]
 pub(super) struct ComputeArgs {
-    /// Threads to compute with; results do not depend on it [default: one per physical core]
+    /// What to compute with
+    #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
+    pub backend: BackendArg,
+    /// Threads of the CPU backend; results do not depend on it [default: one per physical core]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Print timings and sizes on standard error
@@ -231,6 +249,34 @@ pub(super) struct BenchArgs {
     pub json: bool,
     #[command(flatten)]
     pub compute: ComputeArgs,
+}
+
+#[derive(ClapArgs)]
+pub(super) struct CheckArgs {
+    /// The prompt [default: standard input, or the ids of the file of activations]
+    pub prompt: Option<String>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Token ids to compare on instead of a text, separated by commas
+    #[arg(long, value_name = "1,2,3", value_delimiter = ',', conflicts_with = "prompt")]
+    pub ids: Option<Vec<u32>>,
+    /// What to check (the CPU with the kernels that LOAF_ISA names, or else the best)
+    #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
+    pub backend: BackendArg,
+    /// What to hold it to: cpu, naive, scalar, avx2, avx512, mlx, mlx-cpu, or a safetensors file of activations
+    /// (tests/fixtures/make_activations.py) [default: scalar for the CPU, else cpu]
+    #[arg(long, value_name = "ENGINE|FILE")]
+    pub against: Option<String>,
+    /// Differences up to this fraction of a result's largest magnitude pass [default: 0 between CPU kernels, else 0.001;
+    /// 0.1 if the CPU rounds activations to eight bits]
+    #[arg(long, value_name = "X")]
+    pub tolerance: Option<f32>,
+    /// List every result, rather than the ten furthest apart
+    #[arg(long)]
+    pub all: bool,
+    /// Print one JSON object instead: against, tolerance, results, first
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(ClapArgs)]

@@ -19,6 +19,7 @@ use super::args::BenchArgs;
 use super::{Failure, Io, model};
 use crate::ceiling::read_bytes_per_second;
 use crate::op_times::{OpRow, OpTimes};
+use crate::sample::SamplerOptions;
 use crate::session::Session;
 
 /// Tokens measured where the arguments say nothing and the context has room.
@@ -38,7 +39,7 @@ pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     };
     let (prefill, decode) = (tokens("prefill", args.prefill, PREFILL)?, tokens("decode", args.decode, DECODE)?);
     let mut session = model::session(&loaf, &args.compute, io)?;
-    let threads = session.threads();
+    let (threads, engine) = (session.threads(), session.engine());
     let ceiling = read_bytes_per_second(threads)
         .map_err(|e| Failure::Runtime(format!("memory to measure the read ceiling: {e}")))?;
     let mut runner = Runner { session: &mut session, vocab: plan.vocab, context: args.context, drawn: 1 };
@@ -61,6 +62,7 @@ pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         let Traffic { weights, state, activations, macs: _ } = per_token;
         let mut object = json!({
             "id": loaf.id().to_string(),
+            "engine": engine,
             "threads": threads,
             "context": args.context,
             "prefill": prefill,
@@ -79,7 +81,7 @@ pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         return Ok(0);
     }
     let mut text = format!(
-        "{threads} threads, context {}, {} repetitions: median (least to most)\nread ceiling {:>9.1} GB/s\n",
+        "{engine}, context {}, {} repetitions: median (least to most)\nread ceiling {:>9.1} GB/s\n",
         args.context,
         args.repeat,
         ceiling / 1e9
@@ -140,12 +142,26 @@ impl Runner<'_, '_> {
     fn run(&mut self, phase: Phase, n: u32) -> Result<f64, Failure> {
         self.session.pretend(self.context).map_err(Failure::runtime)?;
         let ids: Vec<u32> = (0..n).map(|_| self.id()).collect();
+        if phase == Phase::Decode && self.session.can_sample() {
+            return self.sample(ids[0], n);
+        }
         let start = Instant::now();
         if phase == Phase::Prefill {
             self.session.eval(&ids, &mut |_| {}).map_err(Failure::runtime)?;
         } else {
             ids.iter().try_for_each(|&id| self.session.decode(id).map(drop)).map_err(Failure::runtime)?;
         }
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Seconds that `n` tokens take that the device chooses itself, as it does when text is generated; `id` comes before them.
+    fn sample(&mut self, id: u32, n: u32) -> Result<f64, Failure> {
+        self.session.decode(id).map_err(Failure::runtime)?;
+        let start = Instant::now();
+        self.session.start_sampling(&SamplerOptions::default(), self.vocab, &[]).map_err(Failure::runtime)?;
+        let chosen = (0..n).try_for_each(|i| self.session.sample(i > 0, true).map(drop));
+        self.session.end_sampling();
+        chosen.map_err(Failure::runtime)?;
         Ok(start.elapsed().as_secs_f64())
     }
 

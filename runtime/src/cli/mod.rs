@@ -1,4 +1,4 @@
-//! The command line: `loaf run`, `chat`, `score`, `bench`, `info`, `verify`.
+//! The command line: `loaf run`, `chat`, `score`, `bench`, `check`, `info`, `verify`.
 //!
 //! [`main`] is the whole program but for the process around it, so that tests call it with their own streams; [`main_of`]
 //! is the same for a program that carries its loaf. What always holds: standard output carries the answer and nothing else; standard error carries errors (`loaf: error: ...`, one
@@ -11,6 +11,7 @@
 mod args;
 mod bench;
 mod chat;
+mod check;
 mod info;
 mod interrupt;
 mod model;
@@ -96,6 +97,7 @@ fn dispatch(command: args::Command, io: &mut Io<'_>) -> Result<u8, Failure> {
         Score(args) => score::score(&args, io),
         Info(args) => info::info(&args, io),
         Bench(args) => bench::bench(&args, io),
+        Check(args) => check::check(&args, io),
         Verify(args) => verify::verify(&args, io),
     }
 }

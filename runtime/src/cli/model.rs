@@ -2,13 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use super::args::{ComputeArgs, ModelArgs};
+use super::args::{BackendArg, ComputeArgs, ModelArgs};
 use super::{Failure, Io};
+use crate::backend::Backend;
 use crate::builtin;
 use crate::kernels::Kernels;
 use crate::loaf::{Loaf, OpenError};
 use crate::session::{Session, SessionOptions};
 use crate::tokenizer::Tokenizer;
+use crate::trace::Trace;
 
 /// Said when nobody named a model and this build has none of its own.
 const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
@@ -37,7 +39,7 @@ pub(super) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure>
 }
 
 /// The kernels that `LOAF_ISA` names, or else the best there are.
-fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
+pub(super) fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
     let Some(name) = (io.var)("LOAF_ISA").filter(|v| !v.is_empty()) else { return Ok(Kernels::detect()) };
     match name.to_str() {
         Some("scalar") => Ok(Kernels::scalar()),
@@ -48,17 +50,58 @@ fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
     }
 }
 
-/// A session with the threads and kernels asked for.
+/// A session with the backend, threads and kernels asked for.
 pub(super) fn session<'a>(loaf: &'a Loaf, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session<'a>, Failure> {
-    let mut options = SessionOptions { kernels: kernels(io)?, ..SessionOptions::default() };
-    options.threads = compute.threads.map_or(options.threads, usize::from);
-    let isa = options.kernels.isa().name();
-    let session =
-        Session::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))?;
+    let session = match compute.backend {
+        BackendArg::Cpu => {
+            let mut options = SessionOptions { kernels: kernels(io)?, ..SessionOptions::default() };
+            options.threads = compute.threads.map_or(options.threads, usize::from);
+            Session::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))?
+        }
+        BackendArg::Mlx => Session::over(loaf, device(loaf, true)?),
+        BackendArg::MlxCpu => Session::over(loaf, device(loaf, false)?),
+    };
     if compute.verbose {
-        io.note(format_args!("loaf: {} threads, {isa} kernels, {}", session.threads(), loaf.id()));
+        io.note(format_args!("loaf: {}, {}", session.engine(), loaf.id()));
     }
     Ok(session)
+}
+
+/// What to do where MLX is not to be had.
+const USE_CPU: &str = "--backend cpu needs none of it";
+
+/// The MLX backend, on the GPU or on MLX's own CPU device.
+#[cfg(feature = "mlx")]
+fn open_mlx(loaf: &Loaf, gpu: bool, exact: bool) -> Result<crate::backend::mlx::MlxBackend<'_>, Failure> {
+    use crate::backend::mlx::{MlxBackend, MlxOptions, array::Type};
+    let options = MlxOptions { gpu, activations: exact.then_some(Type::F32), memory: None };
+    MlxBackend::open(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; {USE_CPU}")))
+}
+
+#[cfg(feature = "mlx")]
+fn device(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Backend + '_>, Failure> {
+    Ok(Box::new(open_mlx(loaf, gpu, false)?))
+}
+
+/// MLX as something to watch, with f32 activations.
+#[cfg(feature = "mlx")]
+pub(super) fn tracer(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Trace + '_>, Failure> {
+    Ok(Box::new(open_mlx(loaf, gpu, true)?))
+}
+
+#[cfg(not(feature = "mlx"))]
+fn without_mlx() -> Failure {
+    Failure::Runtime(format!("MLX: this loaf was built without it (feature 'mlx'; see 'make mlx'); {USE_CPU}"))
+}
+
+#[cfg(not(feature = "mlx"))]
+fn device(_: &Loaf, _: bool) -> Result<Box<dyn Backend + '_>, Failure> {
+    Err(without_mlx())
+}
+
+#[cfg(not(feature = "mlx"))]
+pub(super) fn tracer(_: &Loaf, _: bool) -> Result<Box<dyn Trace + '_>, Failure> {
+    Err(without_mlx())
 }
 
 /// The loaf's tokenizer, if it has one.

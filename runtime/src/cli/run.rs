@@ -72,6 +72,9 @@ pub(super) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         io.print("\n")?;
     }
     advise(&text, &report, &loaf, io);
+    if let Some(notes) = session.notes().filter(|_| args.compute.verbose) {
+        io.note(format_args!("loaf: {notes}"));
+    }
     finish(&report, &loaf, start, args.compute.verbose, io)
 }
 

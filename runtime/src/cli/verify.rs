@@ -50,7 +50,7 @@ fn replay_golden(loaf: &Loaf, io: &mut Io<'_>) -> Result<usize, Failure> {
     })?;
     let plan = loaf.plan();
     let golden = Golden::decode(bytes, plan.vocab, plan.context).map_err(Failure::runtime)?;
-    let mut session = model::session(loaf, &ComputeArgs { threads: None, verbose: false }, io)?;
+    let mut session = model::session(loaf, &ComputeArgs::default(), io)?;
     let mut compared = 0;
     for (i, case) in golden.cases.iter().enumerate() {
         for by_token in [false, true] {

@@ -1,0 +1,179 @@
+//! One suite for all engines: scalar, AVX2 and AVX-512 kernels, and MLX where it is built in, over the same cases.
+//!
+//! CPU tables must give the same bits. MLX must come within a tolerance of a reference that keeps activations exact: transformers
+//! for dense models, mlx-lm for quantised ones, the interpreter for every width the quantiser has. (The CPU's own
+//! int8 activations are the business of `oracle.rs`.)
+
+use loaf_bake::build::{BuildOptions, Prepared, Silent};
+use loaf_bake::checkpoint::Checkpoint;
+use loaf_bake::interp::{Interp, PlacedWeights};
+use loaf_bake::passes::{Pass, Pipeline};
+use loaf_bake::weights::QuantOptions;
+use loaf_formats::dtype::DType;
+use loaf_formats::plan::Phase;
+use loaf_recipes::graph::Graph;
+use loaf_recipes::tape::Shape;
+use loaf_runtime::builtin;
+use loaf_runtime::cli::{Io, main};
+use loaf_runtime::loaf::Loaf;
+use loaf_runtime::session::Session;
+use loaf_tests::engines::Engine;
+use loaf_tests::{Baked, Expected, assert_bits, bake, fixture, fixtures, greedy, max_diff, stories};
+
+/// Of the logit scale.
+const TOLERANCE: f32 = 1e-3;
+
+fn f32_caches(quant: QuantOptions) -> BuildOptions {
+    BuildOptions { kv: Some(DType::F32), quant, ..BuildOptions::default() }
+}
+
+/// Logits after the chosen tokens: `chunks` by prefill, which need not be full, and the rest one by one.
+fn play(session: &mut Session<'_>, ids: &[u32], chunks: &[usize], keep: &[usize]) -> Vec<Vec<f32>> {
+    let (mut at, mut rows) = (0, Vec::new());
+    for &n in chunks {
+        session.prefill_chunk(&ids[at..at + n]).expect("a chunk that fits");
+        for row in (0..n).filter(|r| keep.contains(&(at + r))) {
+            rows.push(session.logits_of(row as u32).expect("a row of the chunk").to_vec());
+        }
+        at += n;
+    }
+    for (i, &id) in ids.iter().enumerate().skip(at) {
+        let logits = session.decode(id).expect("a step that fits");
+        if keep.contains(&i) {
+            rows.push(logits.to_vec());
+        }
+    }
+    rows
+}
+
+/// Plays a case on every engine; `want` are the reference's logits after the tokens `keep`.
+fn check(name: &str, baked: &Baked, ids: &[u32], chunks: &[usize], keep: &[usize], want: &[Vec<f32>]) {
+    let scale = want.iter().flatten().fold(0.0f32, |m, x| m.max(x.abs()));
+    let mut exact: Option<Vec<Vec<f32>>> = None;
+    for engine in Engine::all() {
+        let got = play(&mut engine.session(&baked.loaf), ids, chunks, keep);
+        if engine.is_exact() {
+            let first = exact.get_or_insert_with(|| got.clone());
+            assert_bits(&format!("{name}, {}, chunks {chunks:?}", engine.name()), &got, first);
+            continue;
+        }
+        within(&format!("{name}, {}, chunks {chunks:?}", engine.name()), &got, want, scale);
+    }
+}
+
+fn within(what: &str, got: &[Vec<f32>], want: &[Vec<f32>], scale: f32) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        let diff = max_diff(g, w) / scale;
+        assert!(diff <= TOLERANCE, "{what}: row {i}: {diff} of the logit scale {scale}");
+    }
+}
+
+fn references(expected: &Expected, keep: &[usize]) -> Vec<Vec<f32>> {
+    keep.iter().map(|&i| expected.logits_at(i).to_vec()).collect()
+}
+
+#[test]
+fn dense_families_agree_at_any_prompt_length() {
+    for name in fixtures("hf") {
+        let (baked, expected) = (bake(&name, &f32_caches(QuantOptions::default())), Expected::read(&name));
+        let keep = [0, 1, 2, 63, 64, 126, 127, 128, 129, 130];
+        let want = references(&expected, &keep);
+        // One step at a time; chunks that end on, before and after 64 and 128 rows; short ones.
+        for chunks in [&[][..], &[127], &[128], &[2, 65, 62], &[1, 128, 1]] {
+            check(&name, &baked, &expected.ids[..131], chunks, &keep, &want);
+        }
+        // Past the caches' first capacity.
+        let keep = [255, 256, 299];
+        check(&name, &baked, &expected.ids, &[128, 128], &keep, &references(&expected, &keep));
+    }
+}
+
+#[test]
+fn quantised_families_agree() {
+    for name in fixtures("mlx") {
+        let (baked, expected) = (bake(&name, &f32_caches(QuantOptions::default())), Expected::read(&name));
+        let keep = [0, 7, 99, 119, 128, 139];
+        let want = references(&expected, &keep);
+        for chunks in [&[][..], &[120], &[128, 3]] {
+            check(&name, &baked, &expected.ids[..140], chunks, &keep, &want);
+        }
+    }
+}
+
+#[test]
+fn every_width_agrees() {
+    let ids: Vec<u32> = stories().into_iter().flat_map(|(prompt, tokens)| [prompt, tokens].concat()).collect();
+    let ids = &ids[..40];
+    let keep: Vec<usize> = (0..40).collect();
+    for bits in [2, 3, 4, 5, 6, 8] {
+        for group in [32, 64] {
+            let options = f32_caches(QuantOptions { bits: Some(bits), group, ..QuantOptions::default() });
+            let baked = bake("stories260k", &options);
+            let want = interpreted("stories260k", &baked, &options, ids);
+            check(&format!("stories260k q{bits}g{group}"), &baked, ids, &[33], &keep, &want);
+        }
+    }
+}
+
+/// Logits after every token by the interpreter, before activations are quantised.
+fn interpreted(name: &str, baked: &Baked, options: &BuildOptions, ids: &[u32]) -> Vec<Vec<f32>> {
+    let checkpoint = Checkpoint::open(&fixture(name)).expect("a fixture");
+    let prepared = Prepared::new(&checkpoint, options, &Silent).expect("it was baked before");
+    let container = baked.loaf.container();
+    let weights = PlacedWeights { data: container.data(), places: &prepared.layout.weights };
+    let mut interp = Interp::new(&prepared.model.decls, &weights, prepared.layout.kv == DType::F16);
+    let (mut pipeline, mut graph) = (Pipeline::default(), Graph::default());
+    let mut step = |(pos, id): (usize, &u32)| {
+        let shape = Shape { phase: Phase::Decode, pos: pos as u32, rows: 1 };
+        prepared.model.trace(shape, &mut graph).expect("a trace");
+        pipeline.run(&mut graph, &prepared.facts(), Pass::Fold, true).expect("passes that keep graphs whole");
+        interp.run(&graph, &[*id], &[]).logits
+    };
+    ids.iter().enumerate().map(&mut step).collect()
+}
+
+#[test]
+fn stories_are_told_in_the_same_tokens() {
+    let baked = bake("stories260k", &BuildOptions::default());
+    for (prompt, tokens) in stories() {
+        for engine in Engine::all() {
+            let got = greedy(&mut engine.session(&baked.loaf), &prompt, tokens.len());
+            assert_eq!(got, tokens, "{}, prompt {prompt:?}", engine.name());
+        }
+    }
+}
+
+#[test]
+fn the_default_model_answers_in_the_same_tokens() {
+    let loaf = Loaf::from_static(builtin::LOAF.expect("built with its model")).expect("a verified loaf");
+    for request in ["show the ten largest files under src", "undo the last commit but keep the changes"] {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let mut io = Io {
+            stdin: &mut std::io::empty(),
+            stdin_is_terminal: true,
+            stdout: &mut out,
+            stderr: &mut err,
+            stderr_is_terminal: false,
+            signals: false,
+            var: &|_| None,
+        };
+        let arguments = ["loaf", "run", "--json", "--greedy", request];
+        assert_eq!(main(arguments.iter().map(Into::into), &mut io), 0);
+        let json: serde_json::Value = serde_json::from_slice(&out).expect("one JSON object");
+        let ids = |name: &str| -> Vec<u32> { serde_json::from_value(json[name].clone()).expect("ids") };
+        let (prompt, want) = (ids("prompt_ids"), ids("ids"));
+        for engine in Engine::all() {
+            let got = greedy(&mut engine.session(&loaf), &prompt, want.len());
+            assert_eq!(got, want, "{}, {request:?}", engine.name());
+        }
+    }
+}
+
+#[test]
+fn a_wrong_logit_is_noticed() {
+    let want = references(&Expected::read("hf/qwen3"), &[3]);
+    let mut got = want.clone();
+    got[0][5] += 2.0 * TOLERANCE;
+    assert!(std::panic::catch_unwind(|| within("canary", &got, &want, 1.0)).is_err());
+}
