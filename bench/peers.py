@@ -107,7 +107,8 @@ def loaf_options(models, config, types, base):
 
 
 def bake(source, out, width, options, context):
-    if not out.exists():
+    # A baker built since may plan otherwise.
+    if not out.exists() or out.stat().st_mtime < BAKE.stat().st_mtime:
         run(BAKE, "build", source, "-o", out, "--quant", width, "--context", context, *options)
     return out
 
