@@ -300,7 +300,7 @@ fn draws_follow_the_seed_and_the_filters() {
 
 #[test]
 fn halves_stay_near() {
-    for name in ["hf/llama_bf16", "hf/qwen3_next"] {
+    for name in ["hf/llama_bf16", "hf/qwen3_5"] {
         let (baked, expected) = (bake(name, &BuildOptions::default()), Expected::read(name));
         for kind in [Type::F16, Type::Bf16] {
             let options = MlxOptions { gpu: open().1 != Device::Cpu, activations: Some(kind), memory: None };

@@ -167,6 +167,8 @@ fn compare(
                 let Some(dims) = r.dims(operand).filter(|_| result && (whole || linear)) else { return };
                 let width = (dims[1] * dims[2]) as usize;
                 for (module, first, count) in names.modules(r) {
+                    // A product with the embedding is the head that is tied to it.
+                    let module = if linear && module.ends_with("embed_tokens") { "lm_head" } else { module };
                     let Some(want) = file.rows(module, pos, ids.len()) else { continue };
                     let columns = if whole { 0..width } else { first..(first + count).min(width) };
                     let got: Vec<f32> =

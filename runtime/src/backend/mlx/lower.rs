@@ -268,7 +268,7 @@ impl Trace<'_> {
             Embed => {
                 let ids = m.reshape(&self.input(r, 0)?, &[-1])?;
                 let (o, dims) = Self::operands(r, 1);
-                let rows = match self.l.weights.table(m, &o, &dims, format)? {
+                let rows = match self.l.weights.table(m, &o, &dims, format, self.l.kind)? {
                     Matrix::Dense(table) => m.take(&table, &ids)?,
                     Matrix::Packed { codes, scales, biases, packing } => {
                         let biases = biases.map(|b| m.take(&b, &ids)).transpose()?;

@@ -81,14 +81,16 @@ impl<'m> Values<'m> {
             let part = self.mlx.slice(&held, 1, int(at), int(at + flat))?;
             return self.mlx.reshape(&part, &shape(dims));
         }
-        // Heads with something between them: the row as whole periods, then the part of each.
-        let (first, inner) = (at / stride.max(1), at % stride.max(1));
-        if !v.width.is_multiple_of(stride) || inner + dim > stride || first + heads > v.width / stride {
+        // Heads with something between them: whole periods that hold them, then the part of each.
+        let span = heads * stride;
+        let from = at.min(v.width.checked_sub(span).ok_or_else(unknown)?);
+        let inner = at - from;
+        if inner + dim > stride {
             return Err(unknown());
         }
-        let periods = self.mlx.reshape(&held, &shape([rows, v.width / stride, stride]))?;
-        let some = self.mlx.slice(&periods, 1, int(first), int(first + heads))?;
-        self.mlx.slice(&some, 2, int(inner), int(inner + dim))
+        let periods = self.mlx.slice(&held, 1, int(from), int(from + span))?;
+        let periods = self.mlx.reshape(&periods, &shape([rows, heads, stride]))?;
+        self.mlx.slice(&periods, 2, int(inner), int(inner + dim))
     }
 
     /// The array set at exactly this place, in the shape it was given by [`Values::set`] flattened to rows.

@@ -167,12 +167,19 @@ impl Weights {
         self.get(mlx, o, channels, kernel, Use::Taps)
     }
 
-    /// Rows of a table as stored: codes, scales, biases.
-    pub fn table(&self, mlx: &Mlx, o: &[Operand], dims: &[[u64; 3]], format: WeightFormat) -> Result<Matrix> {
-        let stored = |i: usize| self.get(mlx, o[i], dims[i][0], dims[i][2], Use::Stored);
-        let Some(packing) = packing(format) else { return Ok(Matrix::Dense(stored(0)?)) };
-        let biases = format.biases_dtype().map(|_| stored(2)).transpose()?;
-        Ok(Matrix::Packed { codes: stored(0)?, scales: stored(1)?, biases, packing })
+    /// A table to take rows of, for activations of type `kind`: rows as stored, or codes and parameters.
+    pub fn table(
+        &self,
+        mlx: &Mlx,
+        o: &[Operand],
+        dims: &[[u64; 3]],
+        format: WeightFormat,
+        kind: Type,
+    ) -> Result<Matrix> {
+        match packing(format) {
+            None => Ok(Matrix::Dense(self.get(mlx, o[0], dims[0][0], dims[0][2], Use::Stored)?)),
+            Some(_) => self.matrix(mlx, o, dims, format, None, kind),
+        }
     }
 
     /// A matrix to multiply activations of type `kind` with; `experts` of them lie one after another.
