@@ -48,6 +48,10 @@ CONFIGS = {
 }
 
 
+# Too large to be drawn in bf16 and quantised: see `write_direct`.
+FULL = Path(__file__).resolve().parent.parent / "tests/fixtures/configs/qwen3_6_35b_a3b/config.json"
+
+
 @dataclass
 class Weight:
     """One weight: its name in either file, its shape (outermost first), and how it is drawn."""
@@ -195,6 +199,48 @@ def write(config, out, seed=1):
             data = gguf_values(w, stored, config) if w.dense_in_gguf else stored.view(np.uint8)
             writer.write_tensor_data(data)
     writer.close()
+
+
+# Bytes of a block, weights of a block, where its f16 scale stands, and the deviation of its codes.
+BLOCKS = {"Q4_0": (18, 32, 0, 4.6), "Q6_K": (210, 256, 208, 18.5 * 74)}
+TILE_BYTES = 16 << 20
+
+
+def write_direct(config, out, seed=1):
+    """Writes `out/q4_0.gguf` without bf16 weights in between: codes are drawn as they are stored, one stretch of them over and
+    over, in the types that llama.cpp's quantiser would choose. `bake --random-weights` does the same for the loaf."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.json").write_text(json.dumps(config, indent=1))
+    tokens, merges = vocabulary()
+    write_tokenizer(out / "tokenizer.json", tokens, merges)
+    partial = out / "q4_0.partial"
+    writer = gguf.GGUFWriter(partial, describe(config)[0])
+    put_header(writer, config, tokens, merges)
+    head = "token_embd.weight" if config.get("tie_word_embeddings") else "output.weight"
+    all_weights = [(w, None if w.dense_in_gguf else "Q6_K" if w.gguf == head else "Q4_0") for w in weights(config)]
+    for w, kind in all_weights:
+        if kind is None:
+            writer.add_tensor_info(w.gguf, w.shape[-1:] if w.law == "gate" else w.shape, np.dtype(np.float32), 4 * math.prod(w.shape))
+            continue
+        size, block, _, _ = BLOCKS[kind]
+        shape = (*w.shape[:-1], w.shape[-1] // block * size)
+        writer.add_tensor_info(w.gguf, shape, np.dtype(np.uint8), math.prod(shape), raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    rng = np.random.default_rng(seed)
+    for w, kind in all_weights:
+        if kind is None:
+            writer.write_tensor_data(gguf_values(w, to_bf16(draw(w, rng)), config))
+            continue
+        size, block, at, deviation = BLOCKS[kind]
+        count = math.prod(w.shape) // block
+        tile = rng.integers(0, 256, (min(count, TILE_BYTES // size), size), np.uint8)
+        scale = np.float16(1 / math.sqrt(w.shape[-1]) / deviation)
+        tile[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+        writer.write_tensor_data(np.resize(tile, (count, size)))
+    writer.close()
+    partial.rename(out / "q4_0.gguf")
 
 
 def describe(config):

@@ -107,7 +107,8 @@ def loaf_options(models, config, types, base):
 
 
 def bake(source, out, width, options, context):
-    if not out.exists():
+    # A baker built since may plan otherwise.
+    if not out.exists() or out.stat().st_mtime < BAKE.stat().st_mtime:
         run(BAKE, "build", source, "-o", out, "--quant", width, "--context", context, *options)
     return out
 
@@ -280,9 +281,13 @@ def report(name, mix, model, figures, notes):
 def make_models(models, name, mix, contexts):
     """Writes what is missing of one model in one mix; returns where everything is."""
     folder = LOCAL / "models" / name
-    config = models.CONFIGS[name]
+    full = name == "full"
+    config = json.loads(models.FULL.read_text()) if full else models.CONFIGS[name]
     gguf = folder / f"{mix}.gguf"
-    if not (folder / "model.gguf").exists():
+    if full and not gguf.exists():
+        print(f"{name}: drawing codes", flush=True)
+        models.write_direct(config, folder)
+    if not full and not (folder / "model.gguf").exists():
         print(f"{name}: drawing weights", flush=True)
         models.write(config, folder)
     if not gguf.exists():
@@ -290,9 +295,12 @@ def make_models(models, name, mix, contexts):
         run(PEER, folder / "model.gguf", os.cpu_count(), 0, 0, "quantize", MIXES[mix][0], gguf)
     width = MIXES[mix][1]
     options, table = loaf_options(models, config, models.tensor_types(gguf), width)
+    if full:
+        options += ["--random-weights", 1]
     context = max([1024, *contexts]) + 1024
     loaf = bake(folder, folder / f"{mix}-{context}.loaf", width, options, context)
-    all4 = bake(folder, folder / f"all4-{context}.loaf", "q4", [], context) if width == "q4" and options else None
+    # A third file of twenty gigabytes would tell little.
+    all4 = bake(folder, folder / f"all4-{context}.loaf", "q4", [], context) if width == "q4" and options and not full else None
     return {"gguf": gguf, "loaf": loaf, "all4": all4, "bytes": bytes_table(config, table, loaf)}
 
 
@@ -302,6 +310,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="processes of every engine and mode [default: 3]")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions within a process [default: 3]")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of either [default: all]")
+    parser.add_argument("--full", action="store_true",
+                        help="also Qwen3.6-35B-A3B at its true size, Q4_0: 40 GB of disk, and memory to keep 20 GB cached")
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), help="contexts to decode at; empty for none")
     a = parser.parse_args()
     a.contexts = [int(n) for n in a.contexts.split(",") if n]
@@ -309,7 +319,7 @@ def main():
     import peer_models as models
 
     names = list(models.CONFIGS)
-    pairs = [(n, m) for n in names for m in MIXES]
+    pairs = [(n, m) for n in names for m in MIXES] + ([("full", "q4_0")] if a.full else [])
     wanted = [p for p in pairs if any(fnmatch.fnmatch(t, a.only) for t in ("/".join(p), p[0]))]
     about = machine()
     lines = ["# Loaf beside llama.cpp", "", f"{about['cpu']}, {about['cores']} cores, {' '.join(about['features'])}; {a.threads} threads.", "",

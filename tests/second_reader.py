@@ -12,7 +12,7 @@ import json
 import struct
 import sys
 
-LEAF = 1 << 20
+LEAF = 1 << 22
 KINDS = {1: "weights", 2: "plan", 3: "manifest", 4: "tokenizer", 5: "chat", 6: "golden", 7: "graphs",
          8: "tokenizer_source", 9: "hashes"}
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "I8": 1, "U8": 1}
@@ -93,7 +93,7 @@ def read_head(head, file_len, n):
     need(major == 1, "head: version")
     need(sha(head[:2016]) == head[2016:], "head: artifact id")
     need(required == 0, "head: required features")
-    need((length, leaf_log2) == (2048, 20) and count <= 16, "head: constants")
+    need((length, leaf_log2) == (2048, 22) and count <= 16, "head: constants")
     need((total, json_len, data_len) == (file_len, n, file_len - 8 - n), "head: lengths")
     need(minor > 0 or not any(head[96 + 64 * count:2016]), "head: unused bytes")
     sections, end = [], 2048

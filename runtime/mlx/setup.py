@@ -78,11 +78,18 @@ def install_wheels(folder, variant):
 def build_mlx_c(folder, site, source):
     """A static library; MLX itself stays the wheel's shared one."""
     cmake = folder / "venv/bin/cmake"
-    build = folder / "mlxc"
+    build, package = folder / "mlxc", folder / "cmake"
     shutil.rmtree(build, ignore_errors=True)
+    # In place of the wheel's own: that of the CUDA wheel asks for a CUDA toolkit, which calling the library does not take.
+    package.mkdir(exist_ok=True)
+    (package / "MLXConfig.cmake").write_text(f"""\
+add_library(mlx SHARED IMPORTED)
+set_target_properties(mlx PROPERTIES IMPORTED_LOCATION "{site}/mlx/lib/libmlx.so" INTERFACE_INCLUDE_DIRECTORIES "{site}/mlx/include")
+target_compile_features(mlx INTERFACE cxx_std_20)
+""")
     run(
         cmake, "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={folder / 'venv/bin/ninja'}",
-        "-DCMAKE_BUILD_TYPE=Release", "-DMLX_C_USE_SYSTEM_MLX=ON", f"-DCMAKE_PREFIX_PATH={site / 'mlx'}",
+        "-DCMAKE_BUILD_TYPE=Release", "-DMLX_C_USE_SYSTEM_MLX=ON", f"-DMLX_DIR={package}",
         "-DMLX_C_BUILD_EXAMPLES=OFF", f"-DCMAKE_CXX_FLAGS=-include {HERE / 'format.h'} -O1",
     )  # fmt: skip
     run(cmake, "--build", build)

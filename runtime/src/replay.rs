@@ -8,7 +8,7 @@ use std::time::Instant;
 use loaf_formats::op::{MAX_OPERANDS, OpKind};
 use loaf_formats::plan::{Family, Region, Segment, records};
 
-use crate::kernels::{self, Kernels, OpCall, RawOperand};
+use crate::kernels::{self, Kernels, OpCall, RawOperand, Split};
 use crate::op_times::OpTimes;
 use crate::pool::Pool;
 
@@ -44,17 +44,20 @@ pub(crate) struct Replay<'a> {
 pub(crate) struct Scratch {
     memory: crate::memory::Reserved,
     per_worker: usize,
+    /// Of all workers together, after their own.
+    shared: usize,
 }
 
 impl Scratch {
-    pub fn new(per_worker: usize, workers: usize) -> std::io::Result<Scratch> {
+    pub fn new(per_worker: usize, shared: usize, workers: usize) -> std::io::Result<Scratch> {
         let per_worker = per_worker.next_multiple_of(4096);
-        Ok(Scratch { memory: crate::memory::Reserved::new((per_worker * workers) as u64)?, per_worker })
+        let own = per_worker * workers;
+        Ok(Scratch { memory: crate::memory::Reserved::new((own + shared) as u64)?, per_worker, shared: own })
     }
 }
 
 /// Ops cheaper than this run on the calling thread: waking the others costs more.
-const PARALLEL_COST: u64 = 48 << 10;
+const PARALLEL_COST: u64 = 128 << 10;
 
 #[derive(Clone, Copy)]
 struct ScratchPtr(*mut u8);
@@ -108,16 +111,18 @@ impl<'a> Replay<'a> {
         Replay { family, segments: family.segments.iter().map(resolve).collect() }
     }
 
-    /// Scratch a worker needs for any op of the family.
-    pub fn scratch_bytes(&self) -> usize {
+    /// Scratch that any op of the family needs: of each worker, and of all together.
+    pub fn scratch_bytes(&self) -> (usize, usize) {
         let mut words = Vec::new();
-        let mut most = 0;
+        let (mut own, mut shared) = (0, 0);
         for s in &self.segments {
             s.segment.expand(u64::from(s.segment.first), u64::from(self.family.max_rows), &mut words);
-            let needs = records(&words).flatten().map(|r| kernels::scratch_bytes(r.kind, r.attrs));
-            most = needs.fold(most, usize::max);
+            for r in records(&words).flatten() {
+                own = own.max(kernels::scratch_bytes(r.kind, r.attrs));
+                shared = shared.max(4 * Split::shared_floats(r.kind, r.attrs));
+            }
         }
-        most
+        (own, shared)
     }
 
     /// Runs the graph at position `p` with `n` rows; `times` gathers what each op takes.
@@ -142,6 +147,9 @@ impl<'a> Replay<'a> {
         }
         let memory = ScratchPtr(scratch.memory.ptr());
         let per_worker = scratch.per_worker;
+        // SAFETY: within the mapping, after every worker's own part.
+        let shared = ScratchPtr(unsafe { memory.0.add(scratch.shared) });
+        let split = kernels.split().filter(|_| pool.threads() > 1);
         for op in &resolved.ops {
             let call = SharedCall(OpCall {
                 kind: op.kind,
@@ -160,7 +168,22 @@ impl<'a> Replay<'a> {
                     kernel(&call.0, range, scratch);
                 }
             };
-            if pool.threads() == 1 || kernels::cost(op.kind, call.0.attrs) < PARALLEL_COST {
+            if let Some(split) = split.filter(|_| Split::pays(&call.0, pool.threads())) {
+                let heads = call.0.attrs[2] as usize;
+                for round in Split::rounds(&call.0) {
+                    for (kernel, units) in [(split.parts, heads * round.count), (split.merge, heads)] {
+                        pool.run(units, &|range, worker| {
+                            let (call, memory, shared) = (&call, &memory, &shared);
+                            // SAFETY: as above; `shared` has room for the op, which for few rows needs no more than for most.
+                            unsafe {
+                                let own = memory.0.add(worker * per_worker);
+                                let own = std::slice::from_raw_parts_mut(own, per_worker);
+                                kernel(&call.0, round, range, shared.0.cast(), own);
+                            }
+                        });
+                    }
+                }
+            } else if pool.threads() == 1 || kernels::cost(op.kind, call.0.attrs) < PARALLEL_COST {
                 body(0..units, 0);
             } else {
                 pool.run(units, &body);

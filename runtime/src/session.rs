@@ -144,9 +144,9 @@ impl<'a> Session<'a> {
         let prefill: Vec<_> = replay(Phase::Prefill).collect();
         let pool = Pool::new(options.threads.max(1));
         let needs = prefill.iter().chain([&decode, &head]).map(Replay::scratch_bytes);
-        let per_worker = needs.fold(0, usize::max);
-        let scratch = Scratch::new(per_worker, pool.threads())
-            .map_err(|e| SessionError::Memory((per_worker * pool.threads()) as u64, e))?;
+        let (per_worker, shared) = needs.fold((0, 0), |(a, b), (own, shared)| (a.max(own), b.max(shared)));
+        let bytes = (per_worker * pool.threads() + shared) as u64;
+        let scratch = Scratch::new(per_worker, shared, pool.threads()).map_err(|e| SessionError::Memory(bytes, e))?;
         let kernels = options.kernels;
         let cpu = Cpu { kernels, pool, scratch, state, _arena: arena, io, decode, prefill, head, times: None };
         Ok(Session::of(loaf, Engine::Cpu(Box::new(cpu))))

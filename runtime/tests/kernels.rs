@@ -7,7 +7,7 @@
 use half::{bf16, f16};
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{Dim, Mode, OPS, OpKind, Types};
-use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, in_place, scratch_bytes, units};
+use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, Split, in_place, scratch_bytes, units};
 
 /// SplitMix64.
 struct Rng(u64);
@@ -504,13 +504,49 @@ fn exp_is_the_scalar_exp(kernels: Kernels) {
     }
 }
 
+/// Attention cut by blocks of positions gives the bits of attention in one piece: few rows, all sorts of windows, more blocks
+/// than a round has.
+fn attention_by_blocks_is_the_same(kernels: Kernels) {
+    let Some(split) = kernels.split() else { return };
+    let mut rng = Rng(11);
+    for (rows, pos, window) in
+        [(1, 0, 0), (1, 255, 0), (1, 256, 0), (3, 1000, 0), (2, 700, 300), (1, 8447, 0), (2, 8900, 0), (1, 9000, 8500)]
+    {
+        for (heads, kv_heads, dim) in [(2, 1, 8), (3, 3, 24), (8, 2, 40)] {
+            let scale = u64::from(0.3f32.to_bits());
+            let attrs = vec![rows, heads, kv_heads, dim, pos, scale, window];
+            let case = Case::new(OpKind::Attention, attrs.clone(), &mut rng);
+            let (expected, got) = (case.copy(), case.copy());
+            expected.run(&kernels, usize::MAX);
+            let operands = got.raw();
+            let call = OpCall { kind: OpKind::Attention, operands: &operands, attrs: &attrs };
+            assert_eq!(Split::pays(&call, 64), pos + rows > 256, "{attrs:?}");
+            let mut shared = vec![f32::NAN; Split::shared_floats(OpKind::Attention, &attrs)];
+            let mut scratch = vec![0u64; scratch_bytes(OpKind::Attention, &attrs) / 8 + 16];
+            let skip = scratch.as_ptr().align_offset(64);
+            // SAFETY: eight-byte words as bytes.
+            let scratch = unsafe { scratch[skip..].align_to_mut::<u8>().1 };
+            for round in Split::rounds(&call) {
+                // Units one by one, last first: their order must not matter.
+                for u in (0..kv_heads as usize * round.count).rev() {
+                    // SAFETY: operands as the table demands, memory of the sizes asked for.
+                    unsafe { (split.parts)(&call, round, u..u + 1, shared.as_mut_ptr(), scratch) }
+                }
+                // SAFETY: as above.
+                unsafe { (split.merge)(&call, round, 0..kv_heads as usize, shared.as_mut_ptr(), scratch) }
+            }
+            expected.assert_same(&got, &format!("by blocks {attrs:?}"));
+        }
+    }
+}
+
 macro_rules! suite {
     ($($isa:ident = $kernels:expr;)*) => { $(
         mod $isa {
             use super::*;
             suite!(@tests $kernels, agrees_with_the_contract, any_partition_gives_the_same,
                 rows_together_are_rows_apart, in_place_is_the_same, quantize_edges, extreme_codes_do_not_saturate, nonsense_is_harmless,
-                exp_is_the_scalar_exp);
+                exp_is_the_scalar_exp, attention_by_blocks_is_the_same);
         }
     )* };
     (@tests $kernels:expr, $($test:ident),*) => { $(

@@ -16,7 +16,7 @@ fn quantised(bits: u8, group: u64) -> BuildOptions {
 /// Plays the prompt in every way and compares with the scalar kernels, one thread, token by token.
 fn check(name: &str, loaf: &Loaf, ids: &[u32]) {
     let want = decode_logits(&mut session(loaf, Kernels::scalar(), 1), ids);
-    let tables = [Some(Kernels::scalar()), Kernels::avx2()];
+    let tables = [Some(Kernels::scalar()), Kernels::avx2(), Kernels::avx512()];
     for kernels in tables.into_iter().flatten() {
         let isa = kernels.isa().name();
         for threads in [1, 2, 3, 7] {
@@ -49,6 +49,19 @@ fn mlx_models_replay_to_the_same_bits() {
         let ids = Expected::read(&name).ids;
         check(&name, &bake(&name, &BuildOptions::default()).loaf, &ids[..140]);
     }
+}
+
+/// More threads than KV heads and more than one block of positions: attention is cut by blocks.
+#[test]
+fn few_heads_on_many_threads_replay_to_the_same_bits() {
+    let ids: Vec<u32> = stories().into_iter().flat_map(|(prompt, tokens)| [prompt, tokens].concat()).collect();
+    let ids: Vec<u32> = ids.into_iter().cycle().take(400).collect();
+    let baked = bake("stories260k", &quantised(4, 64));
+    let want = decode_logits(&mut session(&baked.loaf, Kernels::detect(), 1), &ids);
+    let got = decode_logits(&mut session(&baked.loaf, Kernels::detect(), 16), &ids);
+    assert_bits("16 threads, token by token", &got, &want);
+    let got = prefill_logits(&mut session(&baked.loaf, Kernels::detect(), 16), &ids, &[128, 128, 5, 3]);
+    assert_bits("16 threads, chunks", &got, &want);
 }
 
 #[test]

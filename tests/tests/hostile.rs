@@ -3,7 +3,8 @@
 //! A third damages bytes and leaves the hashes as they are: none of those may verify, nor may one open whose damage
 //! lies in what opening hashes. The rest fits the hashes to the damage, as an attacker would, so that it is structure that is
 //! checked: plans record by record, tokenizer tables, chat and golden sections. What those readers accept is replayed, encoded
-//! with and rendered: it may give nonsense, it may not panic, hang or leave its memory.
+//! with and rendered: it may give nonsense, it may not panic, hang or leave its memory. A plan that replays to other logits than
+//! the original's has to fail the check of its graphs and its recipe. Both gates count what a weaker check would have let through.
 //!
 //! An access outside of memory need not show in a process of ordinary tests; weights are mapped read-only, every region is
 //! a mapping of its own, and index operands are clamped in kernels that have twins with checked indexing (`Kernels::naive`),
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use loaf_bake::build::{BuildOptions, Silent, build};
-use loaf_bake::verify;
+use loaf_bake::verify::{self, Deep};
 use loaf_bake::weights::QuantOptions;
 use loaf_formats::chat::Chat;
 use loaf_formats::container::{Container, FileLayout, Layout, SectionKind, Writer};
@@ -171,19 +172,23 @@ impl Base {
     }
 }
 
-/// Opens, prefills and decodes with two kernel tables. Memory that the system refuses is an answer.
-fn replay(path: &Path) {
-    let Ok(loaf) = Loaf::open(path) else { return };
-    for kernels in [Kernels::naive(), Kernels::detect()] {
+/// Opens, prefills and decodes with two kernel tables; gives the bits of the logits of the first. Memory that the system refuses is an answer.
+fn replay(path: &Path) -> Vec<Option<Vec<u32>>> {
+    let mut given = Vec::new();
+    let Ok(loaf) = Loaf::open(path) else { return given };
+    for (i, kernels) in [Kernels::naive(), Kernels::detect()].into_iter().enumerate() {
         let Ok(mut session) = Session::new(&loaf, SessionOptions { threads: 1, kernels }) else { continue };
+        let bits = |logits: &[f32]| logits.iter().map(|l| l.to_bits()).collect::<Vec<u32>>();
         let vocab = loaf.plan().vocab;
         let ids: Vec<u32> = (0..6).map(|i| i * 37 % vocab).collect();
-        let _ = session.eval(&ids, &mut |_| {}).map(<[f32]>::len);
-        for id in &ids[..3] {
-            let _ = session.decode(*id).map(<[f32]>::len);
-        }
+        let mut run = vec![session.eval(&ids, &mut |_| {}).ok().map(bits)];
+        run.extend(ids[..3].iter().map(|id| session.decode(*id).ok().map(bits)));
         let _ = session.rewind(0);
+        if i == 0 {
+            given = run;
+        }
     }
+    given
 }
 
 #[test]
@@ -199,6 +204,7 @@ fn damage_that_hashes_do_not_fit_never_passes() {
         .collect();
     let sections: Vec<_> = opened.sections().iter().map(|s| (data + s.offset as usize, s.len as usize)).collect();
     let path = base.path();
+    let unhashed = Cell::new(0);
     for seed in 0..6_000 {
         let _case = Case::new("damage", seed);
         let mut rng = Rng(0x9E37_79B9_7F4A_7C15 ^ (seed + 1));
@@ -236,12 +242,15 @@ fn damage_that_hashes_do_not_fit_never_passes() {
             continue;
         }
         assert!(verify::file(&bytes, &Silent).is_err(), "case {seed} verifies");
+        unhashed.set(unhashed.get() + u32::from(Container::open(&bytes).is_ok()));
         let hit = bytes.len() != base.bytes.len() || eager.iter().any(|r| bytes[r.clone()] != base.bytes[r.clone()]);
         if hit {
             fs::write(&path, &bytes).expect("a writable folder");
             assert!(Loaf::open(&path).is_err(), "case {seed} opens");
         }
     }
+    println!("{} of 6000 damaged files have a head that is in order", unhashed.get());
+    assert!(unhashed.get() > 1_000, "a check that forgot the hashes would trip this gate: {}", unhashed.get());
 }
 
 /// Changes one thing about a plan.
@@ -318,7 +327,9 @@ fn plans_that_pass_the_verifier_replay_within_their_memory() {
     let base = Base::new();
     let (bytes, weights) = (base.section(SectionKind::Plan), Container::open(&base.bytes).expect("valid").data().len());
     let original = Plan::decode(&bytes).expect("valid");
-    let (accepted, replayed) = (Cell::new(0), Cell::new(0));
+    let expected = replay(&base.with_section(SectionKind::Plan, &bytes));
+    assert!(expected.len() == 4 && expected.iter().all(Option::is_some), "the original runs");
+    let (accepted, replayed, other) = (Cell::new(0), Cell::new(0), Cell::new(0));
     for seed in 0..9_000 {
         let _case = Case::new("plans", seed);
         let mut rng = Rng(0xD1B5_4A32_D192_ED03 ^ (seed + 1));
@@ -347,10 +358,18 @@ fn plans_that_pass_the_verifier_replay_within_their_memory() {
         // Replay is slow; what passes is sampled evenly once there is enough of it.
         if accepted.get() <= 150 || accepted.get() % 8 == 0 {
             replayed.set(replayed.get() + 1);
-            replay(&base.with_section(SectionKind::Plan, &plan.encode()));
+            let path = base.with_section(SectionKind::Plan, &plan.encode());
+            let bytes = fs::read(&path).expect("written");
+            if replay(&path) != expected && verify::file(&bytes, &Silent).is_ok() {
+                // Hashes fit and all is in order; what it computes is not what its manifest says.
+                other.set(other.get() + 1);
+                let deep = Deep { graphs: true, recipe: true };
+                assert!(verify::graphs(&bytes, deep, &Silent).is_err(), "case {seed} behaves differently and verifies");
+            }
         }
     }
-    println!("{} of 9000 plans accepted, {} replayed", accepted.get(), replayed.get());
+    println!("{} of 9000 plans accepted, {} replayed, {} to other logits", accepted.get(), replayed.get(), other.get());
+    assert!(other.get() >= 20, "a check that forgot the graphs would trip this gate: {}", other.get());
     assert!(replayed.get() >= 50, "mutations get as far as replay: {}", replayed.get());
 }
 

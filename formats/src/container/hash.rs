@@ -16,7 +16,7 @@ use std::str::FromStr;
 pub type Digest = [u8; 32];
 
 /// Bytes of section under one leaf hash; the last leaf of a section may be shorter.
-pub const LEAF_BYTES: u64 = 1 << 20;
+pub const LEAF_BYTES: u64 = 4 << 20;
 
 /// Leaves of a section of `len` bytes: none if it is empty.
 pub const fn leaf_count(len: u64) -> u64 {

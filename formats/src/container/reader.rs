@@ -6,7 +6,7 @@
 //! | [`Container::verify_section`] | one section | its bytes are those its root stands for |
 //! | [`Container::verify_small`] | everything but the weights | the same for all small sections, header and hash tree |
 //! | [`Container::tensors`] | the header | header and table name the same bytes |
-//! | [`Leaves::check`] | 1 MiB of a section | the same for this leaf; any thread may take any leaf |
+//! | [`Leaves::check`] | 4 MiB of a section | the same for this leaf; any thread may take any leaf |
 //! | [`Container::verify_all`] | everything | the file is the one its artifact id names |
 //!
 //! Whether it is the file one *wanted* is for the caller to say, by comparing [`Container::artifact_id`].

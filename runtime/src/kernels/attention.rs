@@ -15,7 +15,7 @@ use super::rows::PerLane;
 use super::scratch::Scratch;
 use super::simd::{self, Simd};
 use super::wide::Wide;
-use super::{LANES, OpCall, RawOperand, tile_rows};
+use super::{LANES, OpCall, RawOperand, Round, tile_rows};
 use crate::math;
 
 /// Keys or values widened together.
@@ -123,69 +123,111 @@ unsafe fn fold<W: Wide, const Q: usize, const C: usize>(
     }
 }
 
-#[inline(always)]
-pub(super) unsafe fn attention<W: Wide>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
-    let (rows, heads, kv_heads) = (call.count(0), call.count(1), call.count(2));
-    let group = heads / kv_heads;
-    let tile_rows = tile_rows(call.attrs);
-    let tiles = rows.div_ceil(tile_rows);
-    for u in units {
-        let (kv_head, first) = (u / tiles, u % tiles * tile_rows);
-        // SAFETY: an existing KV head, and rows below `rows`.
-        unsafe { tile::<W, W::S>(call, kv_head, group, first, tile_rows.min(rows - first), scratch) }
+/// Query rows `first..first + rows` of the heads that share one KV head.
+#[derive(Clone, Copy)]
+struct Tile<'a> {
+    call: &'a OpCall<'a>,
+    kv_head: usize,
+    /// Query heads of the KV head.
+    group: usize,
+    first: usize,
+    rows: usize,
+    /// Elements from a query to the next in buffers.
+    padded: usize,
+}
+
+/// Maximum, sum and accumulator of each query of a tile: of one block, or of all so far.
+#[derive(Clone, Copy)]
+struct Part {
+    max: *mut f32,
+    sum: *mut f32,
+    /// `(queries, padded)`.
+    acc: *mut f32,
+}
+
+impl Part {
+    /// A part in the first `queries * (padded + 2)` floats at `p`.
+    #[inline(always)]
+    unsafe fn at(p: *mut f32, queries: usize, padded: usize) -> Part {
+        // SAFETY: the caller names that many.
+        unsafe { Part { acc: p, max: p.add(queries * padded), sum: p.add(queries * (padded + 1)) } }
     }
 }
 
-/// Rows `first..first + tile_rows`, query heads `kv_head * group ..`.
-#[inline(always)]
-unsafe fn tile<W: Wide<S = S>, S: Simd>(
-    call: &OpCall<'_>,
-    kv_head: usize,
-    group: usize,
-    first: usize,
-    tile_rows: usize,
-    scratch: &mut [u8],
-) {
-    let (q, k, v, out) = (&call.operands[0], &call.operands[1], &call.operands[2], &call.operands[3]);
-    let (dim, pos, window) = (call.count(3), call.count(4), call.count(6));
-    let lanes = LANES * W::EIGHTS;
-    let padded = dim.next_multiple_of(lanes);
-    let queries = tile_rows * group;
-    let mut scratch = Scratch::new(scratch);
-    let query = scratch.take::<f32>(queries * padded); // (queries, padded)
-    let total = scratch.take::<f32>(queries * padded); // A of each query
-    let folded = scratch.take::<f32>(queries * padded); // acc of each query, this block
-    let scores = scratch.take::<f32>(queries * ATTENTION_BLOCK);
-    let total_max = scratch.take::<f32>(queries); // M
-    let total_sum = scratch.take::<f32>(queries); // L
-    let block_max = scratch.take::<f32>(queries); // m
-    let block_sum = scratch.take::<f32>(queries); // l
-    let run = scratch.take::<f32>(RUN * padded);
-    // Visible positions of tile row `t`.
-    let visible = |t: usize| {
-        let end = pos + first + t + 1;
+/// A thread's own buffers for a tile.
+struct Buffers {
+    query: *mut f32,  // (queries, padded)
+    scores: *mut f32, // (queries, ATTENTION_BLOCK)
+    run: *mut f32,    // (RUN, padded)
+}
+
+impl<'a> Tile<'a> {
+    #[inline(always)]
+    fn new<W: Wide>(call: &'a OpCall<'a>, kv_head: usize, first: usize) -> Tile<'a> {
+        let padded = call.count(3).next_multiple_of(LANES * W::EIGHTS);
+        let rows = tile_rows(call.attrs).min(call.count(0) - first);
+        Tile { call, kv_head, group: call.count(1) / call.count(2), first, rows, padded }
+    }
+
+    #[inline(always)]
+    fn queries(&self) -> usize {
+        self.rows * self.group
+    }
+
+    /// Visible positions of row `t`.
+    #[inline(always)]
+    fn visible(&self, t: usize) -> Range<usize> {
+        let (end, window) = (self.call.count(4) + self.first + t + 1, self.call.count(6));
         let start = if window == 0 { 0 } else { end.saturating_sub(window) };
         start..end
-    };
-    let span = visible(0).start..visible(tile_rows - 1).end;
-    // SAFETY: query rows and heads, and positions below `pos + rows`, are within the extents; the buffers hold
-    // `queries` rows of `padded` elements, or of `ATTENTION_BLOCK` scores, or `queries` elements.
-    unsafe {
-        for t in 0..tile_rows {
-            for h in 0..group {
-                widen_row::<S>(q, first + t, kv_head * group + h, dim, query.add((t * group + h) * padded), LANES);
-            }
+    }
+
+    /// Blocks that any row sees.
+    #[inline(always)]
+    fn blocks(&self) -> Range<usize> {
+        let end = self.visible(self.rows - 1).end;
+        self.visible(0).start / ATTENTION_BLOCK..end.div_ceil(ATTENTION_BLOCK)
+    }
+
+    /// What row `t` sees of a block, as indices in it.
+    #[inline(always)]
+    fn seen(&self, t: usize, block: usize) -> Range<usize> {
+        let (v, start) = (self.visible(t), block * ATTENTION_BLOCK);
+        v.start.max(start) - start..v.end.min(start + ATTENTION_BLOCK).max(start) - start
+    }
+
+    /// Carves buffers and widens the queries into them.
+    #[inline(always)]
+    unsafe fn buffers<S: Simd>(&self, scratch: &mut Scratch<'_>) -> Buffers {
+        let queries = self.queries();
+        let buffers = Buffers {
+            query: scratch.take(queries * self.padded),
+            scores: scratch.take(queries * ATTENTION_BLOCK),
+            run: scratch.take(RUN * self.padded),
+        };
+        for n in 0..queries {
+            let (row, head) = (self.first + n / self.group, self.kv_head * self.group + n % self.group);
+            let out = buffers.query.wrapping_add(n * self.padded);
+            // SAFETY: an existing row and head; the buffer has room for every query.
+            unsafe { widen_row::<S>(&self.call.operands[0], row, head, self.call.count(3), out, LANES) }
         }
-        for block in span.start / ATTENTION_BLOCK..span.end.div_ceil(ATTENTION_BLOCK) {
-            let start = block * ATTENTION_BLOCK;
-            // All below are indices in the block: `low..high` is what any query sees, `base..limit` the same in
-            // whole vectors, `seen` what one row sees.
-            let (low, high) = (span.start.max(start) - start, span.end.min(start + ATTENTION_BLOCK) - start);
-            let (base, limit) = (low / LANES * LANES, high.next_multiple_of(LANES));
-            let seen = |t: usize| {
-                let v = visible(t);
-                v.start.max(start) - start..v.end.min(start + ATTENTION_BLOCK).max(start) - start
-            };
+        buffers
+    }
+
+    /// Folds one block for all queries that see any of it.
+    #[inline(always)]
+    unsafe fn fold_block<W: Wide<S = S>, S: Simd>(&self, block: usize, buffers: &Buffers, part: Part) {
+        let (k, v) = (&self.call.operands[1], &self.call.operands[2]);
+        let (Buffers { query, scores, run }, Tile { padded, group, kv_head, .. }) = (buffers, *self);
+        let (dim, scale, queries) = (self.call.count(3), self.call.real(5), self.queries());
+        let lanes = LANES * W::EIGHTS;
+        let start = block * ATTENTION_BLOCK;
+        // Indices in the block: `low..high` is what any query sees, `base..limit` the same in whole vectors.
+        let (low, high) = (self.seen(0, block).start, self.seen(self.rows - 1, block).end);
+        let (base, limit) = (low / LANES * LANES, high.next_multiple_of(LANES));
+        // SAFETY: positions below `pos + rows` are within the extents; the buffers hold `queries` rows of `padded`
+        // elements, or of `ATTENTION_BLOCK` scores, or `queries` elements.
+        unsafe {
             for from in (base..limit).step_by(RUN) {
                 let to = limit.min(from + RUN);
                 for j in from..to {
@@ -200,7 +242,7 @@ unsafe fn tile<W: Wide<S = S>, S: Simd>(
                             for i in (from..to).step_by(LANES) {
                                 let panel = run.add((i - from) * padded);
                                 let scores = scores.add(n * ATTENTION_BLOCK + i);
-                                key_dots::<W, S, $Q>(query.add(n * padded), panel, (dim, padded), call.real(5), scores);
+                                key_dots::<W, S, $Q>(query.add(n * padded), panel, (dim, padded), scale, scores);
                             }
                             n += $Q;
                         }};
@@ -212,17 +254,17 @@ unsafe fn tile<W: Wide<S = S>, S: Simd>(
                     }
                 }
             }
-            for t in 0..tile_rows {
-                let seen = seen(t);
+            for t in 0..self.rows {
+                let seen = self.seen(t, block);
                 if seen.is_empty() {
                     continue;
                 }
                 for n in t * group..(t + 1) * group {
                     let p = scores.add(n * ATTENTION_BLOCK);
                     (base..seen.start).chain(seen.end..limit).for_each(|i| *p.add(i) = f32::NEG_INFINITY);
-                    *block_max.add(n) = max_of::<S>(p.add(seen.start), seen.len());
-                    *block_sum.add(n) = weigh::<S>(p, base..limit, *block_max.add(n));
-                    folded.add(n * padded).write_bytes(0, padded);
+                    *part.max.add(n) = max_of::<S>(p.add(seen.start), seen.len());
+                    *part.sum.add(n) = weigh::<S>(p, base..limit, *part.max.add(n));
+                    part.acc.add(n * padded).write_bytes(0, padded);
                 }
             }
             for from in (low..high).step_by(RUN) {
@@ -230,8 +272,8 @@ unsafe fn tile<W: Wide<S = S>, S: Simd>(
                 for j in from..to {
                     widen_row::<S>(v, start + j, kv_head, dim, run.add((j - from) * padded), LANES);
                 }
-                for t in 0..tile_rows {
-                    let seen = seen(t);
+                for t in 0..self.rows {
+                    let seen = self.seen(t, block);
                     let (from_t, to_t) = (from.max(seen.start), to.min(seen.end));
                     if from_t >= to_t {
                         continue;
@@ -240,7 +282,7 @@ unsafe fn tile<W: Wide<S = S>, S: Simd>(
                     let mut n = t * group;
                     while n < (t + 1) * group {
                         let p = scores.add(n * ATTENTION_BLOCK + from_t);
-                        let acc = folded.add(n * padded);
+                        let acc = part.acc.add(n * padded);
                         macro_rules! fold {
                             ($Q:literal) => {{
                                 let mut c = 0;
@@ -259,36 +301,142 @@ unsafe fn tile<W: Wide<S = S>, S: Simd>(
                     }
                 }
             }
-            for t in 0..tile_rows {
-                if seen(t).is_empty() {
-                    continue;
-                }
-                let is_first = visible(t).start / ATTENTION_BLOCK == block;
-                for n in t * group..(t + 1) * group {
-                    let (a, acc) = (total.add(n * padded), folded.add(n * padded));
-                    let (m, l) = (*block_max.add(n), *block_sum.add(n));
+        }
+    }
+
+    /// Adds a block's part to what came before it.
+    #[inline(always)]
+    unsafe fn merge<S: Simd>(&self, block: usize, part: Part, total: Part) {
+        for t in 0..self.rows {
+            if self.seen(t, block).is_empty() {
+                continue;
+            }
+            let is_first = self.visible(t).start / ATTENTION_BLOCK == block;
+            for n in t * self.group..(t + 1) * self.group {
+                // SAFETY: an existing query of both.
+                unsafe {
+                    let (a, acc) = (total.acc.add(n * self.padded), part.acc.add(n * self.padded));
+                    let (m, l) = (*part.max.add(n), *part.sum.add(n));
                     if is_first {
-                        std::ptr::copy_nonoverlapping(acc, a, padded);
-                        (*total_max.add(n), *total_sum.add(n)) = (m, l);
+                        std::ptr::copy_nonoverlapping(acc, a, self.padded);
+                        (*total.max.add(n), *total.sum.add(n)) = (m, l);
                         continue;
                     }
-                    let old = *total_max.add(n);
+                    let old = *total.max.add(n);
                     let new = if m > old { m } else { old };
                     let (c, d) = (math::exp(old - new), math::exp(m - new));
-                    *total_max.add(n) = new;
-                    *total_sum.add(n) = (*total_sum.add(n)).mul_add(c, l * d);
-                    for i in (0..padded).step_by(LANES) {
+                    *total.max.add(n) = new;
+                    *total.sum.add(n) = (*total.sum.add(n)).mul_add(c, l * d);
+                    for i in (0..self.padded).step_by(LANES) {
                         let scaled = S::mul(S::load(acc.add(i)), S::splat(d));
                         S::store(a.add(i), S::fma(S::load(a.add(i)), S::splat(c), scaled));
                     }
                 }
             }
         }
-        for n in 0..queries {
-            let y = out.at::<f32>(first + n / group, kv_head * group + n % group);
-            let sum = S::splat(*total_sum.add(n));
-            for i in (0..dim).step_by(LANES) {
-                store::<S>(y.add(i), S::div(S::load(total.add(n * padded + i)), sum), LANES.min(dim - i));
+    }
+
+    /// Divides by the sums.
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, total: Part) {
+        let dim = self.call.count(3);
+        for n in 0..self.queries() {
+            // SAFETY: an existing query, row and head.
+            unsafe {
+                let head = self.kv_head * self.group + n % self.group;
+                let y = self.call.operands[3].at::<f32>(self.first + n / self.group, head);
+                let sum = S::splat(*total.sum.add(n));
+                for i in (0..dim).step_by(LANES) {
+                    let x = S::div(S::load(total.acc.add(n * self.padded + i)), sum);
+                    store::<S>(y.add(i), x, LANES.min(dim - i));
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn attention<W: Wide>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+    let tile_rows = tile_rows(call.attrs);
+    let tiles = call.count(0).div_ceil(tile_rows);
+    for u in units {
+        let tile = Tile::new::<W>(call, u / tiles, u % tiles * tile_rows);
+        let (queries, mut scratch) = (tile.queries(), Scratch::new(scratch));
+        let floats = queries * (tile.padded + 2);
+        // SAFETY: an existing KV head, and rows below `rows`; buffers are as long as they are used.
+        unsafe {
+            let total = Part::at(scratch.take(floats), queries, tile.padded);
+            let part = Part::at(scratch.take(floats), queries, tile.padded);
+            let buffers = tile.buffers::<W::S>(&mut scratch);
+            for block in tile.blocks() {
+                tile.fold_block::<W, W::S>(block, &buffers, part);
+                tile.merge::<W::S>(block, part, total);
+            }
+            tile.finish::<W::S>(total);
+        }
+    }
+}
+
+/// Blocks of a [`Split`] round.
+pub(super) const ROUND: usize = 32;
+
+/// Floats of a part of `rows` rows, whatever the width of vectors.
+pub(super) fn part_floats(rows: usize, attrs: &[u64]) -> usize {
+    let at = |i: usize| attrs[i] as usize;
+    let queries = rows * (at(1) / at(2).max(1)).max(1);
+    (queries * (at(3).next_multiple_of(2 * LANES) + 2)).next_multiple_of(16)
+}
+
+/// Blocks of a call with one tile, first to last.
+pub(super) fn blocks(call: &OpCall<'_>) -> Range<usize> {
+    // The width of vectors plays no part in it.
+    Tile::new::<super::scalar::Scalar>(call, 0, 0).blocks()
+}
+
+/// Parts of blocks `first + u % count` of KV heads `u / count`, for `u` in `units`.
+#[inline(always)]
+pub(super) unsafe fn split_parts<W: Wide>(
+    call: &OpCall<'_>,
+    round: Round,
+    units: Range<usize>,
+    shared: *mut f32,
+    scratch: &mut [u8],
+) {
+    for u in units {
+        let (kv_head, block) = (u / round.count, u % round.count);
+        let (tile, mut scratch) = (Tile::new::<W>(call, kv_head, 0), Scratch::new(scratch));
+        // SAFETY: `shared` has `ROUND + 1` parts a KV head, this unit's its own; buffers are as long as they are used.
+        unsafe {
+            let part = shared.add((kv_head * (ROUND + 1) + block) * part_floats(call.count(0), call.attrs));
+            let buffers = tile.buffers::<W::S>(&mut scratch);
+            let part = Part::at(part, tile.queries(), tile.padded);
+            tile.fold_block::<W, W::S>(round.first + block, &buffers, part);
+        }
+    }
+}
+
+/// Merges a round's parts of KV heads `units`, and after the last round finishes.
+#[inline(always)]
+pub(super) unsafe fn split_merge<W: Wide>(
+    call: &OpCall<'_>,
+    round: Round,
+    units: Range<usize>,
+    shared: *mut f32,
+    _: &mut [u8],
+) {
+    for kv_head in units {
+        let tile = Tile::new::<W>(call, kv_head, 0);
+        // SAFETY: as in `split_parts`, all units of which are done.
+        unsafe {
+            let part = |i: usize| {
+                let at = shared.add((kv_head * (ROUND + 1) + i) * part_floats(call.count(0), call.attrs));
+                Part::at(at, tile.queries(), tile.padded)
+            };
+            for block in 0..round.count {
+                tile.merge::<W::S>(round.first + block, part(block), part(ROUND));
+            }
+            if round.first + round.count == tile.blocks().end {
+                tile.finish::<W::S>(part(ROUND));
             }
         }
     }

@@ -18,7 +18,7 @@ use super::avx512::Avx512;
 use super::rows::Rows;
 use super::scalar::Scalar;
 use super::simd::layout;
-use super::{Kernel, OpCall, attention, dense, elementwise, quant, recurrent};
+use super::{Kernel, OpCall, Round, Split, attention, dense, elementwise, quant, recurrent};
 
 /// Layout and group size under which the integer matmuls take a format; `None` for formats without integer codes.
 pub(super) fn quant_case(format: u64) -> Option<(u8, usize)> {
@@ -71,6 +71,25 @@ macro_rules! isa {
             );
 
             isa!(@products $attr, nothing, $($case)*);
+
+            /// Attention cut by blocks.
+            pub(in crate::kernels) const SPLIT: Split = Split { parts: split_parts, merge: split_merge };
+
+            #[$attr]
+            unsafe fn split_parts(
+                call: &OpCall<'_>, round: Round, units: Range<usize>, shared: *mut f32, scratch: &mut [u8],
+            ) {
+                // SAFETY: the kernel's contract, passed on.
+                unsafe { attention::split_parts::<$wide>(call, round, units, shared, scratch) }
+            }
+
+            #[$attr]
+            unsafe fn split_merge(
+                call: &OpCall<'_>, round: Round, units: Range<usize>, shared: *mut f32, scratch: &mut [u8],
+            ) {
+                // SAFETY: the kernel's contract, passed on.
+                unsafe { attention::split_merge::<$wide>(call, round, units, shared, scratch) }
+            }
         }
     };
     (@products $attr:meta, $else:path, $($case:tt)*) => {

@@ -48,7 +48,7 @@ pub const QUANT_ROWS: usize = 16;
 /// Queries of one attention tile, at most, unless a row has more.
 const TILE_QUERIES: usize = 32;
 /// Channels of one convolution unit.
-pub const CONV_CHANNELS: usize = 64;
+pub const CONV_CHANNELS: usize = 256;
 
 /// One operand resolved to memory. Element `(r, h, i)` is at element `r * row_stride + h * head_stride + i`.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +115,60 @@ impl OpCall<'_> {
 /// features of the table the kernel came from.
 pub type Kernel = unsafe fn(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]);
 
+/// Consecutive blocks of positions, from the first.
+#[derive(Clone, Copy, Debug)]
+pub struct Round {
+    /// Its first block.
+    pub first: usize,
+    /// Blocks in it.
+    pub count: usize,
+}
+
+/// A kernel of one round of [`Split`].
+///
+/// # Safety
+/// As [`Kernel`]; besides, `shared` points to [`Split::shared_floats`] floats that all units of an op share.
+pub type SplitKernel =
+    unsafe fn(call: &OpCall<'_>, round: Round, units: Range<usize>, shared: *mut f32, scratch: &mut [u8]);
+
+/// Attention over few heads and many positions, parallel over blocks of positions, with the same bits: blocks are folded by
+/// whoever is free and merged in order. Memory is bounded by taking blocks in rounds.
+#[derive(Clone, Copy)]
+pub struct Split {
+    /// Folds blocks; units are KV heads times the round's blocks.
+    pub parts: SplitKernel,
+    /// Merges a round's blocks; units are KV heads. All of `parts` comes before.
+    pub merge: SplitKernel,
+}
+
+impl Split {
+    /// Whether an op on `threads` threads has fewer units than it could have.
+    pub fn pays(call: &OpCall<'_>, threads: usize) -> bool {
+        call.kind == OpKind::Attention
+            && (1..=tile_rows(call.attrs)).contains(&call.count(0))
+            && (1..threads).contains(&call.count(2))
+            && attention::blocks(call).len() > 1
+    }
+
+    /// The rounds of an op.
+    pub fn rounds(call: &OpCall<'_>) -> impl Iterator<Item = Round> {
+        let blocks = attention::blocks(call);
+        blocks
+            .clone()
+            .step_by(attention::ROUND)
+            .map(move |first| Round { first, count: attention::ROUND.min(blocks.end - first) })
+    }
+
+    /// Floats that the units of an op share, with as many rows as `attrs` say or fewer: independent of position.
+    pub fn shared_floats(kind: OpKind, attrs: &[u64]) -> usize {
+        if kind != OpKind::Attention {
+            return 0;
+        }
+        let rows = tile_rows(attrs).min(attrs[0] as usize);
+        attrs[2] as usize * (attention::ROUND + 1) * attention::part_floats(rows, attrs)
+    }
+}
+
 /// An instruction set a table is written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
@@ -145,6 +199,7 @@ impl Isa {
 pub struct Kernels {
     isa: Isa,
     table: [Kernel; OPS.len()],
+    split: Option<Split>,
 }
 
 impl Kernels {
@@ -155,7 +210,7 @@ impl Kernels {
 
     /// The vector algorithms on arrays, for any CPU.
     pub fn scalar() -> Kernels {
-        Kernels { isa: Isa::Scalar, table: isa::scalar::table() }
+        Kernels { isa: Isa::Scalar, table: isa::scalar::table(), split: Some(isa::scalar::SPLIT) }
     }
 
     /// The AVX2 table, if this CPU has AVX2, FMA and F16C.
@@ -164,7 +219,7 @@ impl Kernels {
         {
             let has =
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-            has.then(|| Kernels { isa: Isa::Avx2, table: isa::avx2::table() })
+            has.then(|| Kernels { isa: Isa::Avx2, table: isa::avx2::table(), split: Some(isa::avx2::SPLIT) })
         }
         #[cfg(not(target_arch = "x86_64"))]
         None
@@ -186,7 +241,7 @@ impl Kernels {
                     table[OpKind::LinearQuant as usize] = isa::avx512_vbmi::product;
                     table[OpKind::ExpertLinearQuant as usize] = isa::avx512_vbmi::product;
                 }
-                Kernels { isa: Isa::Avx512, table }
+                Kernels { isa: Isa::Avx512, table, split: Some(isa::avx512::SPLIT) }
             })
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -195,12 +250,17 @@ impl Kernels {
 
     /// The contract in plain loops: the oracle of tests, far too slow for anything else.
     pub fn naive() -> Kernels {
-        Kernels { isa: Isa::Naive, table: [naive::run; OPS.len()] }
+        Kernels { isa: Isa::Naive, table: [naive::run; OPS.len()], split: None }
     }
 
     /// The instruction set of this table.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// Attention cut by blocks, where the set has it.
+    pub fn split(&self) -> Option<Split> {
+        self.split
     }
 
     /// The kernel of an op. Graph-only ops have one that does nothing.

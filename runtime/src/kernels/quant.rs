@@ -405,6 +405,9 @@ unsafe fn tail(p: *const u8, n: usize) -> [u8; 64] {
 #[inline(always)]
 unsafe fn fill_panel<S: Rows>(m: &Matrix<'_>, first: usize, panel: *mut u8) {
     let (kind, step) = (m.packing.kind, 4 * S::LANES);
+    let bytes = m.packing.bytes(step);
+    // The next vector's rows, as in `stream`.
+    let ahead = m.w[0].ptr.wrapping_add((m.row(first, 0) + S::LANES) * m.w[0].row_stride * 4).cast_const();
     // SAFETY: rows of `inp` codes; the panel has `LANES` times `inp`, padded to 64, bytes.
     unsafe {
         for i in (0..m.inp).step_by(step) {
@@ -412,6 +415,7 @@ unsafe fn fill_panel<S: Rows>(m: &Matrix<'_>, first: usize, panel: *mut u8) {
             if i + step <= m.inp {
                 let block = i - i % 64;
                 for r in 0..S::LANES {
+                    S::Narrow::prefetch(ahead.wrapping_add(i / step * S::LANES * bytes + r * bytes));
                     let w = m.codes(first, r).add(m.packing.bytes(block));
                     codes[r] = S::unpack(kind, w, (i - block) / step);
                 }

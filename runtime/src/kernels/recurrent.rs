@@ -36,14 +36,21 @@ unsafe fn convolve<S: Simd, const SILU: bool>(call: &OpCall<'_>, units: Range<us
         // SAFETY: channels `first..first + channels` of weight, state and output, elements `start..` of head `h`
         // of the input, are within the extents; `taps` holds `kernel * CONV_CHANNELS` elements.
         unsafe {
-            let weight_bytes = o[1].dtype.bytes() as usize;
-            for c in 0..channels {
-                let w = o[1].ptr.add((first + c) * o[1].row_stride * weight_bytes);
+            let elements = (call.count(1) * dim - 1) * o[1].row_stride + kernel;
+            for c in (0..channels).step_by(LANES) {
                 for t in (0..kernel).step_by(LANES) {
                     let n = LANES.min(kernel - t);
-                    let mut eight = [0.0; LANES];
-                    S::store(eight.as_mut_ptr(), floats::<S>(o[1].dtype, w, t, n));
-                    (0..n).for_each(|j| *taps.add((t + j) * CONV_CHANNELS + c) = eight[j]);
+                    let mut by_channel = [S::splat(0.0); LANES];
+                    for j in 0..LANES.min(channels - c) {
+                        let element = (first + c + j) * o[1].row_stride + t;
+                        // What is read past a channel's taps is not used; past the weight nothing is read.
+                        let n = if element + LANES <= elements { LANES } else { n };
+                        by_channel[j] = floats::<S>(o[1].dtype, o[1].ptr, element, n);
+                    }
+                    let by_tap = S::transpose(by_channel);
+                    for j in 0..n {
+                        S::store(taps.add((t + j) * CONV_CHANNELS + c), by_tap[j]);
+                    }
                 }
             }
             // Input row `i` of state and rows laid end to end.
@@ -56,8 +63,12 @@ unsafe fn convolve<S: Simd, const SILU: bool>(call: &OpCall<'_>, units: Range<us
             };
             for r in 0..rows {
                 let out = o[3].at::<f32>(r, 0).add(first);
+                // Rows are far apart, so that nobody else asks for the next ones in time.
+                let (ahead, out_ahead) = (input((r + 5).min(rows) + kernel - 2), out.wrapping_add(4 * o[3].row_stride));
                 for c in (0..channels).step_by(LANES) {
                     let n = LANES.min(channels - c);
+                    S::prefetch(ahead.add(c).cast_const().cast());
+                    S::prefetch(out_ahead.wrapping_add(c).cast_const().cast());
                     let mut acc = S::splat(0.0);
                     for t in 0..kernel {
                         let w = load::<S>(taps.add(t * CONV_CHANNELS + c), n);
@@ -107,39 +118,54 @@ unsafe fn scan_strip<W: Wide, const V: usize>(call: &OpCall<'_>, head: usize, ke
             if V > 1 { W::load($p) } else { W::load_n($p, n) }
         };
     }
+    macro_rules! store {
+        ($p:expr, $x:expr) => {
+            if V > 1 { W::store($p, $x) } else { W::store_n($p, $x, n) }
+        };
+    }
     // SAFETY: the caller's columns are within the extents of state, values and output.
     unsafe {
-        for t in 0..rows {
-            let (q, k) = (o[0].at::<f32>(t, key_head), o[1].at::<f32>(t, key_head));
-            let v = o[2].at::<f32>(t, head).add(j);
-            let decay = W::splat(*o[3].at::<f32>(t, 0).add(head));
-            let beta = W::splat(*o[4].at::<f32>(t, 0).add(head));
-            let mut recalled = [W::splat(0.0); V];
-            for i in 0..k_dim {
-                let (s, k) = (o[5].at::<f32>(head, i).add(j), W::splat(*k.add(i)));
-                for c in 0..V {
-                    let decayed = W::mul(decay, load!(s.add(c * lanes)));
-                    recalled[c] = W::fma(decayed, k, recalled[c]);
-                }
+        let decay = |t: usize| *o[3].at::<f32>(t, 0).add(head);
+        // Between rows the state is kept decayed for the next one, so that it is read and written once a row.
+        let mut recalled = [W::splat(0.0); V];
+        let (k, first) = (o[1].at::<f32>(0, key_head), W::splat(decay(0)));
+        for i in 0..k_dim {
+            let (s, k) = (o[5].at::<f32>(head, i).add(j), W::splat(*k.add(i)));
+            for c in 0..V {
+                let decayed = W::mul(first, load!(s.add(c * lanes)));
+                store!(s.add(c * lanes), decayed);
+                recalled[c] = W::fma(decayed, k, recalled[c]);
             }
+        }
+        for t in 0..rows {
+            let next = (t + 1).min(rows - 1);
+            let (q, k) = (o[0].at::<f32>(t, key_head), o[1].at::<f32>(t, key_head));
+            let (next_k, next_decay) = (o[1].at::<f32>(next, key_head), W::splat(decay(next)));
+            let v = o[2].at::<f32>(t, head).add(j);
+            let beta = W::splat(*o[4].at::<f32>(t, 0).add(head));
             let mut delta = [W::splat(0.0); V];
             for c in 0..V {
                 delta[c] = W::mul(beta, W::sub(load!(v.add(c * lanes)), recalled[c]));
             }
+            recalled = [W::splat(0.0); V];
             let mut out = [W::splat(0.0); V];
             for i in 0..k_dim {
                 let s = o[5].at::<f32>(head, i).add(j);
-                let (k, q) = (W::splat(*k.add(i)), W::splat(*q.add(i)));
+                let (k, q, next_k) = (W::splat(*k.add(i)), W::splat(*q.add(i)), W::splat(*next_k.add(i)));
                 for c in 0..V {
-                    // Decayed again rather than stored in between: the same product.
-                    let decayed = W::mul(decay, load!(s.add(c * lanes)));
-                    let updated = W::fma(k, delta[c], decayed);
-                    W::store_n(s.add(c * lanes), updated, if V > 1 { lanes } else { n });
+                    let updated = W::fma(k, delta[c], load!(s.add(c * lanes)));
                     out[c] = W::fma(updated, q, out[c]);
+                    if t + 1 == rows {
+                        store!(s.add(c * lanes), updated);
+                        continue;
+                    }
+                    let decayed = W::mul(next_decay, updated);
+                    store!(s.add(c * lanes), decayed);
+                    recalled[c] = W::fma(decayed, next_k, recalled[c]);
                 }
             }
             for c in 0..V {
-                W::store_n(o[6].at::<f32>(t, head).add(j + c * lanes), out[c], if V > 1 { lanes } else { n });
+                store!(o[6].at::<f32>(t, head).add(j + c * lanes), out[c]);
             }
         }
     }
