@@ -3,13 +3,16 @@ CARGO ?= cargo
 DEMO = "show the ten largest files under src" "replace foo with bar in every rust file" "how much disk space is free" \
        "compress the logs folder into backup.tar.gz" "undo the last commit but keep the changes"
 
-.PHONY: demo test fmt lint docs default-model verify-artifacts bench-kernels bench-bake bench-peers
+.PHONY: demo test fmt lint docs default-model verify-artifacts bench-kernels bench-bake bench-peers test-neon
 
 demo:            ## Run the built-in default model on a handful of requests (needs Rust alone).
 	@$(CARGO) build --release -p loaf-runtime && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
 
 test:            ## Pass everything: format, lints, documentation, tests, published artifacts.
 	$(CARGO) fmt --all --check && $(MAKE) lint docs && $(CARGO) test --workspace && $(MAKE) verify-artifacts
+
+test-neon:       ## The NEON kernels on emulated CPUs (needs a cross linker and qemu; not part of test).
+	./tests/neon.sh
 
 fmt:             ## Format the code.
 	$(CARGO) fmt --all
