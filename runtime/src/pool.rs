@@ -191,7 +191,8 @@ impl Shared {
         }
         let parked = &self.parked[worker - 1];
         loop {
-            parked.store(true, Ordering::SeqCst);
+            // An exchange, not a store: emulators have been seen to let the load below pass a sequentially consistent store.
+            parked.swap(true, Ordering::SeqCst);
             let word = self.word.load(Ordering::SeqCst);
             if word != seen {
                 parked.store(false, Ordering::SeqCst);
@@ -207,7 +208,7 @@ impl Shared {
             return;
         }
         let mut held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        self.caller_sleeps.store(true, Ordering::SeqCst);
+        self.caller_sleeps.swap(true, Ordering::SeqCst);
         while self.remaining.load(Ordering::SeqCst) != 0 {
             held = self.done.wait(held).unwrap_or_else(PoisonError::into_inner);
         }
