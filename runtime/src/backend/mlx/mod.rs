@@ -1,6 +1,6 @@
 //! The MLX backend: a plan lowered once to compiled MLX functions, replayed per token.
 //!
-//! [`MlxBackend::open`] hands the weights over ([`weights`]), lowers the decode, prefill and head templates ([`lower`]) inside
+//! [`MlxBackend::open`] hands the weights over (`weights`), lowers the decode, prefill and head templates (`lower`) inside
 //! closures that MLX compiles ([`compile`]), and traces them at once. There is one closure per (family, segment, capacity of the
 //! caches); capacities come in steps, so a growing sequence meets a new one rarely. Token ids, position, valid rows and state are
 //! array arguments. State goes in and comes out; nobody else holds the caches, so MLX writes into them where they are. Recurrent
