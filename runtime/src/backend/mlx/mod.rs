@@ -333,6 +333,12 @@ impl<'a> MlxBackend<'a> {
         self.compiled.values().map(Compiled::traces).sum()
     }
 
+    /// Where the caches are, once they are computed: the same from step to step, since they are written in place.
+    pub fn cache_addresses(&self) -> Vec<usize> {
+        let caches = self.states.iter().zip(&self.kinds).filter(|(_, kind)| **kind == StateKind::KvCache);
+        caches.map(|(array, _)| array.address()).collect()
+    }
+
     /// Bytes of weights used where they lie in the file, and bytes that were copied.
     pub fn weight_bytes(&self) -> (u64, u64) {
         self.lowering.weights.bytes()
