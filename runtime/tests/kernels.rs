@@ -541,7 +541,8 @@ fn attention_by_blocks_is_the_same(kernels: Kernels) {
 }
 
 macro_rules! suite {
-    ($($isa:ident = $kernels:expr;)*) => { $(
+    ($($(#[$attr:meta])* $isa:ident = $kernels:expr;)*) => { $(
+        $(#[$attr])*
         mod $isa {
             use super::*;
             suite!(@tests $kernels, agrees_with_the_contract, any_partition_gives_the_same,
@@ -564,6 +565,8 @@ suite! {
     scalar = Some(Kernels::scalar());
     avx2 = Kernels::avx2();
     avx512 = Kernels::avx512();
+    #[cfg(target_arch = "aarch64")]
+    neon = Kernels::neon();
 }
 
 /// The oracle's own reading of packed rows, against a row packed bit by bit.
@@ -584,9 +587,8 @@ fn embedding_reads_codes_least_significant_bit_first() {
         case.buffers[1].as_mut().unwrap().memory.bytes_mut()[..stream.len()].copy_from_slice(&stream);
         case.buffers[2].as_mut().unwrap().fill(|| 1.0);
         case.buffers[3].as_mut().unwrap().fill(|| 0.0);
-        for kernels in
-            [Some(Kernels::naive()), Some(Kernels::scalar()), Kernels::avx2(), Kernels::avx512()].into_iter().flatten()
-        {
+        let fast = [Kernels::avx2(), Kernels::avx512(), Kernels::neon()];
+        for kernels in [Kernels::naive(), Kernels::scalar()].into_iter().chain(fast.into_iter().flatten()) {
             case.run(&kernels, 1);
             let out = case.buffers[4].as_ref().unwrap().memory.bytes();
             let got: Vec<u64> = out.chunks_exact(4).map(|b| f32::from_ne_bytes(b.try_into().unwrap()) as u64).collect();

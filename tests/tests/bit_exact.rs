@@ -16,7 +16,7 @@ fn quantised(bits: u8, group: u64) -> BuildOptions {
 /// Plays the prompt in every way and compares with the scalar kernels, one thread, token by token.
 fn check(name: &str, loaf: &Loaf, ids: &[u32]) {
     let want = decode_logits(&mut session(loaf, Kernels::scalar(), 1), ids);
-    let tables = [Some(Kernels::scalar()), Kernels::avx2(), Kernels::avx512()];
+    let tables = [Some(Kernels::scalar()), Kernels::avx2(), Kernels::avx512(), Kernels::neon()];
     for kernels in tables.into_iter().flatten() {
         let isa = kernels.isa().name();
         for threads in [1, 2, 3, 7] {

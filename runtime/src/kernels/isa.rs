@@ -15,6 +15,8 @@ use loaf_formats::op::{OPS, OpKind};
 use super::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use super::avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+use super::neon::{Neon, Sdot, Smull, Usdot};
 use super::rows::Rows;
 use super::scalar::Scalar;
 use super::simd::layout;
@@ -183,4 +185,32 @@ pub(super) mod avx512_vbmi {
         avx512::product,
         2, 64 => Avx512<true>; 2, _ => Avx512<true>; 3, 64 => Avx512<true>; 3, _ => Avx512<true>;
         5, 64 => Avx512<true>; 5, _ => Avx512<true>; 6, 64 => Avx512<true>; 6, _ => Avx512<true>;);
+}
+
+// Registers of sixteen bytes hold the nibbles of 32 codes, so the wide layout is as good as the other.
+#[cfg(target_arch = "aarch64")]
+isa!(neon, Neon, Neon, target_feature(enable = "neon"),
+    44, _ => Smull; 4, _ => Smull; 8, _ => Smull;
+    2, _ => Smull; 3, _ => Smull; 5, _ => Smull; 6, _ => Smull;
+    14, 32 => Smull; 24, 16 => Smull;);
+
+/// Integer matmuls with dot instructions.
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon_dotprod {
+    use super::*;
+
+    isa!(@products target_feature(enable = "neon,dotprod"), neon::product,
+        44, 64 => Sdot; 44, _ => Sdot; 4, 32 => Sdot;
+        8, 64 => Sdot; 8, _ => Sdot;
+        2, _ => Sdot; 3, _ => Sdot; 5, _ => Sdot; 6, _ => Sdot;
+        14, 32 => Sdot; 24, 16 => Sdot;);
+}
+
+/// Integer matmuls of 8-bit codes without a bias, which only they have; those of [`neon_dotprod`] otherwise.
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon_i8mm {
+    use super::*;
+
+    isa!(@products target_feature(enable = "neon,dotprod,i8mm"), neon_dotprod::product,
+        8, 64 => Usdot; 8, _ => Usdot;);
 }

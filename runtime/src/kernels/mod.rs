@@ -6,9 +6,9 @@
 //! do not depend on each other ([`units`]), so a caller may give any ranges of them to any threads.
 //!
 //! - `naive` is the contract spelled out in plain loops, and the oracle of the tests.
-//! - `simd` is the small set of vector operations the fast kernels need; `scalar` (arrays) and `avx2`
-//!   implement it; `rows` is that of the integer matmuls, which `avx512` implements too. The algorithms (`elementwise`, `dense`, `quant`, `attention`, `recurrent`) are written once
-//!   over it.
+//! - `simd` is the small set of vector operations the fast kernels need; `scalar` (arrays), `avx2` and `neon`
+//!   implement it; `rows` is that of the integer matmuls, which `avx512` implements too. The algorithms
+//!   (`elementwise`, `dense`, `quant`, `attention`, `recurrent`) are written once over it.
 //!
 //! # What a kernel relies on
 //! The plan verifier has proved that each operand's extent lies within its region and that outputs overlap no
@@ -33,6 +33,8 @@ mod dense;
 mod elementwise;
 mod isa;
 mod naive;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod quant;
 mod recurrent;
 mod rows;
@@ -180,6 +182,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// NEON.
+    Neon,
 }
 
 impl Isa {
@@ -190,6 +194,7 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
         }
     }
 }
@@ -205,7 +210,7 @@ pub struct Kernels {
 impl Kernels {
     /// The best table this CPU can run.
     pub fn detect() -> Kernels {
-        Kernels::avx512().or_else(Kernels::avx2).unwrap_or_else(Kernels::scalar)
+        Kernels::avx512().or_else(Kernels::avx2).or_else(Kernels::neon).unwrap_or_else(Kernels::scalar)
     }
 
     /// The vector algorithms on arrays, for any CPU.
@@ -245,6 +250,29 @@ impl Kernels {
             })
         }
         #[cfg(not(target_arch = "x86_64"))]
+        None
+    }
+
+    /// The NEON table, if this CPU has NEON; integer matmuls use `dotprod` and `i8mm` where it has those.
+    pub fn neon() -> Option<Kernels> {
+        #[cfg(target_arch = "aarch64")]
+        {
+            use std::arch::is_aarch64_feature_detected as has;
+            has!("neon").then(|| {
+                let mut table = isa::neon::table();
+                let product: Option<Kernel> = match (has!("dotprod"), has!("i8mm")) {
+                    (true, true) => Some(isa::neon_i8mm::product),
+                    (true, false) => Some(isa::neon_dotprod::product),
+                    (false, _) => None,
+                };
+                if let Some(product) = product {
+                    table[OpKind::LinearQuant as usize] = product;
+                    table[OpKind::ExpertLinearQuant as usize] = product;
+                }
+                Kernels { isa: Isa::Neon, table, split: Some(isa::neon::SPLIT) }
+            })
+        }
+        #[cfg(not(target_arch = "aarch64"))]
         None
     }
 
