@@ -210,6 +210,19 @@ fn nothing_is_traced_again_between_tokens() {
 }
 
 #[test]
+fn caches_are_written_in_place() {
+    let baked = bake("hf/qwen3", &BuildOptions::default());
+    let mut backend = mlx(&baked.loaf);
+    backend.decode(0, 5).expect("a step");
+    let before = backend.cache_addresses();
+    assert!(!before.is_empty() && before.iter().all(|a| *a != 0));
+    for pos in 1..6 {
+        backend.decode(pos, 7).expect("a step");
+    }
+    assert_eq!(backend.cache_addresses(), before);
+}
+
+#[test]
 fn a_sequence_can_start_over_and_step_back() {
     for name in ["hf/qwen3_next", "hf/mistral"] {
         let baked = bake(name, &BuildOptions::default());

@@ -182,7 +182,7 @@ impl Array {
         unsafe { sys::mlx_array_data_uint8(self.0).addr() }
     }
 
-    /// The elements of a contiguous `f32` array that [`Mlx::eval`] has computed.
+    /// The elements of a contiguous `f32` array that [`eval`](super::ops::Mlx::eval) has computed.
     pub fn copy_to(&self, out: &mut [f32]) -> Result<()> {
         // SAFETY: `wait` blocks until the data are there.
         unsafe { check(sys::_mlx_array_wait(self.0))? };

@@ -1,6 +1,6 @@
 //! The MLX backend: a plan lowered once to compiled MLX functions, replayed per token.
 //!
-//! [`MlxBackend::open`] hands the weights over ([`weights`]), lowers the decode, prefill and head templates ([`lower`]) inside
+//! [`MlxBackend::open`] hands the weights over (`weights`), lowers the decode, prefill and head templates (`lower`) inside
 //! closures that MLX compiles ([`compile`]), and traces them at once. There is one closure per (family, segment, capacity of the
 //! caches); capacities come in steps, so a growing sequence meets a new one rarely. Token ids, position, valid rows and state are
 //! array arguments. State goes in and comes out; nobody else holds the caches, so MLX writes into them where they are. Recurrent
@@ -331,6 +331,12 @@ impl<'a> MlxBackend<'a> {
     /// How often closures were traced, over all that are alive.
     pub fn traces(&self) -> usize {
         self.compiled.values().map(Compiled::traces).sum()
+    }
+
+    /// Where the caches are, once they are computed: the same from step to step, since they are written in place.
+    pub fn cache_addresses(&self) -> Vec<usize> {
+        let caches = self.states.iter().zip(&self.kinds).filter(|(_, kind)| **kind == StateKind::KvCache);
+        caches.map(|(array, _)| array.address()).collect()
     }
 
     /// Bytes of weights used where they lie in the file, and bytes that were copied.
