@@ -14,11 +14,10 @@ use loaf_formats::plan::Phase;
 use loaf_recipes::graph::Graph;
 use loaf_recipes::tape::Shape;
 use loaf_runtime::builtin;
-use loaf_runtime::cli::{Io, main};
 use loaf_runtime::loaf::Loaf;
 use loaf_runtime::session::Session;
 use loaf_tests::engines::Engine;
-use loaf_tests::{Baked, Expected, assert_bits, bake, fixture, fixtures, greedy, max_diff, stories};
+use loaf_tests::{Baked, Expected, assert_bits, bake, command_line, fixture, fixtures, greedy, max_diff, stories};
 
 /// Of the logit scale.
 const TOLERANCE: f32 = 1e-3;
@@ -148,19 +147,9 @@ fn stories_are_told_in_the_same_tokens() {
 fn the_default_model_answers_in_the_same_tokens() {
     let loaf = Loaf::from_static(builtin::LOAF.expect("built with its model")).expect("a verified loaf");
     for request in ["show the ten largest files under src", "undo the last commit but keep the changes"] {
-        let (mut out, mut err) = (Vec::new(), Vec::new());
-        let mut io = Io {
-            stdin: &mut std::io::empty(),
-            stdin_is_terminal: true,
-            stdout: &mut out,
-            stderr: &mut err,
-            stderr_is_terminal: false,
-            signals: false,
-            var: &|_| None,
-        };
-        let arguments = ["loaf", "run", "--json", "--greedy", request];
-        assert_eq!(main(arguments.iter().map(Into::into), &mut io), 0);
-        let json: serde_json::Value = serde_json::from_slice(&out).expect("one JSON object");
+        let (code, out, _) = command_line(["loaf", "run", "--json", "--greedy", request]);
+        assert_eq!(code, 0);
+        let json: serde_json::Value = serde_json::from_str(&out).expect("one JSON object");
         let ids = |name: &str| -> Vec<u32> { serde_json::from_value(json[name].clone()).expect("ids") };
         let (prompt, want) = (ids("prompt_ids"), ids("ids"));
         for engine in Engine::all() {

@@ -1,28 +1,17 @@
 //! `loaf check`: engines that agree, and one altered number that is found where it is.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use loaf_bake::build::BuildOptions;
 use loaf_formats::dtype::DType;
-use loaf_runtime::cli::{Io, main};
-use loaf_tests::{bake, fixture};
+use loaf_tests::{bake, command_line, fixture};
 use serde_json::Value;
 
 /// Exit code, standard output, standard error.
 fn check(model: &Path, arguments: &[&str]) -> (u8, String, String) {
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let mut io = Io {
-        stdin: &mut std::io::empty(),
-        stdin_is_terminal: true,
-        stdout: &mut out,
-        stderr: &mut err,
-        stderr_is_terminal: false,
-        signals: false,
-        var: &|_| None,
-    };
-    let all = ["loaf", "check", "-m"].into_iter().map(Into::into).chain([model.into()]);
-    let code = main(all.chain(arguments.iter().map(Into::into)), &mut io);
-    (code, String::from_utf8(out).expect("UTF-8"), String::from_utf8(err).expect("UTF-8"))
+    let all = ["loaf", "check", "-m"].map(OsStr::new).into_iter().chain([model.as_os_str()]);
+    command_line(all.chain(arguments.iter().map(OsStr::new)))
 }
 
 fn first_of(out: &str) -> Value {
@@ -121,19 +110,8 @@ fn mlx_agrees_op_by_op_with_the_cpu_and_with_transformers() {
 #[cfg(not(feature = "mlx"))]
 #[test]
 fn a_backend_that_is_not_built_in_suggests_the_cpu() {
-    let mut err = Vec::new();
-    let mut io = Io {
-        stdin: &mut std::io::empty(),
-        stdin_is_terminal: true,
-        stdout: &mut std::io::sink(),
-        stderr: &mut err,
-        stderr_is_terminal: false,
-        signals: false,
-        var: &|_| None,
-    };
-    let arguments = ["loaf", "run", "--backend", "mlx", "list files"];
-    assert_eq!(main(arguments.iter().map(Into::into), &mut io), 1);
-    let err = String::from_utf8(err).expect("UTF-8");
+    let (code, _, err) = command_line(["loaf", "run", "--backend", "mlx", "list files"]);
+    assert_eq!(code, 1);
     assert_eq!(
         err,
         "loaf: error: MLX: this loaf was built without it (feature 'mlx'; see 'make mlx'); --backend cpu needs none of it\n"

@@ -1,29 +1,10 @@
 //! The built-in model: the locked artifact, and what it is for.
 
-use std::ffi::OsString;
-
 use loaf_formats::chat::Answers;
 use loaf_formats::container::Container;
 use loaf_runtime::builtin;
-use loaf_runtime::cli::{Io, main};
 use loaf_runtime::loaf::Loaf;
-
-fn run(arguments: &[&str]) -> (u8, String, String) {
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = {
-        let mut io = Io {
-            stdin: &mut std::io::empty(),
-            stdin_is_terminal: true,
-            stdout: &mut out,
-            stderr: &mut err,
-            stderr_is_terminal: false,
-            signals: false,
-            var: &|_| None,
-        };
-        main(arguments.iter().map(OsString::from), &mut io)
-    };
-    (code, String::from_utf8(out).expect("UTF-8"), String::from_utf8(err).expect("UTF-8"))
-}
+use loaf_tests::command_line;
 
 #[test]
 fn the_built_in_model_is_the_locked_artifact() {
@@ -45,16 +26,16 @@ fn requests_become_commands() {
         ("replace foo with bar in every rust file", "find . -type f -name '*.rs' -exec sed -i 's/foo/bar/g' {} +\n"),
     ];
     for (request, command) in cases {
-        assert_eq!(run(&["loaf", "run", request]), (0, command.to_string(), String::new()));
+        assert_eq!(command_line(["loaf", "run", request]), (0, command.to_string(), String::new()));
     }
 }
 
 #[test]
 fn destructive_commands_come_with_a_warning_and_guesses_say_so() {
-    let (code, out, err) = run(&["loaf", "run", "delete the folder build and everything in it"]);
+    let (code, out, err) = command_line(["loaf", "run", "delete the folder build and everything in it"]);
     assert_eq!((code, out.as_str()), (0, "rm -r build\n"));
     assert!(err.starts_with("loaf: warning: it removes folders") && err.lines().count() == 1, "{err}");
-    let (code, _, err) = run(&["loaf", "run", "what is the capital of France"]);
+    let (code, _, err) = command_line(["loaf", "run", "what is the capital of France"]);
     assert_eq!(code, 0);
     assert!(err.starts_with("loaf: unsure: "), "{err}");
 }

@@ -1,6 +1,6 @@
 //! Golden cases: recorded by the interpreter, reproduced by replay, noticed when wrong.
 
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
@@ -9,26 +9,13 @@ use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::weights::QuantOptions;
 use loaf_formats::container::{Container, HEAD_BYTES, SectionKind};
 use loaf_formats::golden::Golden;
-use loaf_runtime::cli::{Io, main};
-use loaf_tests::{bake, fixture, fixtures};
+use loaf_tests::{bake, command_line, fixture, fixtures};
 use sha2::{Digest, Sha256};
 
 /// Exit code, standard output, standard error of `loaf verify --run`.
 fn verify_run(file: &Path) -> (u8, String, String) {
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let mut io = Io {
-        stdin: &mut &b""[..],
-        stdout: &mut out,
-        stderr: &mut err,
-        stdin_is_terminal: false,
-        stderr_is_terminal: false,
-        signals: false,
-        var: &|_| None,
-    };
-    let args = ["loaf", "verify", "--run", "-m"].map(OsString::from);
-    let code = main(args.into_iter().chain([file.as_os_str().to_owned()]), &mut io);
-    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    (code, text(out), text(err))
+    let arguments = ["loaf", "verify", "--run", "-m"].map(OsStr::new);
+    command_line(arguments.into_iter().chain([file.as_os_str()]))
 }
 
 fn options(tokens: u32, quant: Option<(u8, u64)>) -> BuildOptions {

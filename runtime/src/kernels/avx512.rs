@@ -293,13 +293,13 @@ impl Wide for Avx512<false> {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
-        // SAFETY: as for `Rows` (so for every method below).
-        unsafe { _mm512_set1_ps(x) }
+        // SAFETY: the same condition.
+        unsafe { <Self as Rows>::splat(x) }
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> __m512 {
-        // SAFETY: sixteen valid elements.
-        unsafe { _mm512_loadu_ps(p) }
+        // SAFETY: the same condition.
+        unsafe { <Self as Rows>::load(p) }
     }
     #[inline(always)]
     unsafe fn store(p: *mut f32, x: __m512) {
@@ -313,13 +313,13 @@ impl Wide for Avx512<false> {
     }
     #[inline(always)]
     unsafe fn store_n(p: *mut f32, x: __m512, n: usize) {
-        // SAFETY: masked lanes are not written.
-        unsafe { _mm512_mask_storeu_ps(p, first(n), x) }
+        // SAFETY: the same condition.
+        unsafe { <Self as Rows>::store_n(p, x, n) }
     }
     #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as `splat`.
-        unsafe { _mm512_mul_ps(a, b) }
+        // SAFETY: the same condition.
+        unsafe { <Self as Rows>::mul(a, b) }
     }
     #[inline(always)]
     unsafe fn sub(a: __m512, b: __m512) -> __m512 {
@@ -333,8 +333,8 @@ impl Wide for Avx512<false> {
     }
     #[inline(always)]
     unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: as `splat`.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
+        // SAFETY: the same condition.
+        unsafe { <Self as Rows>::fma(a, b, c) }
     }
     #[inline(always)]
     unsafe fn trees(a: [__m512; 4]) -> __m256 {
