@@ -191,7 +191,7 @@ impl Shared {
         }
         let parked = &self.parked[worker - 1];
         loop {
-            // An exchange, not a store: emulators have been seen to let the load below pass a sequentially consistent store.
+            // An exchange, not a store: that the load below comes after it then rests on no emulator's reading of a store.
             parked.swap(true, Ordering::SeqCst);
             let word = self.word.load(Ordering::SeqCst);
             if word != seen {
