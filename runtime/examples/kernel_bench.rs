@@ -4,11 +4,11 @@
 //! runs, on one thread (its own processor time) and on all physical cores (wall time). Weights are random bits; results are not looked at.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{MAX_OPERANDS, OpKind};
+use loaf_runtime::ceiling::read_bytes_per_second;
 use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, scratch_bytes, units};
 use loaf_runtime::pool::{Pool, default_threads};
 
@@ -90,28 +90,12 @@ fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
     best
 }
 
-/// GB/s of summing 256 MiB.
-fn read_speed(pool: &Pool) -> f64 {
-    let words: Vec<u64> = (0..32u64 << 20).collect();
-    let mut best = f64::INFINITY;
-    let total = AtomicU64::new(0);
-    for _ in 0..8 {
-        let start = now(pool.threads());
-        pool.run(words.len() / 4096, &|range, _| {
-            let part = &words[range.start * 4096..range.end * 4096];
-            total.fetch_add(part.iter().fold(0, |a, b| a ^ b), Ordering::Relaxed);
-        });
-        best = best.min(now(pool.threads()) - start);
-    }
-    std::hint::black_box(total.into_inner());
-    words.len() as f64 * 8.0 / best / 1e9
-}
-
 fn main() {
     let kernels = Kernels::detect();
     for threads in [1, default_threads()] {
         let pool = Pool::new(threads);
-        println!("{} thread(s), {}: plain read {:.1} GB/s", threads, kernels.isa().name(), read_speed(&pool));
+        let read = read_bytes_per_second(threads).expect("memory to read") / 1e9;
+        println!("{} thread(s), {}: plain read {read:.1} GB/s", threads, kernels.isa().name());
         let affine = |bits, group| WeightFormat::Affine { bits, group, params: DType::BF16 };
         let formats = [
             affine(4, 64),
