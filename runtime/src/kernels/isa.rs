@@ -172,7 +172,7 @@ isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"),
 #[cfg(target_arch = "x86_64")]
 isa!(avx512, Avx2, Avx512<false>,
     target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"),
-    44, 64 => Avx512<false>; 44, _ => Avx512<false>; 4, 32 => Avx512<false>;
+    44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 44, _ => Avx512<false>; 4, 32 => Avx512<false>;
     8, 64 => Avx512<false>; 8, _ => Avx512<false>; 14, 32 => Avx512<false>;
     2, _ => Avx2; 3, _ => Avx2; 5, _ => Avx2; 6, _ => Avx2; 24, 16 => Avx2;);
 

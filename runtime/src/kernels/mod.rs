@@ -35,7 +35,7 @@ mod isa;
 mod naive;
 #[cfg(target_arch = "aarch64")]
 mod neon;
-mod quant;
+pub mod quant;
 mod recurrent;
 mod rows;
 mod scalar;
