@@ -78,7 +78,7 @@ fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
         (0..pool.threads()).map(|_| vec![0u64; shared.1 / 8 + 16].leak().as_mut_ptr() as usize).collect();
     let mut best = f64::INFINITY;
     let begin = Instant::now();
-    while begin.elapsed().as_millis() < 10 {
+    while begin.elapsed().as_millis() < 150 {
         let start = now(pool.threads());
         let body = |range: Range<usize>, worker: usize| {
             let shared = &shared;
@@ -92,78 +92,57 @@ fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
     best
 }
 
-
 fn main() {
-    use std::sync::atomic::Ordering::Relaxed;
     let kernels = Kernels::detect();
-    let threads: usize = std::env::args().nth(1).map_or(2, |s| s.parse().unwrap());
-    let pool = Pool::new(threads);
-    let affine = |bits, group| WeightFormat::Affine { bits, group, params: DType::BF16 };
-    if std::env::args().nth(2).is_some() {
-        for (bits, group, inp, out) in [(4u8, 64u8, 512u64, 512u64), (4, 64, 1024, 256), (4, 64, 1024, 64), (4, 64, 2048, 64), (4, 64, 4096, 64), (4, 128, 1024, 256), (4, 128, 4096, 64), (8, 64, 1024, 128), (8, 64, 4096, 32), (6, 64, 1024, 128), (6, 64, 4096, 32)] {
-            let f = affine(bits, group);
-            let bytes = out * (f.row_bytes(inp).unwrap() + f.row_groups(inp).unwrap() * 4);
-            let attrs = [1, inp, out, f.code()];
-            let ops = operands(OpKind::LinearQuant, &attrs);
-            let shared = Shared(OpCall { kind: OpKind::LinearQuant, operands: &ops, attrs: &attrs }, scratch_bytes(OpKind::LinearQuant, &attrs));
-            let mut scratch = vec![1u64; shared.1 / 8 + 16];
-            let at = (scratch.as_mut_ptr() as usize).next_multiple_of(64) as *mut u8;
-            let k = kernels.get(OpKind::LinearQuant);
-            let mut best = f64::MAX;
-            for _ in 0..300 {
-                let start = now(1);
-                for _ in 0..8 { unsafe { k(&shared.0, 0..units(OpKind::LinearQuant, &attrs), std::slice::from_raw_parts_mut(at, shared.1)) } }
-                best = best.min((now(1) - start) / 8.0);
-            }
-            println!("q{bits}g{group} {inp}x{out}: {:.1} GB/s, {:.0} ns per 16 rows", bytes as f64 / best / 1e9, best * 1e9 / (out as f64 / 16.0));
+    for threads in [1, default_threads()] {
+        let pool = Pool::new(threads);
+        let read = read_bytes_per_second(threads).expect("memory to read") / 1e9;
+        println!("{} thread(s), {}: plain read {read:.1} GB/s", threads, kernels.isa().name());
+        let affine = |bits, group| WeightFormat::Affine { bits, group, params: DType::BF16 };
+        let formats = [
+            affine(4, 64),
+            affine(4, 32),
+            affine(8, 64),
+            affine(2, 64),
+            affine(3, 64),
+            affine(5, 64),
+            affine(6, 64),
+            WeightFormat::Mxfp4,
+            WeightFormat::Nvfp4,
+            WeightFormat::Dense(DType::F32),
+            WeightFormat::Dense(DType::BF16),
+            WeightFormat::Mxfp8,
+        ];
+        for format in formats {
+            let kind = if format.activation_group().is_some() { OpKind::LinearQuant } else { OpKind::LinearDense };
+            let params = format.scales_dtype().map_or(0, DType::bytes) + format.biases_dtype().map_or(0, DType::bytes);
+            let bytes = |inp: u64, out: u64| {
+                out * (format.row_bytes(inp).unwrap_or(0) + format.row_groups(inp).unwrap_or(0) * params)
+            };
+            let (inp, out) = (1024, 3072);
+            let small = time(&pool, &kernels, kind, &[1, inp, out, format.code()]);
+            // About 64 MB, so that it comes from memory.
+            let long = (64 << 20) / bytes(4096, 1) / 8 * 8;
+            let large = time(&pool, &kernels, kind, &[1, 4096, long, format.code()]);
+            let chunk = time(&pool, &kernels, kind, &[128, inp, out, format.code()]);
+            let few = [2, 3, 4, 6, 8].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]) * 1e6);
+            println!(
+                "  {:<12} decode 3072x1024 {:6.1} GB/s ({:6.1} us), 64 MB {:6.1} GB/s; 128 rows {:6.1} GMAC/s; \
+                 2, 3, 4, 6, 8 rows {few:.0?} us",
+                format.to_string(),
+                bytes(inp, out) as f64 / small / 1e9,
+                small * 1e6,
+                bytes(4096, long) as f64 / large / 1e9,
+                (128 * inp * out) as f64 / chunk / 1e9,
+            );
         }
-        return;
-    }
-    let modes: &[(usize, usize, usize)] = &[(0,0,0),(9,0,0),(1,0,0),(0,8192,0),(0,16384,0),(1,16384,0),(1,32768,0),(1,65536,0),(2,0,4096),(3,0,32768),(3,4096,32768),(3,8192,32768),(4,0,0),(4,16384,0)];
-    for (bits, inp) in [(4u8,1024u64),(4,2048),(4,3072),(4,4096),(4,5120),(8,1024),(8,2048),(8,3072),(8,4096),(6,1024),(6,4096)] {
-        let f = affine(bits, 64);
-        let kind = OpKind::LinearQuant;
-        let bytes = |inp: u64, out: u64| out * (f.row_bytes(inp).unwrap() + f.row_groups(inp).unwrap() * 4);
-        let long = (64 << 20) / bytes(inp, 1) / 32 * 32;
-        let attrs = [1, inp, long, f.code()];
-        let ops = operands(kind, &attrs);
-        let plain = operand(DType::F32, 1, 1, 16 << 20);
-        let small = [1, inp, 512, f.code()];
-        let sops = operands(kind, &small);
-        let mut t = vec![vec![]; modes.len()];
-        let mut rd = vec![];
-        let mut cache = vec![];
-        for _ in 0..15 {
-            let s = Instant::now();
-            let sh = plain.ptr as usize;
-            pool.run(threads, &|r, _| { for w in r { let n = (64usize << 20) / threads; std::hint::black_box(unsafe { rd64((sh + w * n) as *const u8, n) }); } });
-            rd.push((64 << 20) as f64 / s.elapsed().as_secs_f64() / 1e9);
-            for (i, m) in modes.iter().enumerate() {
-                t[i].push(bytes(inp, long) as f64 / once(&pool, &kernels, kind, &attrs, &ops) / 1e9);
-            }
-            cache.push(bytes(inp, 512) as f64 / once(&pool, &kernels, kind, &small, &sops) / 1e9);
+        let scale = u64::from(0.088f32.to_bits());
+        for (rows, pos) in [(1, 4095), (128, 3968)] {
+            let s = time(&pool, &kernels, OpKind::Attention, &[rows, 16, 8, 128, pos, scale, 0]);
+            let macs = (rows * 16 * 128 * 2 * (pos + rows)) as f64;
+            println!("  attention 16/8 heads, {rows} row(s) at {pos}: {:.0} us, {:.1} GMAC/s", s * 1e6, macs / s / 1e9);
         }
-        let show = |v: &mut Vec<f64>| { v.sort_by(f64::total_cmp); format!("{:5.1} {:5.1}", v[7], v[14]) };
-        println!("q{bits} {inp}: read {}  cache {}", show(&mut rd), show(&mut cache));
-        for (i, m) in modes.iter().enumerate() { println!("   {:?} {}", m, show(&mut t[i])); }
+        let s = time(&pool, &kernels, OpKind::GdnScan, &[128, 16, 32, 128, 128]);
+        println!("  gdn scan 32 heads, 128 rows: {:.0} us", s * 1e6);
     }
-}
-#[target_feature(enable = "avx512f")]
-unsafe fn rd64(p: *const u8, n: usize) -> u64 {
-    let w = unsafe { std::slice::from_raw_parts(p.cast::<u64>(), n / 8) };
-    let mut f = [0u64; 64];
-    for c in w.chunks_exact(64) { for i in 0..64 { f[i] ^= c[i]; } }
-    f.iter().fold(0, |a, b| a ^ b)
-}
-fn once(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64], operands: &[RawOperand]) -> f64 {
-    let shared = Shared(OpCall { kind, operands, attrs }, scratch_bytes(kind, attrs));
-    let scratch: Vec<Vec<u64>> = (0..pool.threads()).map(|_| vec![1u64; shared.1 / 8 + 16]).collect();
-    let start = Instant::now();
-    let body = |range: Range<usize>, worker: usize| {
-        let shared = &shared;
-        let at = (scratch[worker].as_ptr() as usize).next_multiple_of(64) as *mut u8;
-        unsafe { kernels.get(kind)(&shared.0, range, std::slice::from_raw_parts_mut(at, shared.1)) }
-    };
-    pool.run(units(kind, attrs), &body);
-    start.elapsed().as_secs_f64()
 }

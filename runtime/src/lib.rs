@@ -4,6 +4,7 @@
 //! extends it by replaying the plan's graphs through [`kernels`] on a fixed [`pool`]. There is no model code here: the runtime
 //! knows ops, and a plan says which.
 
+mod ahead;
 pub mod backend;
 pub mod builtin;
 pub mod ceiling;

@@ -17,6 +17,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::ahead::Ahead;
+
 /// How long a worker (or the caller, waiting for workers) spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(40);
 /// The loop word: workers taking part in the low bits, a loop's number above them.
@@ -32,6 +34,7 @@ type Body<'a> = dyn Fn(Range<usize>, usize) + Sync + 'a;
 struct Job {
     body: Option<*const Body<'static>>,
     units: usize,
+    ahead: Ahead,
 }
 
 struct Shared {
@@ -70,7 +73,7 @@ impl Pool {
         // With more threads than processors, spinning only keeps the others from running.
         let crowded = std::thread::available_parallelism().is_ok_and(|n| threads > n.get());
         let shared = Arc::new(Shared {
-            job: UnsafeCell::new(Job { body: None, units: 0 }),
+            job: UnsafeCell::new(Job { body: None, units: 0, ahead: Ahead::NONE }),
             word: AtomicU64::new(0),
             remaining: AtomicUsize::new(0),
             parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
@@ -97,7 +100,7 @@ impl Pool {
     /// # Panics
     /// If `body` does, with its payload.
     pub fn run(&self, units: usize, body: &Body<'_>) {
-        self.run_at_most(self.threads(), units, body);
+        self.dispatch(self.threads(), units, Ahead::NONE, body);
     }
 
     /// As [`Pool::run`], on the caller and at most `workers - 1` others, for loops too short to wake them all.
@@ -105,6 +108,19 @@ impl Pool {
     /// # Panics
     /// If `body` does, with its payload.
     pub fn run_at_most(&self, workers: usize, units: usize, body: &Body<'_>) {
+        self.dispatch(workers, units, Ahead::NONE, body);
+    }
+
+    /// As [`Pool::run`]; a worker that is done asks for its share of `ahead`, until the others are done too and, if it is not the
+    /// caller, until the next loop.
+    ///
+    /// # Panics
+    /// If `body` does, with its payload.
+    pub(crate) fn run_before(&self, ahead: Ahead, units: usize, body: &Body<'_>) {
+        self.dispatch(self.threads(), units, ahead, body);
+    }
+
+    fn dispatch(&self, workers: usize, units: usize, ahead: Ahead, body: &Body<'_>) {
         let active = self.threads().min(workers).min(units);
         if active <= 1 || self.busy.swap(true, Ordering::Acquire) {
             if units > 0 {
@@ -116,7 +132,7 @@ impl Pool {
         // SAFETY: the lifetime is erased, but `body` outlives every use: this call waits for all active workers.
         let erased = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         // SAFETY: `busy` is ours and no worker is active, so nobody else touches the job.
-        unsafe { *shared.job.get() = Job { body: Some(erased), units } };
+        unsafe { *shared.job.get() = Job { body: Some(erased), units, ahead } };
         shared.remaining.store(active - 1, Ordering::Relaxed);
         let number = (shared.word.load(Ordering::Relaxed) >> ACTIVE_BITS).wrapping_add(1);
         // Sequentially consistent against `parked`: either a worker sees the word, or we see that it sleeps.
@@ -127,7 +143,7 @@ impl Pool {
             }
         }
         let own = catch_unwind(AssertUnwindSafe(|| body(share(units, 0, active), 0)));
-        shared.wait_for_workers();
+        shared.wait_for_workers(ahead.share(0, active));
         let theirs = shared.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.busy.store(false, Ordering::Release);
         if let Some(payload) = own.err().or(theirs) {
@@ -148,7 +164,7 @@ impl Drop for Pool {
 }
 
 /// Worker `w`'s part of `0..units`.
-fn share(units: usize, w: usize, active: usize) -> Range<usize> {
+pub(crate) fn share(units: usize, w: usize, active: usize) -> Range<usize> {
     let at = |w: usize| (units as u128 * w as u128 / active as u128) as usize;
     at(w)..at(w + 1)
 }
@@ -156,14 +172,15 @@ fn share(units: usize, w: usize, active: usize) -> Range<usize> {
 impl Shared {
     /// A worker's life: wait for a loop, run its share, say so.
     fn work(&self, worker: usize) {
-        let mut seen = 0;
+        let (mut seen, mut ahead) = (0, Ahead::NONE);
         loop {
-            seen = self.next_word(seen, worker);
+            seen = self.next_word(seen, worker, ahead);
             if seen == u64::MAX {
                 return;
             }
             let active = (seen & MAX_THREADS as u64) as usize;
             if worker >= active {
+                ahead = Ahead::NONE;
                 continue;
             }
             // SAFETY: this worker is active, so the caller waits for it before it writes the job again.
@@ -176,6 +193,7 @@ impl Shared {
                     *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
                 }
             }
+            ahead = job.ahead.share(worker, active);
             // The last one wakes the caller, if it sleeps.
             if self.remaining.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_sleeps.load(Ordering::SeqCst) {
                 let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -185,7 +203,8 @@ impl Shared {
     }
 
     /// The loop word once it differs from `seen`.
-    fn next_word(&self, seen: u64, worker: usize) -> u64 {
+    fn next_word(&self, seen: u64, worker: usize, mut ahead: Ahead) -> u64 {
+        while self.word.load(Ordering::Acquire) == seen && ahead.step() {}
         if let Some(word) = spin_until(self.spin, || Some(self.word.load(Ordering::Acquire)).filter(|w| *w != seen)) {
             return word;
         }
@@ -202,7 +221,8 @@ impl Shared {
         }
     }
 
-    fn wait_for_workers(&self) {
+    fn wait_for_workers(&self, mut ahead: Ahead) {
+        while self.remaining.load(Ordering::Acquire) != 0 && ahead.step() {}
         let finished = || (self.remaining.load(Ordering::Acquire) == 0).then_some(());
         if spin_until(self.spin, finished).is_some() {
             return;

@@ -8,6 +8,7 @@ use std::time::Instant;
 use loaf_formats::op::{MAX_OPERANDS, OpKind};
 use loaf_formats::plan::{Family, Region, Segment, records};
 
+use crate::ahead::Ahead;
 use crate::kernels::{self, Kernels, OpCall, RawOperand, Split};
 use crate::op_times::OpTimes;
 use crate::pool::Pool;
@@ -25,6 +26,8 @@ struct Op {
     kind: OpKind,
     operands: std::ops::Range<usize>,
     attrs: std::ops::Range<usize>,
+    /// The first matrix that is read after this op.
+    ahead: Ahead,
 }
 
 struct Resolved<'a> {
@@ -38,6 +41,20 @@ struct Resolved<'a> {
 pub(crate) struct Replay<'a> {
     pub family: &'a Family,
     segments: Vec<Resolved<'a>>,
+}
+
+/// The matrix that an op reads from its beginning to its end, whatever it computes.
+fn matrix(kind: OpKind, operands: &[RawOperand], attrs: &[u64]) -> Option<Ahead> {
+    if kernels::cost(kind, attrs) < PARALLEL_COST {
+        return None;
+    }
+    let (weight, rows) = match kind {
+        OpKind::LinearQuant => (&operands[3], kernels::QUANT_ROWS),
+        OpKind::LinearDense => (&operands[1], kernels::LANES),
+        _ => return None,
+    };
+    let row = weight.row_stride * weight.dtype.bytes() as usize;
+    Some(Ahead::new(weight.ptr, kernels::units(kind, attrs), rows * row))
 }
 
 /// Memory each worker may use during an op; a region of its own per worker.
@@ -104,7 +121,13 @@ impl<'a> Replay<'a> {
                     kind: record.kind,
                     operands: first..operands.len(),
                     attrs: attrs..attrs + record.attrs.len(),
+                    ahead: Ahead::NONE,
                 });
+            }
+            let mut ahead = Ahead::NONE;
+            for op in ops.iter_mut().rev() {
+                op.ahead = ahead;
+                ahead = matrix(op.kind, &operands[op.operands.clone()], &words[op.attrs.clone()]).unwrap_or(ahead);
             }
             Resolved { segment, words, ops, operands }
         };
@@ -186,7 +209,7 @@ impl<'a> Replay<'a> {
             } else if pool.threads() == 1 || kernels::cost(op.kind, call.0.attrs) < PARALLEL_COST {
                 body(0..units, 0);
             } else {
-                pool.run(units, &body);
+                pool.run_before(op.ahead, units, &body);
             }
             if let (Some(times), Some(start)) = (&mut times, start) {
                 times.op(op.kind, start.elapsed());

@@ -45,6 +45,17 @@ unsafe fn widen_row<S: Simd>(o: &RawOperand, j: usize, head: usize, dim: usize, 
     }
 }
 
+/// Asks for row `j` of a KV head, which need not exist.
+#[inline(always)]
+unsafe fn prefetch_row<S: Simd>(o: &RawOperand, j: usize, head: usize, dim: usize) {
+    let bytes = o.dtype.bytes() as usize;
+    let row = o.ptr.wrapping_add((j * o.row_stride + head * o.head_stride) * bytes);
+    for line in (0..dim * bytes).step_by(64) {
+        // SAFETY: a hint.
+        unsafe { S::prefetch(row.wrapping_add(line)) }
+    }
+}
+
 /// Scores of `Q` queries, `padded` elements apart, with eight keys of a panel: `scale` times their lane dots.
 #[inline(always)]
 unsafe fn key_dots<W: Wide<S = S>, S: Simd, const Q: usize>(
@@ -221,7 +232,7 @@ impl<'a> Tile<'a> {
         let (Buffers { query, scores, run }, Tile { padded, group, kv_head, .. }) = (buffers, *self);
         let (dim, scale, queries) = (self.call.count(3), self.call.real(5), self.queries());
         let lanes = LANES * W::EIGHTS;
-        let start = block * ATTENTION_BLOCK;
+        let (start, blocks_end) = (block * ATTENTION_BLOCK, self.blocks().end);
         // Indices in the block: `low..high` is what any query sees, `base..limit` the same in whole vectors.
         let (low, high) = (self.seen(0, block).start, self.seen(self.rows - 1, block).end);
         let (base, limit) = (low / LANES * LANES, high.next_multiple_of(LANES));
@@ -233,6 +244,12 @@ impl<'a> Tile<'a> {
                 for j in from..to {
                     let eight = (j - from) % W::EIGHTS;
                     let out = run.add((j - from - eight) * padded + eight * LANES);
+                    // Rows lie too far from each other for the hardware to see a pattern: the next run's are asked for, and after
+                    // the keys the first values, and after those the next block's keys.
+                    match j + RUN {
+                        next if next < high => prefetch_row::<S>(k, start + next, kv_head, dim),
+                        next => prefetch_row::<S>(v, start + low + (next - high), kv_head, dim),
+                    }
                     widen_row::<S>(k, start + j.min(high - 1), kv_head, dim, out, lanes);
                 }
                 let mut n = 0;
@@ -270,6 +287,11 @@ impl<'a> Tile<'a> {
             for from in (low..high).step_by(RUN) {
                 let to = high.min(from + RUN);
                 for j in from..to {
+                    match j + RUN {
+                        next if next < high => prefetch_row::<S>(v, start + next, kv_head, dim),
+                        next if block + 1 < blocks_end => prefetch_row::<S>(k, start + next, kv_head, dim),
+                        _ => {}
+                    }
                     widen_row::<S>(v, start + j, kv_head, dim, run.add((j - from) * padded), LANES);
                 }
                 for t in 0..self.rows {

@@ -220,7 +220,7 @@ unsafe fn multiply<S: Rows>(
                 m.fill_params::<S>(row, panels, 0);
                 for i in 0..n {
                     let (x, y) = slot(i);
-                    let acc = stream::<S>(m, row, x, panels);
+                    let acc = stream::<S>(m, row, end, x, panels);
                     S::store_n(y.add(row), acc, S::LANES.min(end - row));
                 }
                 row += S::LANES;
@@ -350,7 +350,7 @@ unsafe fn scaled<S: Rows>(packing: Packing, acc: S::F, d: S::I, x: Row, panels: 
 
 /// A vector of weight rows, read once, against one activation row.
 #[inline(always)]
-unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, x: Row, panels: &Panels) -> S::F {
+unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, panels: &Panels) -> S::F {
     let (packing, kind, group, inp) = (m.packing, m.packing.kind, m.packing.group, m.inp);
     let span = 4 * S::LANES * S::span_dots(kind);
     let widen_every = S::steps(kind) / S::span_dots(kind);
@@ -362,7 +362,8 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, x: Row, panels: &Panels)
         }
         // The next vector's rows are the next bytes. Asked for in order of address, they come about three times as fast as
         // sixteen short rows read side by side.
-        let ahead = weights[0].wrapping_add(S::LANES * m.w[0].row_stride * 4);
+        let next = if first + S::LANES < end { S::LANES * m.w[0].row_stride * 4 } else { 0 };
+        let ahead = weights[0].wrapping_add(next);
         let step = packing.bytes(span);
         let mut acc = S::splat(0.0);
         if 2 * group == span {
