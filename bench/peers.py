@@ -15,7 +15,7 @@ How it measures:
 - Prefill gives logits of the last token alone. Decode at a context fills the caches and does not compute them, in both.
 - Start-up is from exec to the first byte of the first token's text, ids given, files in the page cache; peak memory is what the
   system says that process used at most, mapped weights included.
-- The read ceiling is measured by every loaf process before it measures anything else.
+- The read ceiling is measured by every loaf process before every repetition of decode, which is judged by that one.
 
 A figure is only as good as the machine is idle: the load average stands in the table.
 """
@@ -209,7 +209,7 @@ def measure(model, a, figures, notes):
                 if out["decode_tok_s"]:
                     figures.add(f"decode {DECODE}", who, out["decode_tok_s"]["median"])
                     notes[f"{who} bytes"] = out["decode_bytes_per_token"]
-                    figures.add("decode, % of ceiling", who, 100 * out["decode_gb_s"] / out["read_ceiling_gb_s"])
+                    figures.add("decode, % of ceiling", who, out["decode_percent_of_ceiling"]["median"])
             for n in a.contexts:
                 out = json.loads(run(LOAF, "bench", "-m", what, "--prefill", 0, "--decode", DEEP, "--context", n,
                                      "--threads", threads, "--repeat", repeat, "--json"))

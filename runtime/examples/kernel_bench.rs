@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{MAX_OPERANDS, OpKind};
-use loaf_runtime::ceiling::read_bytes_per_second;
+use loaf_runtime::ceiling::Ceiling;
 use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, scratch_bytes, units};
 use loaf_runtime::pool::{Pool, default_threads};
 
@@ -96,7 +96,7 @@ fn main() {
     let kernels = Kernels::detect();
     for threads in [1, default_threads()] {
         let pool = Pool::new(threads);
-        let read = read_bytes_per_second(threads).expect("memory to read") / 1e9;
+        let read = Ceiling::new(threads).expect("memory to read").measure() / 1e9;
         println!("{} thread(s), {}: plain read {read:.1} GB/s", threads, kernels.isa().name());
         let affine = |bits, group| WeightFormat::Affine { bits, group, params: DType::BF16 };
         let formats = [

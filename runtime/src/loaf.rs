@@ -130,6 +130,16 @@ impl Loaf {
         Ok(Some(loaf))
     }
 
+    /// Asks that weights be read from the file, and mapped, in large pages where the system can; it may refuse.
+    pub(crate) fn advise_large_pages(&self) {
+        #[cfg(target_os = "linux")]
+        if let Bytes::Mapped(map) = &self.bytes {
+            let at = self.data().as_ptr() as usize - map.as_ptr() as usize;
+            // Nothing depends on the answer.
+            let _ = map.advise_range(memmap2::Advice::HugePage, at, self.data().len());
+        }
+    }
+
     /// Verifies a loaf that is part of the program.
     ///
     /// # Errors

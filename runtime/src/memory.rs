@@ -3,7 +3,12 @@
 //! State is reserved for the whole context at once and committed by the system when first touched, so a session of a
 //! long context costs what it uses.
 
+use std::ops::Range;
+
 use memmap2::{MmapMut, MmapOptions};
+
+/// Bytes of a large page.
+pub const LARGE_PAGE: usize = 2 << 20;
 
 /// An anonymous, page-aligned, zeroed mapping.
 pub struct Reserved {
@@ -23,6 +28,19 @@ impl Reserved {
         #[cfg(target_os = "linux")]
         options.no_reserve_swap();
         Ok(Reserved { map: options.map_anon()?, bytes: len })
+    }
+
+    /// Asks for large pages in a range of bytes, which the system may refuse; contents stay. What is touched is then committed
+    /// [`LARGE_PAGE`] bytes at a time.
+    pub fn advise_large_pages(&mut self, range: Range<usize>) {
+        let start = self.map.as_ptr() as usize;
+        let from = (start + range.start).next_multiple_of(LARGE_PAGE);
+        let to = (start + range.end.min(self.bytes)) / LARGE_PAGE * LARGE_PAGE;
+        if from < to {
+            // Nothing depends on the answer.
+            #[cfg(target_os = "linux")]
+            let _ = self.map.advise_range(memmap2::Advice::HugePage, from - start, to - from);
+        }
     }
 
     /// First byte; the mapping is at least as long as asked for and page-aligned.

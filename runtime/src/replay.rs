@@ -69,7 +69,9 @@ impl Scratch {
     pub fn new(per_worker: usize, shared: usize, workers: usize) -> std::io::Result<Scratch> {
         let per_worker = per_worker.next_multiple_of(4096);
         let own = per_worker * workers;
-        Ok(Scratch { memory: crate::memory::Reserved::new((own + shared) as u64)?, per_worker, shared: own })
+        let mut memory = crate::memory::Reserved::new((own + shared) as u64)?;
+        memory.advise_large_pages(0..own + shared);
+        Ok(Scratch { memory, per_worker, shared: own })
     }
 }
 
@@ -124,8 +126,11 @@ impl<'a> Replay<'a> {
                     ahead: Ahead::NONE,
                 });
             }
+            // A step is followed by another like it, so the first matrix comes after the last; hence twice around.
             let mut ahead = Ahead::NONE;
-            for op in ops.iter_mut().rev() {
+            let count = ops.len();
+            for i in (0..2 * count).rev() {
+                let op = &mut ops[i % count];
                 op.ahead = ahead;
                 ahead = matrix(op.kind, &operands[op.operands.clone()], &words[op.attrs.clone()]).unwrap_or(ahead);
             }

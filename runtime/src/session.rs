@@ -14,7 +14,7 @@ use loaf_formats::plan::{Phase, StateKind};
 use crate::backend::{Backend, Failure};
 use crate::kernels::Kernels;
 use crate::loaf::Loaf;
-use crate::memory::Reserved;
+use crate::memory::{LARGE_PAGE, Reserved};
 use crate::op_times::OpTimes;
 use crate::pool::Pool;
 use crate::replay::{Bases, Replay, Scratch};
@@ -129,6 +129,16 @@ impl<'a> Session<'a> {
         let reserve = |bytes: u64| Reserved::new(bytes).map_err(|e| SessionError::Memory(bytes, e));
         let (mut state, mut arena) = (reserve(plan.state_bytes)?, reserve(plan.arena_bytes)?);
         let mut io = reserve(plan.io.bytes)?;
+        arena.advise_large_pages(0..plan.arena_bytes as usize);
+        // A head's cache grows by what is used up to one large page, and from there on by large pages: at most twice what is used.
+        for s in plan.states.iter().filter(|s| s.kind == StateKind::KvCache) {
+            let (first, head) = (s.offset as usize, plan.context as usize * s.row_bytes as usize);
+            if head > 2 * LARGE_PAGE {
+                let heads = (0..s.heads as usize).map(|h| first + h * head);
+                heads.for_each(|at| state.advise_large_pages(at + LARGE_PAGE..at + head));
+            }
+        }
+        loaf.advise_large_pages();
         let bases = Bases {
             // Weights are only read: the verifier refuses a plan that writes them.
             weights: loaf.data().as_ptr().cast_mut(),

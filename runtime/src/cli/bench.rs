@@ -2,7 +2,8 @@
 //!
 //! Prefill takes random ids from the position `--context` on, decode one random id after another from the same position; each is
 //! repeated, and the spread is printed. The context before it is not evaluated: its cache rows are filled with one pattern,
-//! which takes as long to read. Bytes are those of the plan's ledger. Sampling and text take no part.
+//! which takes as long to read. Bytes are those of the plan's ledger. Sampling and text take no part. The read ceiling is measured
+//! before every repetition of decode, which is judged by that one; their median is printed.
 //!
 //! With `--ops` one more, untimed repetition is replayed with a clock around every op. Reading the clock costs some tens of
 //! nanoseconds a call, so rows of tiny ops are a little too long.
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::args::BenchArgs;
 use super::{Failure, Io, model};
-use crate::ceiling::read_bytes_per_second;
+use crate::ceiling::Ceiling;
 use crate::op_times::{OpRow, OpTimes};
 use crate::sample::SamplerOptions;
 use crate::session::Session;
@@ -40,11 +41,17 @@ pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let (prefill, decode) = (tokens("prefill", args.prefill, PREFILL)?, tokens("decode", args.decode, DECODE)?);
     let mut session = model::session(&loaf, &args.compute, io)?;
     let (threads, engine) = (session.threads(), session.engine());
-    let ceiling = read_bytes_per_second(threads)
-        .map_err(|e| Failure::Runtime(format!("memory to measure the read ceiling: {e}")))?;
+    let ceiling =
+        Ceiling::new(threads).map_err(|e| Failure::Runtime(format!("memory to measure the read ceiling: {e}")))?;
     let mut runner = Runner { session: &mut session, vocab: plan.vocab, context: args.context, drawn: 1 };
-    let prefills = runner.measure(Phase::Prefill, prefill, args.repeat)?;
-    let decodes = runner.measure(Phase::Decode, decode, args.repeat)?;
+    let prefills = runner.measure(Phase::Prefill, prefill, args.repeat, &mut || ())?;
+    let mut ceilings = vec![];
+    let decodes = runner.measure(Phase::Decode, decode, args.repeat, &mut || ceilings.push(ceiling.measure()))?;
+    if ceilings.is_empty() {
+        ceilings.push(ceiling.measure());
+    }
+    let paired: Vec<f64> = decodes.iter().flat_map(|d| &d.all).zip(&ceilings).map(|(speed, c)| speed / c).collect();
+    let ceiling = Spread::of(ceilings).median;
     let mut ops = Vec::new();
     for (phase, n) in [(Phase::Prefill, prefill), (Phase::Decode, decode)] {
         if args.ops && n > 0 {
@@ -58,6 +65,7 @@ pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     }
     let per_token = per_token / u64::from(decode.max(1));
     let speed = decodes.as_ref().map(|s| s.median * per_token.bytes() as f64);
+    let percent = Spread::of(paired.iter().map(|r| 100.0 * r * per_token.bytes() as f64).collect());
     if args.json {
         let Traffic { weights, state, activations, macs: _ } = per_token;
         let mut object = json!({
@@ -72,6 +80,7 @@ pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
             "decode_tok_s": decodes.as_ref().map(Spread::json),
             "decode_bytes_per_token": { "weights": weights, "state": state, "activations": activations },
             "decode_gb_s": speed.map(|s| s / 1e9),
+            "decode_percent_of_ceiling": decodes.as_ref().map(|_| percent.json()),
             "read_ceiling_gb_s": ceiling / 1e9,
         });
         for (phase, times) in &ops {
@@ -90,11 +99,10 @@ pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         let _ = writeln!(text, "prefill {prefill:<5}{s}");
     }
     if let (Some(s), Some(speed)) = (&decodes, speed) {
-        let (mb, percent) = (per_token.bytes() as f64 / 1e6, 100.0 * speed / ceiling);
+        let (mb, gb_s, Spread { median, min, max, .. }) = (per_token.bytes() as f64 / 1e6, speed / 1e9, percent);
         let _ = writeln!(
             text,
-            "decode {decode:<6}{s}, {mb:.1} MB a token, {:.1} GB/s, {percent:.0} % of the ceiling",
-            speed / 1e9
+            "decode {decode:<6}{s}, {mb:.1} MB a token, {gb_s:.1} GB/s, {median:.0} % of the ceiling ({min:.0} to {max:.0})"
         );
     }
     for (phase, times) in &ops {
@@ -105,14 +113,30 @@ pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Tokens per second over repetitions.
+/// Figures of repetitions.
 struct Spread {
     median: f64,
     min: f64,
     max: f64,
+    /// In the order in which they were taken.
+    all: Vec<f64>,
 }
 
 impl Spread {
+    /// Of figures that are numbers; zeros of none.
+    fn of(all: Vec<f64>) -> Spread {
+        let mut sorted = all.clone();
+        sorted.sort_by(f64::total_cmp);
+        let at = |i: usize| sorted.get(i).copied().unwrap_or(0.0);
+        let n = sorted.len();
+        Spread {
+            median: (at(n.saturating_sub(1) / 2) + at(n / 2)) / 2.0,
+            min: at(0),
+            max: at(n.saturating_sub(1)),
+            all,
+        }
+    }
+
     fn json(&self) -> Value {
         json!({ "median": self.median, "min": self.min, "max": self.max })
     }
@@ -165,17 +189,23 @@ impl Runner<'_, '_> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Tokens per second over `repeat` repetitions, after one that warms up; nothing for no tokens.
-    fn measure(&mut self, phase: Phase, n: u32, repeat: u32) -> Result<Option<Spread>, Failure> {
+    /// Tokens per second over `repeat` repetitions, after one that warms up, `before` before each; nothing for no tokens.
+    fn measure(
+        &mut self,
+        phase: Phase,
+        n: u32,
+        repeat: u32,
+        before: &mut dyn FnMut(),
+    ) -> Result<Option<Spread>, Failure> {
         if n == 0 {
             return Ok(None);
         }
         self.run(phase, n)?;
-        let speed = |_| Ok(f64::from(n) / self.run(phase, n)?);
-        let mut speeds = (0..repeat.max(1)).map(speed).collect::<Result<Vec<f64>, Failure>>()?;
-        speeds.sort_by(f64::total_cmp);
-        let (min, max) = (speeds[0], speeds[speeds.len() - 1]);
-        Ok(Some(Spread { median: (speeds[(speeds.len() - 1) / 2] + speeds[speeds.len() / 2]) / 2.0, min, max }))
+        let speed = |_| {
+            before();
+            Ok(f64::from(n) / self.run(phase, n)?)
+        };
+        Ok(Some(Spread::of((0..repeat.max(1)).map(speed).collect::<Result<Vec<f64>, Failure>>()?)))
     }
 
     /// What every kind of op took in one repetition.

@@ -20,6 +20,9 @@ use super::scratch::Scratch;
 use super::simd::{E2M1_BIAS, Simd, layout};
 use super::{OpCall, QUANT_ROWS, RawOperand};
 
+/// Bytes from what is being multiplied to what the first cache must have next.
+const SOON: usize = 4096;
+
 /// One activation row, prepared.
 #[derive(Clone, Copy)]
 struct Row {
@@ -348,7 +351,7 @@ unsafe fn scaled<S: Rows>(packing: Packing, acc: S::F, d: S::I, x: Row, panels: 
     }
 }
 
-/// A vector of weight rows, read once, against one activation row.
+/// A vector of weight rows, read once, against one activation row; `end` is where this thread's rows end.
 #[inline(always)]
 unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, panels: &Panels) -> S::F {
     let (packing, kind, group, inp) = (m.packing, m.packing.kind, m.packing.group, m.inp);
@@ -361,9 +364,13 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, pane
             weights[i] = m.codes(first, i);
         }
         // The next vector's rows are the next bytes. Asked for in order of address, they come about three times as fast as
-        // sixteen short rows read side by side.
+        // sixteen short rows read side by side. What has left the first cache again by then is asked for once more.
         let next = if first + S::LANES < end { S::LANES * m.w[0].row_stride * 4 } else { 0 };
-        let ahead = weights[0].wrapping_add(next);
+        let (ahead, soon) = (weights[0].wrapping_add(next), weights[0].wrapping_add(SOON));
+        let prefetch = |i: usize| {
+            S::Narrow::prefetch(ahead.wrapping_add(i));
+            S::Narrow::prefetch(soon.wrapping_add(i));
+        };
         let step = packing.bytes(span);
         let mut acc = S::splat(0.0);
         if 2 * group == span {
@@ -371,7 +378,7 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, pane
                 let mut dots = S::Is::all(S::splat_i(0));
                 for r in 0..S::LANES {
                     let w = weights[r].add(v * step);
-                    S::Narrow::prefetch(ahead.wrapping_add((v * S::LANES + r) * step));
+                    prefetch((v * S::LANES + r) * step);
                     let h = S::span_dot(kind, S::zero_h(), w, x.codes.add(v * span));
                     dots[r] = S::widen(S::splat_i(0), h);
                 }
@@ -397,7 +404,7 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, pane
                 let w = weights[r].add(packing.bytes(g * group));
                 let mut h = S::zero_h();
                 for v in 0..group / span {
-                    S::Narrow::prefetch(ahead.wrapping_add((g * S::LANES + r) * packing.bytes(group) + v * step));
+                    prefetch((g * S::LANES + r) * packing.bytes(group) + v * step);
                     h = S::span_dot(kind, h, w.add(v * step), x.codes.add(g * group + v * span));
                     if (v + 1) % widen_every == 0 {
                         dots[r] = S::widen(dots[r], h);
