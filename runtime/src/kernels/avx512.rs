@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use loaf_formats::dtype::DType;
 
-use super::avx2::{Avx2, unpack32};
+use super::avx2::{Avx2, E2M1_LUT, unpack32};
 use super::rows::{Rows, byte_scales};
 use super::simd::layout;
 use super::wide::Wide;
@@ -71,6 +71,22 @@ unsafe fn gather(kind: u8, p: *const u8) -> __m512i {
 unsafe fn pair(low: __m256i, high: __m256i) -> __m512i {
     // SAFETY: register operations.
     unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high) }
+}
+
+/// Four vectors as a square matrix of 128-bit elements, transposed.
+#[inline(always)]
+unsafe fn quarters([x, y, z, w]: [__m512i; 4]) -> [__m512i; 4] {
+    // SAFETY: register operations.
+    unsafe {
+        let (even, odd) = (_mm512_shuffle_i32x4::<0x88>(x, y), _mm512_shuffle_i32x4::<0xdd>(x, y));
+        let (even2, odd2) = (_mm512_shuffle_i32x4::<0x88>(z, w), _mm512_shuffle_i32x4::<0xdd>(z, w));
+        [
+            _mm512_shuffle_i32x4::<0x88>(even, even2),
+            _mm512_shuffle_i32x4::<0x88>(odd, odd2),
+            _mm512_shuffle_i32x4::<0xdd>(even, even2),
+            _mm512_shuffle_i32x4::<0xdd>(odd, odd2),
+        ]
+    }
 }
 
 /// The mask of the first `n <= 16` lanes.
@@ -145,7 +161,11 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
         // SAFETY: as `load`; masked lanes are not read.
         unsafe {
             match dtype {
-                DType::U8 => Self::load_b(byte_scales::<16>(kind, row, g, n).as_ptr().cast()),
+                DType::U8 => {
+                    let low = byte_scales::<Avx2>(kind, row, g, n.min(8));
+                    let high = if n > 8 { byte_scales::<Avx2>(kind, row, g + 8, n - 8) } else { low };
+                    pair(_mm256_castps_si256(low), _mm256_castps_si256(high))
+                }
                 DType::F32 => _mm512_maskz_loadu_epi32(first(n), row.cast::<i32>().add(g)),
                 _ => {
                     let halves = _mm256_maskz_loadu_epi16(first(n), row.cast::<i16>().add(g));
@@ -204,13 +224,7 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
             }
             let mut out = a;
             for j in 0..4 {
-                let [x, y, z, w] = [a[j], a[4 + j], a[8 + j], a[12 + j]];
-                let (xy, zw) = (_mm512_shuffle_i32x4::<0x88>(x, y), _mm512_shuffle_i32x4::<0x88>(z, w));
-                out[j] = _mm512_shuffle_i32x4::<0x88>(xy, zw);
-                out[8 + j] = _mm512_shuffle_i32x4::<0xdd>(xy, zw);
-                let (xy, zw) = (_mm512_shuffle_i32x4::<0xdd>(x, y), _mm512_shuffle_i32x4::<0xdd>(z, w));
-                out[4 + j] = _mm512_shuffle_i32x4::<0x88>(xy, zw);
-                out[12 + j] = _mm512_shuffle_i32x4::<0xdd>(xy, zw);
+                [out[j], out[4 + j], out[8 + j], out[12 + j]] = quarters([a[j], a[4 + j], a[8 + j], a[12 + j]]);
             }
             out
         }
@@ -237,28 +251,66 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
     }
     #[inline(always)]
     fn span_dots(kind: u8) -> usize {
-        if kind == layout::Q4_WIDE { 2 } else { 1 }
+        if layout::bits(kind) == 4 { 2 } else { 1 }
     }
     #[inline(always)]
     unsafe fn span_dot(kind: u8, h: __m512i, w: *const u8, x: *const i8) -> __m512i {
         // SAFETY: a span of codes of each.
         unsafe {
-            let x = x.cast::<u8>();
-            if kind != layout::Q4_WIDE {
-                return Self::dot(kind, h, Self::unpack(kind, w, 0), Self::load_b(x));
+            if layout::bits(kind) != 4 {
+                return Self::dot(kind, h, Self::unpack(kind, w, 0), Self::load_b(x.cast()));
             }
-            // Two blocks of 64: the first half of either vector is the first block's.
             let (v, low) = (Self::load_b(w), _mm512_set1_epi8(15));
-            let even = _mm512_and_si512(v, low);
-            let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(v), low);
-            let h = Self::dot(kind, h, even, pair(load32(x), load32(x.add(64))));
-            Self::dot(kind, h, odd, pair(load32(x.add(32)), load32(x.add(96))))
+            let mut even = _mm512_and_si512(v, low);
+            let mut odd = _mm512_and_si512(_mm512_srli_epi16::<4>(v), low);
+            if matches!(kind, layout::E2M1 | layout::E2M1_HALVES) {
+                let table = _mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_LUT.as_ptr().cast()));
+                (even, odd) = (_mm512_shuffle_epi8(table, even), _mm512_shuffle_epi8(table, odd));
+            }
+            // The codes of 64, 32 or 16 weights are the even ones, then the odd ones; the same for every row.
+            let (a, b) = (Self::load_b(x.cast()), Self::load_b(x.add(64).cast()));
+            let [x, y] = match kind {
+                layout::Q4_WIDE => [_mm512_shuffle_i64x2::<0x44>(a, b), _mm512_shuffle_i64x2::<0xee>(a, b)],
+                layout::E2M1_HALVES => {
+                    let index = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+                    let next = _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15);
+                    [_mm512_permutex2var_epi64(a, index, b), _mm512_permutex2var_epi64(a, next, b)]
+                }
+                _ => [_mm512_shuffle_i64x2::<0x88>(a, b), _mm512_shuffle_i64x2::<0xdd>(a, b)],
+            };
+            Self::dot(kind, Self::dot(kind, h, even, x), odd, y)
         }
     }
     #[inline(always)]
-    unsafe fn sums(a: [__m512i; 16]) -> [__m512i; 2] {
+    unsafe fn sums(a: [__m512i; 16], n: usize) -> [__m512i; 8] {
+        let mut out = [a[0]; 8];
         // SAFETY: as `splat`.
         unsafe {
+            if n == 8 {
+                macro_rules! pairs {
+                    ($x:expr, $y:expr, $pick:literal) => {
+                        _mm512_castps_si512(_mm512_shuffle_ps::<$pick>(
+                            _mm512_castsi512_ps($x),
+                            _mm512_castsi512_ps($y),
+                        ))
+                    };
+                }
+                let (mut low, mut high) = ([a[0]; 4], [a[0]; 4]);
+                for i in 0..4 {
+                    let mut two = [a[0]; 2];
+                    for j in 0..2 {
+                        let (x, y) = (a[4 * i + 2 * j], a[4 * i + 2 * j + 1]);
+                        two[j] = _mm512_add_epi32(pairs!(x, y, 0x88), pairs!(x, y, 0xdd));
+                    }
+                    low[i] = pairs!(two[0], two[1], 0x88);
+                    high[i] = pairs!(two[0], two[1], 0xdd);
+                }
+                let (low, high) = (quarters(low), quarters(high));
+                for i in 0..4 {
+                    (out[2 * i], out[2 * i + 1]) = (low[i], high[i]);
+                }
+                return out;
+            }
             macro_rules! fold {
                 ($x:expr, $y:expr, $low:ident, $high:ident) => {
                     _mm512_add_epi32($low($x, $y), $high($x, $y))
@@ -271,6 +323,10 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
                 let y = fold!(a[4 * i + 2], a[4 * i + 3], _mm512_unpacklo_epi32, _mm512_unpackhi_epi32);
                 four[i] = fold!(x, y, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64);
             }
+            if n == 4 {
+                [out[0], out[1], out[2], out[3]] = quarters(four);
+                return out;
+            }
             macro_rules! halves {
                 ($x:expr, $y:expr) => {
                     _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>($x, $y), _mm512_shuffle_i32x4::<0xdd>($x, $y))
@@ -278,7 +334,9 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
             }
             // 128-bit lanes: x's first half, x's last, y's first, y's last.
             let (low, high) = (halves!(four[0], four[1]), halves!(four[2], four[3]));
-            [_mm512_shuffle_i32x4::<0x88>(low, high), _mm512_shuffle_i32x4::<0xdd>(low, high)]
+            out[0] = _mm512_shuffle_i32x4::<0x88>(low, high);
+            out[1] = _mm512_shuffle_i32x4::<0xdd>(low, high);
+            out
         }
     }
 }

@@ -556,12 +556,8 @@ pub(super) unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand],
                 let mx = format == WeightFormat::Mxfp4;
                 for i in 0..n {
                     let value = math::E2M1_DOUBLED[usize::from(*p.add(i / 2) >> (i % 2 * 4) & 15)];
-                    let scale = if mx {
-                        math::E8M0_HALVES[usize::from(*scales.add(i / 32))]
-                    } else {
-                        math::E4M3_HALVES[usize::from(*scales.add(i / 16))]
-                    };
-                    *out.add(i) = f32::from(value) * scale;
+                    let scale = if mx { math::e8m0(*scales.add(i / 32)) } else { math::e4m3(*scales.add(i / 16)) };
+                    *out.add(i) = f32::from(value) * (scale * 0.5);
                 }
             }
         }

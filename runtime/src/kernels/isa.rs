@@ -173,8 +173,9 @@ isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"),
 isa!(avx512, Avx2, Avx512<false>,
     target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"),
     44, 64 => Avx512<false>; 44, _ => Avx512<false>; 4, 32 => Avx512<false>;
-    8, 64 => Avx512<false>; 8, _ => Avx512<false>; 14, 32 => Avx512<false>;
-    2, _ => Avx2; 3, _ => Avx2; 5, _ => Avx2; 6, _ => Avx2; 24, 16 => Avx2;);
+    8, 64 => Avx512<false>; 8, _ => Avx512<false>;
+    14, 32 => Avx512<false>; 24, 16 => Avx512<false>;
+    2, _ => Avx2; 3, _ => Avx2; 5, _ => Avx2; 6, _ => Avx2;);
 
 /// Integer matmuls of the widths that VBMI unpacks in three instructions; those of [`avx512`] otherwise.
 #[cfg(target_arch = "x86_64")]

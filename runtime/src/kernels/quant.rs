@@ -345,28 +345,37 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, x: Row, panels: &Panels)
         let ahead = weights[0].wrapping_add(S::LANES * m.w[0].row_stride * 4);
         let step = packing.bytes(span);
         let mut acc = S::splat(0.0);
-        if 2 * group == span {
-            for v in 0..inp / span {
+        // Groups of a span: known to the compiler even where the group is not.
+        let parts = match kind {
+            layout::Q4 | layout::E2M1 => span / 32,
+            layout::E2M1_HALVES => span / 16,
+            _ => 2,
+        };
+        if parts > 1 && parts * group == span {
+            for v in 0..inp.div_ceil(span) {
+                let groups = parts.min((inp - v * span) / group);
                 let mut dots = S::Is::all(S::splat_i(0));
-                for r in 0..S::LANES {
-                    let w = weights[r].add(v * step);
-                    S::Narrow::prefetch(ahead.wrapping_add((v * S::LANES + r) * step));
-                    let h = S::span_dot(kind, S::zero_h(), w, x.codes.add(v * span));
-                    dots[r] = S::widen(S::splat_i(0), h);
+                if groups == parts {
+                    for r in 0..S::LANES {
+                        S::Narrow::prefetch(ahead.wrapping_add((v * S::LANES + r) * step));
+                        let h = S::span_dot(kind, S::zero_h(), weights[r].add(v * step), x.codes.add(v * span));
+                        dots[r] = S::widen(S::splat_i(0), h);
+                    }
+                    let sums = S::sums(dots, parts);
+                    for j in 0..parts {
+                        acc = scaled::<S>(packing, acc, sums[j], x, panels, 0, parts * v + j);
+                    }
+                } else {
+                    for r in 0..S::LANES {
+                        let w = tail(weights[r].add(v * step), packing.bytes(groups * group));
+                        let h = S::span_dot(kind, S::zero_h(), w.as_ptr(), x.codes.add(v * span));
+                        dots[r] = S::widen(S::splat_i(0), h);
+                    }
+                    let sums = S::sums(dots, parts);
+                    for j in 0..groups {
+                        acc = scaled::<S>(packing, acc, sums[j], x, panels, 0, parts * v + j);
+                    }
                 }
-                let [low, high] = S::sums(dots);
-                acc = scaled::<S>(packing, acc, low, x, panels, 0, 2 * v);
-                acc = scaled::<S>(packing, acc, high, x, panels, 0, 2 * v + 1);
-            }
-            if inp % span != 0 {
-                let start = inp - inp % span;
-                let mut dots = S::Is::all(S::splat_i(0));
-                for r in 0..S::LANES {
-                    let w = tail(weights[r].add(packing.bytes(start)), packing.bytes(inp - start));
-                    let h = S::span_dot(kind, S::zero_h(), w.as_ptr(), x.codes.add(start));
-                    dots[r] = S::widen(S::splat_i(0), h);
-                }
-                acc = scaled::<S>(packing, acc, S::sums(dots)[0], x, panels, 0, start / group);
             }
             return acc;
         }
@@ -385,8 +394,8 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, x: Row, panels: &Panels)
                 }
                 dots[r] = S::widen(dots[r], h);
             }
-            let [low, high] = S::sums(dots);
-            acc = scaled::<S>(packing, acc, S::add_i(low, high), x, panels, 0, g);
+            let halves = S::sums(dots, 2);
+            acc = scaled::<S>(packing, acc, S::add_i(halves[0], halves[1]), x, panels, 0, g);
         }
         acc
     }
