@@ -6,7 +6,9 @@ use std::arch::x86_64::*;
 
 use loaf_formats::dtype::DType;
 
+use super::LANES;
 use super::avx2::{Avx2, E2M1_LUT, unpack32};
+use super::elementwise::floats;
 use super::rows::{Rows, byte_scales};
 use super::simd::layout;
 use super::wide::Wide;
@@ -71,6 +73,13 @@ unsafe fn gather(kind: u8, p: *const u8) -> __m512i {
 unsafe fn pair(low: __m256i, high: __m256i) -> __m512i {
     // SAFETY: register operations.
     unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high) }
+}
+
+/// Two eights as one vector.
+#[inline(always)]
+unsafe fn eights(low: __m256, high: __m256) -> __m512 {
+    // SAFETY: register operations.
+    unsafe { _mm512_insertf32x8::<1>(_mm512_castps256_ps512(low), high) }
 }
 
 /// Four vectors as a square matrix of 128-bit elements, transposed.
@@ -164,7 +173,7 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
                 DType::U8 => {
                     let low = byte_scales::<Avx2>(kind, row, g, n.min(8));
                     let high = if n > 8 { byte_scales::<Avx2>(kind, row, g + 8, n - 8) } else { low };
-                    pair(_mm256_castps_si256(low), _mm256_castps_si256(high))
+                    _mm512_castps_si512(eights(low, high))
                 }
                 DType::F32 => _mm512_maskz_loadu_epi32(first(n), row.cast::<i32>().add(g)),
                 _ => {
@@ -383,6 +392,37 @@ impl Wide for Avx512<false> {
     unsafe fn sub(a: __m512, b: __m512) -> __m512 {
         // SAFETY: as `splat`.
         unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn rows(dtype: DType, rows: &[*const u8], i: usize, n: usize) -> __m512 {
+        // SAFETY: as `load`.
+        unsafe {
+            let (p, q) = (rows[0].add(i * dtype.bytes() as usize), rows[1].add(i * dtype.bytes() as usize));
+            match dtype {
+                DType::U8 => {
+                    // As Avx2's `load_e4m3`.
+                    let v = _mm_unpacklo_epi64(_mm_loadl_epi64(p.cast()), _mm_loadl_epi64(q.cast()));
+                    let v = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(v));
+                    let v = _mm256_and_si256(v, _mm256_set1_epi16(!0x4000));
+                    _mm512_mul_ps(_mm512_cvtph_ps(v), _mm512_set1_ps(256.0))
+                }
+                DType::F16 | DType::BF16 if n == LANES => {
+                    let low = _mm256_castsi128_si256(_mm_loadu_si128(p.cast()));
+                    let v = _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(q.cast()));
+                    if dtype == DType::F16 {
+                        _mm512_cvtph_ps(v)
+                    } else {
+                        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(v)))
+                    }
+                }
+                _ => eights(floats::<Avx2>(dtype, p, 0, n), floats::<Avx2>(dtype, q, 0, n)),
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn each(x: &[f32; LANES]) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { eights(_mm256_set1_ps(x[0]), _mm256_set1_ps(x[1])) }
     }
     #[inline(always)]
     unsafe fn repeat(p: *const f32) -> __m512 {

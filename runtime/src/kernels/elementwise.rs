@@ -11,7 +11,7 @@ use super::simd::{self, Simd};
 use super::{LANES, OpCall, RawOperand};
 use crate::math;
 
-/// Elements `i..i + n` of a float vector, widened; `n <= 8`.
+/// Elements `i..i + n` of a float vector, widened; `n <= 8`. Bytes are E4M3, and `n` is 8.
 #[inline(always)]
 pub(super) unsafe fn floats<S: Simd>(dtype: DType, p: *const u8, i: usize, n: usize) -> S::F {
     // SAFETY: the caller names `n` valid elements; short runs go through a buffer.
@@ -30,6 +30,7 @@ pub(super) unsafe fn floats<S: Simd>(dtype: DType, p: *const u8, i: usize, n: us
                 };
                 if dtype == DType::F16 { S::load_f16(p) } else { S::load_bf16(p) }
             }
+            DType::U8 => S::load_e4m3(p.add(i)),
             _ => load::<S>(p.cast::<f32>().add(i), n),
         }
     }
