@@ -438,7 +438,7 @@ impl Rows for Avx2 {
     const Q8_BIAS: i32 = 128;
 
     #[inline(always)]
-    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m256i {
+    unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m256i {
         // SAFETY: as `load`.
         unsafe {
             match dtype {

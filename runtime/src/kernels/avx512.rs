@@ -9,7 +9,7 @@ use loaf_formats::dtype::DType;
 use super::LANES;
 use super::avx2::{Avx2, E2M1_LUT, unpack32};
 use super::elementwise::floats;
-use super::rows::{Rows, byte_scales};
+use super::rows::Rows;
 use super::simd::layout;
 use super::wide::Wide;
 
@@ -166,25 +166,60 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
         unsafe { _mm512_add_epi32(a, b) }
     }
     #[inline(always)]
-    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m512i {
+    unsafe fn row_params(_: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m512i {
         // SAFETY: as `load`; masked lanes are not read.
         unsafe {
-            match dtype {
-                DType::U8 => {
-                    let low = byte_scales::<Avx2>(kind, row, g, n.min(8));
-                    let high = if n > 8 { byte_scales::<Avx2>(kind, row, g + 8, n - 8) } else { low };
-                    _mm512_castps_si512(eights(low, high))
-                }
-                DType::F32 => _mm512_maskz_loadu_epi32(first(n), row.cast::<i32>().add(g)),
-                _ => {
-                    let halves = _mm256_maskz_loadu_epi16(first(n), row.cast::<i16>().add(g));
-                    if dtype == DType::F16 {
-                        _mm512_castps_si512(_mm512_cvtph_ps(halves))
-                    } else {
-                        _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))
-                    }
-                }
+            if dtype == DType::F32 {
+                return _mm512_maskz_loadu_epi32(first(n), row.cast::<i32>().add(g));
             }
+            let halves = _mm256_maskz_loadu_epi16(first(n), row.cast::<i16>().add(g));
+            if dtype == DType::F16 {
+                _mm512_castps_si512(_mm512_cvtph_ps(halves))
+            } else {
+                _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn params(kind: u8, dtype: DType, rows: &[*const u8; 16], g: usize, n: usize) -> [__m512i; 16] {
+        // SAFETY: as `load`; masked lanes are not read.
+        unsafe {
+            let mut out = [_mm512_setzero_si512(); 16];
+            if dtype != DType::U8 {
+                for i in 0..16 {
+                    out[i] = Self::row_params(kind, dtype, rows[i], g, n);
+                }
+                return Self::transpose_b(out);
+            }
+            // Bytes are transposed four by four, each still among its neighbours.
+            let mut fours = [out[0]; 4];
+            for i in 0..4 {
+                let mut v = [_mm_setzero_si128(); 4];
+                for j in 0..4 {
+                    v[j] = _mm_maskz_loadu_epi8(first(n), rows[4 * i + j].add(g).cast());
+                }
+                let low = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v[0]), v[1]);
+                let high = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v[2]), v[3]);
+                let columns = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+                fours[i] = _mm512_permutexvar_epi32(columns, pair(low, high));
+            }
+            let fours = quarters(fours);
+            for i in 0..16 {
+                // The byte at the top of its lane.
+                let v = _mm512_sllv_epi32(fours[i / 4], _mm512_set1_epi32(24 - 8 * (i % 4) as i32));
+                out[i] = _mm512_castps_si512(if kind == layout::E2M1 {
+                    let v = _mm512_srli_epi32::<24>(v);
+                    // 2^-127 is subnormal: the top mantissa bit.
+                    let zero = _mm512_testn_epi32_mask(v, v);
+                    let scale = _mm512_mask_set1_epi32(_mm512_slli_epi32::<23>(v), zero, 1 << 22);
+                    _mm512_mul_ps(_mm512_castsi512_ps(scale), _mm512_set1_ps(0.5))
+                } else {
+                    // Exponent and mantissa where binary32 has them: the value times 2^-120, subnormals included.
+                    let v = _mm512_and_si512(_mm512_srai_epi32::<4>(v), _mm512_set1_epi32(0x87f0_0000u32 as i32));
+                    _mm512_mul_ps(_mm512_castsi512_ps(v), _mm512_set1_ps(f32::from_bits((127 + 119) << 23)))
+                });
+            }
+            out
         }
     }
     #[inline(always)]

@@ -607,7 +607,7 @@ impl<D: Dot> Rows for D {
     const Q8_BIAS: i32 = D::BIAS;
 
     #[inline(always)]
-    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> B {
+    unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> B {
         // SAFETY: as `load`.
         let x = unsafe {
             match dtype {

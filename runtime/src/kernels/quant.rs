@@ -295,13 +295,13 @@ impl Matrix<'_> {
                 for line in (0..S::LANES * row_bytes).step_by(64) {
                     S::Narrow::prefetch(row(0).wrapping_add(S::LANES * row_bytes + line));
                 }
+                let mut rows = [std::ptr::null(); 16];
+                for i in 0..S::LANES {
+                    rows[i] = row(i);
+                }
                 for g in (0..groups).step_by(S::LANES) {
                     let n = S::LANES.min(groups - g);
-                    let mut by_row = S::Bs::all(S::params(self.packing.kind, o.dtype, row(0), g, n));
-                    for i in 1..S::LANES {
-                        by_row[i] = S::params(self.packing.kind, o.dtype, row(i), g, n);
-                    }
-                    let by_group = S::transpose_b(by_row);
+                    let by_group = S::params(self.packing.kind, o.dtype, &rows, g, n);
                     for i in 0..S::LANES {
                         S::store_b(panel.add((g + i) * S::LANES).cast(), by_group[i]);
                     }

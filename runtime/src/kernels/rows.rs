@@ -65,7 +65,19 @@ pub(crate) trait Rows: Copy + 'static {
 
     /// Parameters `g..g + n` of a row, `n <= LANES`, as f32 bits: scales as the integer matmul multiplies with them (halved
     /// for E2M1), or biases. The rest is arbitrary.
-    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> Self::B;
+    unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> Self::B;
+    /// [`Rows::row_params`] of [`Rows::LANES`] rows, a vector for every group.
+    #[inline(always)]
+    unsafe fn params(kind: u8, dtype: DType, rows: &[*const u8; 16], g: usize, n: usize) -> Self::Bs {
+        // SAFETY: the same condition.
+        unsafe {
+            let mut by_row = Self::Bs::all(Self::row_params(kind, dtype, rows[0], g, n));
+            for i in 1..Self::LANES {
+                by_row[i] = Self::row_params(kind, dtype, rows[i], g, n);
+            }
+            Self::transpose_b(by_row)
+        }
+    }
     unsafe fn load_b(p: *const u8) -> Self::B;
     unsafe fn store_b(p: *mut u8, x: Self::B);
     /// The same four bytes in every lane.
@@ -121,7 +133,7 @@ macro_rules! eight_floats {
 }
 pub(crate) use eight_floats;
 
-/// [`Rows::params`] of a layout whose scales are bytes; `n <= 8`.
+/// [`Rows::row_params`] of a layout whose scales are bytes; `n <= 8`.
 #[inline(always)]
 pub(super) unsafe fn byte_scales<S: Simd>(kind: u8, row: *const u8, g: usize, n: usize) -> S::F {
     // SAFETY: the caller names `n` valid elements; short runs go through a buffer.

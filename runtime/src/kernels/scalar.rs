@@ -203,7 +203,7 @@ impl Rows for Scalar {
     const Q8_BIAS: i32 = 0;
 
     #[inline(always)]
-    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> B {
+    unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> B {
         // SAFETY: as `load`.
         unsafe {
             let floats = match dtype {
