@@ -1,6 +1,7 @@
 //! Speed of the kernels that take the time of a model, next to what the memory gives.
 //!
-//! `cargo run --release -p loaf-runtime --example kernel_bench`: half a minute. Every figure is the best of several
+//! `cargo run --release -p loaf-runtime --example kernel_bench`: half a minute; with names after it (`bf16 mxfp4`), those formats
+//! alone. Every figure is the best of several
 //! runs, on one thread (its own processor time) and on all physical cores (wall time). Weights are random bits; results are not looked at.
 
 use std::ops::Range;
@@ -94,6 +95,7 @@ fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
 
 fn main() {
     let kernels = Kernels::detect();
+    let only: Vec<String> = std::env::args().skip(1).collect();
     for threads in [1, default_threads()] {
         let pool = Pool::new(threads);
         let read = Ceiling::new(threads).expect("memory to read").measure() / 1e9;
@@ -114,6 +116,9 @@ fn main() {
             WeightFormat::Mxfp8,
         ];
         for format in formats {
+            if !only.is_empty() && !only.contains(&format.to_string()) {
+                continue;
+            }
             let kind = if format.activation_group().is_some() { OpKind::LinearQuant } else { OpKind::LinearDense };
             let params = format.scales_dtype().map_or(0, DType::bytes) + format.biases_dtype().map_or(0, DType::bytes);
             let bytes = |inp: u64, out: u64| {
@@ -135,6 +140,9 @@ fn main() {
                 bytes(4096, long) as f64 / large / 1e9,
                 (128 * inp * out) as f64 / chunk / 1e9,
             );
+        }
+        if !only.is_empty() {
+            continue;
         }
         let scale = u64::from(0.088f32.to_bits());
         for (rows, pos) in [(1, 4095), (128, 3968)] {

@@ -247,13 +247,12 @@ impl Case {
                     // Packed codes: any bits.
                     ("weight", DType::U32) => {
                         b.memory.bytes_mut().iter_mut().for_each(|byte| *byte = rng.next() as u8);
-                        if format == Some(WeightFormat::Mxfp8) {
-                            let bytes = b.memory.bytes_mut().iter_mut();
-                            bytes.filter(|byte| **byte & 0x7f == 0x7f).for_each(|byte| *byte = 0x11);
-                        }
                     }
-                    (_, DType::U8) if format == Some(WeightFormat::Nvfp4) => b.fill(|| rng.int(0, 126) as f32),
-                    (_, DType::U8) => b.fill(|| rng.int(115, 135) as f32),
+                    (_, DType::U8) if format == Some(WeightFormat::Nvfp4) => b.fill(|| rng.int(0, 255) as f32),
+                    // Now and then a power of two that is subnormal, or close to it.
+                    (_, DType::U8) => {
+                        b.fill(|| if rng.int(0, 15) == 0 { rng.int(0, 2) } else { rng.int(115, 135) } as f32)
+                    }
                     (_, DType::I8) => b.fill(|| rng.int(0, 254) as f32 - 127.0),
                     (_, DType::U32) => b.fill(|| rng.int(0, 4) as f32),
                     _ => b.fill(|| rng.float()),

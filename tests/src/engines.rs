@@ -1,6 +1,6 @@
 //! Every engine this machine and build have, for tests that run the same case on all of them.
 
-use loaf_runtime::kernels::Kernels;
+use loaf_runtime::kernels::{Isa, Kernels};
 use loaf_runtime::loaf::Loaf;
 use loaf_runtime::session::Session;
 
@@ -19,8 +19,9 @@ pub enum Engine {
 impl Engine {
     /// All there are, the scalar kernels first.
     pub fn all() -> Vec<Engine> {
-        let tables = [Some(Kernels::scalar()), Kernels::avx2(), Kernels::avx512()];
-        let engines = tables.into_iter().flatten().map(Engine::Cpu);
+        let mut tables: Vec<_> = Kernels::all().filter(|kernels| kernels.isa() != Isa::Naive).collect();
+        tables.reverse();
+        let engines = tables.into_iter().map(Engine::Cpu);
         #[cfg(feature = "mlx")]
         let engines = engines.chain([Engine::Mlx]);
         engines.collect()

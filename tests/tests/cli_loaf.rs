@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use loaf_bake::build::{BuildOptions, Silent, build};
 use loaf_runtime::cli::{Io, main};
+use loaf_runtime::kernels::Kernels;
 use loaf_tests::{Expected, bake, fixture};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -182,7 +183,9 @@ fn a_seed_decides_everything_and_threads_and_kernels_nothing() {
     };
     let one = seeded("1", &["--threads", "1"], &[]);
     assert_eq!(seeded("1", &["--threads", "3"], &[]), one);
-    assert_eq!(seeded("1", &["--threads", "2"], &["LOAF_ISA=scalar"]), one);
+    for kernels in Kernels::all() {
+        assert_eq!(seeded("1", &["--threads", "2"], &[&format!("LOAF_ISA={}", kernels.isa().name())]), one);
+    }
     assert_ne!(seeded("2", &[], &[]), one);
 }
 
@@ -319,7 +322,8 @@ fn usage_errors_are_one_line_and_code_2() {
         assert!(ran.error(2).contains(part), "{args:?}: {ran:?}");
     }
     let ran = loaf_with(&["LOAF_ISA=mmx"], "", &["run", "-m", model, "x"]);
-    assert!(ran.error(2).contains("LOAF_ISA"));
+    let names: Vec<_> = Kernels::all().map(|kernels| kernels.isa().name()).collect();
+    assert!(ran.error(2).contains("LOAF_ISA") && ran.error(2).contains(&names.join(", ")), "{ran:?}");
 }
 
 #[test]

@@ -9,18 +9,26 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use loaf_formats::chat::Sampling;
 
 use super::Failure;
+use crate::kernels::Kernels;
 use crate::sample::SamplerOptions;
 
 /// Runs language models that `bake` made.
 #[derive(Parser)]
 #[command(name = "loaf", version, about, max_term_width = 100, subcommand_required = true)]
-#[command(
-    after_help = "Environment:\n  LOAF_MODEL  the loaf to use where -m is not given\n  LOAF_ISA    kernels to use: \
-    scalar or avx2 (default: the best this CPU has; results are the same)"
-)]
+#[command(after_help = environment())]
 pub(super) struct Args {
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// What the environment may say.
+fn environment() -> String {
+    let names: Vec<_> = Kernels::all().map(|kernels| kernels.isa().name()).collect();
+    format!(
+        "Environment:\n  LOAF_MODEL  the loaf to use where -m is not given\n  LOAF_ISA    kernels to use, of those this CPU has: {} \
+         (default: the first; results are the same)",
+        names.join(", ")
+    )
 }
 
 #[derive(Subcommand)]
@@ -263,7 +271,7 @@ pub(super) struct CheckArgs {
     /// What to check (the CPU with the kernels that LOAF_ISA names, or else the best)
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     pub backend: BackendArg,
-    /// What to hold it to: cpu, naive, scalar, avx2, avx512, mlx, mlx-cpu, or a safetensors file of activations
+    /// What to hold it to: cpu, a name that LOAF_ISA takes, mlx, mlx-cpu, or a safetensors file of activations
     /// (tests/fixtures/make_activations.py) [default: scalar for the CPU, else cpu]
     #[arg(long, value_name = "ENGINE|FILE")]
     pub against: Option<String>,

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::args::{BackendArg, CheckArgs};
 use super::{Failure, Io, model};
-use crate::kernels::Kernels;
+use crate::kernels::{Isa, Kernels};
 use crate::loaf::Loaf;
 use crate::tokenizer::Scratch;
 use crate::trace::{Activations, CpuTrace, Difference, Names, Trace};
@@ -39,15 +39,14 @@ pub(super) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     };
     let default = if args.backend == BackendArg::Cpu { "scalar" } else { "cpu" };
     let against = args.against.as_deref().unwrap_or(default);
-    let missing = || Failure::runtime(format!("--against {against}: this CPU has no such instructions"));
     let mut reference = match against {
         "cpu" => Reference::Engine(cpu(&loaf, Kernels::detect())?),
-        "naive" => Reference::Engine(cpu(&loaf, Kernels::naive())?),
-        "scalar" => Reference::Engine(cpu(&loaf, Kernels::scalar())?),
-        "avx2" => Reference::Engine(cpu(&loaf, Kernels::avx2().ok_or_else(missing)?)?),
-        "avx512" => Reference::Engine(cpu(&loaf, Kernels::avx512().ok_or_else(missing)?)?),
         "mlx" => Reference::Engine(model::tracer(&loaf, true)?),
         "mlx-cpu" => Reference::Engine(model::tracer(&loaf, false)?),
+        isa if Isa::ALL.iter().any(|known| known.name() == isa) => {
+            let kernels = Kernels::named(isa).map_err(|e| Failure::Usage(format!("--against {isa}: {e}")))?;
+            Reference::Engine(cpu(&loaf, kernels)?)
+        }
         path => {
             let bytes = std::fs::read(path).map_err(|e| {
                 Failure::Runtime(format!("--against {path}: expected an engine or a file of activations: {e}"))

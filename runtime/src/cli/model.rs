@@ -41,13 +41,7 @@ pub(super) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure>
 /// The kernels that `LOAF_ISA` names, or else the best there are.
 pub(super) fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
     let Some(name) = (io.var)("LOAF_ISA").filter(|v| !v.is_empty()) else { return Ok(Kernels::detect()) };
-    match name.to_str() {
-        Some("scalar") => Ok(Kernels::scalar()),
-        Some("avx2") => Kernels::avx2().ok_or_else(|| {
-            Failure::runtime("LOAF_ISA: this CPU has no AVX2 with FMA; unset it, or set it to 'scalar'")
-        }),
-        _ => Err(Failure::Usage(format!("LOAF_ISA: expected 'scalar' or 'avx2', found {name:?}"))),
-    }
+    Kernels::named(&name.to_string_lossy()).map_err(|e| Failure::Usage(format!("LOAF_ISA: {e}; found {name:?}")))
 }
 
 /// A session with the backend, threads and kernels asked for.

@@ -92,7 +92,7 @@ static EVENS_ODDS: [u8; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13,
 /// Per 16 bytes: residues 0, 1, 2, 3 modulo 4.
 static QUARTERS: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
 /// Doubled E2M1 values plus 12.
-static E2M1_LUT: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+pub(super) static E2M1_LUT: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 #[inline(always)]
 unsafe fn both(table: &[u8; 16]) -> __m256i {
@@ -196,13 +196,22 @@ impl Simd for Avx2 {
     unsafe fn load_e4m3(p: *const u8) -> __m256 {
         // SAFETY: as `load`.
         unsafe {
-            let v = _mm_cvtepu8_epi16(_mm_loadl_epi64(p.cast()));
-            // Exponent and mantissa where binary16 has them: the value times 2^-8, subnormals included.
-            let magnitude = _mm_slli_epi16::<7>(_mm_and_si128(v, _mm_set1_epi16(0x7f)));
-            let sign = _mm_slli_epi16::<8>(_mm_and_si128(v, _mm_set1_epi16(0x80)));
-            let nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f << 7));
-            let x = _mm_or_si128(_mm_or_si128(magnitude, sign), nan);
-            _mm256_mul_ps(_mm256_cvtph_ps(x), _mm256_set1_ps(256.0))
+            // Exponent and mantissa where binary16 has them: the value times 2^-8, subnormals included. Of the sign's copies
+            // one is left.
+            let v = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(p.cast())));
+            let v = _mm_and_si128(v, _mm_set1_epi16(!0x4000));
+            _mm256_mul_ps(_mm256_cvtph_ps(v), _mm256_set1_ps(256.0))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_e8m0(p: *const u8) -> __m256 {
+        // SAFETY: as `load`.
+        unsafe {
+            let v = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+            // 2^-127 is subnormal: the top mantissa bit.
+            let zero = _mm256_cmpeq_epi32(v, _mm256_setzero_si256());
+            let smallest = _mm256_and_si256(zero, _mm256_set1_epi32(1 << 22));
+            _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32::<23>(v), smallest))
         }
     }
     #[inline(always)]
@@ -429,11 +438,11 @@ impl Rows for Avx2 {
     const Q8_BIAS: i32 = 128;
 
     #[inline(always)]
-    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m256i {
+    unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m256i {
         // SAFETY: as `load`.
         unsafe {
             match dtype {
-                DType::U8 => Self::load_b(byte_scales::<8>(kind, row, g, n).as_ptr().cast()),
+                DType::U8 => _mm256_castps_si256(byte_scales::<Avx2>(kind, row, g, n)),
                 _ => _mm256_castps_si256(floats::<Avx2>(dtype, row, g, n)),
             }
         }
@@ -550,12 +559,15 @@ impl Rows for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn sums(a: [__m256i; 8]) -> [__m256i; 2] {
+    unsafe fn sums(a: [__m256i; 8], _: usize) -> [__m256i; 8] {
         // SAFETY: as `splat`.
         unsafe {
             let low = _mm256_hadd_epi32(_mm256_hadd_epi32(a[0], a[1]), _mm256_hadd_epi32(a[2], a[3]));
             let high = _mm256_hadd_epi32(_mm256_hadd_epi32(a[4], a[5]), _mm256_hadd_epi32(a[6], a[7]));
-            [_mm256_permute2x128_si256::<0x20>(low, high), _mm256_permute2x128_si256::<0x31>(low, high)]
+            let mut out = a;
+            out[0] = _mm256_permute2x128_si256::<0x20>(low, high);
+            out[1] = _mm256_permute2x128_si256::<0x31>(low, high);
+            out
         }
     }
 }

@@ -6,8 +6,10 @@ use std::arch::x86_64::*;
 
 use loaf_formats::dtype::DType;
 
-use super::avx2::{Avx2, unpack32};
-use super::rows::{Rows, byte_scales};
+use super::LANES;
+use super::avx2::{Avx2, E2M1_LUT, unpack32};
+use super::elementwise::floats;
+use super::rows::Rows;
 use super::simd::layout;
 use super::wide::Wide;
 
@@ -71,6 +73,29 @@ unsafe fn gather(kind: u8, p: *const u8) -> __m512i {
 unsafe fn pair(low: __m256i, high: __m256i) -> __m512i {
     // SAFETY: register operations.
     unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high) }
+}
+
+/// Two eights as one vector.
+#[inline(always)]
+unsafe fn eights(low: __m256, high: __m256) -> __m512 {
+    // SAFETY: register operations.
+    unsafe { _mm512_insertf32x8::<1>(_mm512_castps256_ps512(low), high) }
+}
+
+/// Four vectors as a square matrix of 128-bit elements, transposed.
+#[inline(always)]
+unsafe fn quarters([x, y, z, w]: [__m512i; 4]) -> [__m512i; 4] {
+    // SAFETY: register operations.
+    unsafe {
+        let (even, odd) = (_mm512_shuffle_i32x4::<0x88>(x, y), _mm512_shuffle_i32x4::<0xdd>(x, y));
+        let (even2, odd2) = (_mm512_shuffle_i32x4::<0x88>(z, w), _mm512_shuffle_i32x4::<0xdd>(z, w));
+        [
+            _mm512_shuffle_i32x4::<0x88>(even, even2),
+            _mm512_shuffle_i32x4::<0x88>(odd, odd2),
+            _mm512_shuffle_i32x4::<0xdd>(even, even2),
+            _mm512_shuffle_i32x4::<0xdd>(odd, odd2),
+        ]
+    }
 }
 
 /// The mask of the first `n <= 16` lanes.
@@ -141,21 +166,57 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
         unsafe { _mm512_add_epi32(a, b) }
     }
     #[inline(always)]
-    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m512i {
+    unsafe fn row_params(_: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m512i {
         // SAFETY: as `load`; masked lanes are not read.
         unsafe {
-            match dtype {
-                DType::U8 => Self::load_b(byte_scales::<16>(kind, row, g, n).as_ptr().cast()),
-                DType::F32 => _mm512_maskz_loadu_epi32(first(n), row.cast::<i32>().add(g)),
-                _ => {
-                    let halves = _mm256_maskz_loadu_epi16(first(n), row.cast::<i16>().add(g));
-                    if dtype == DType::F16 {
-                        _mm512_castps_si512(_mm512_cvtph_ps(halves))
-                    } else {
-                        _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))
-                    }
-                }
+            if dtype == DType::F32 {
+                return _mm512_maskz_loadu_epi32(first(n), row.cast::<i32>().add(g));
             }
+            let halves = _mm256_maskz_loadu_epi16(first(n), row.cast::<i16>().add(g));
+            if dtype == DType::F16 {
+                _mm512_castps_si512(_mm512_cvtph_ps(halves))
+            } else {
+                _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn params(kind: u8, dtype: DType, rows: &[*const u8; 16], g: usize, n: usize) -> [__m512i; 16] {
+        // SAFETY: as `load`; masked lanes are not read.
+        unsafe {
+            if dtype != DType::U8 {
+                return Self::params_by_type(kind, dtype, rows, g, n);
+            }
+            let mut out = [_mm512_setzero_si512(); 16];
+            // Bytes are transposed four by four, each still among its neighbours.
+            let mut fours = [out[0]; 4];
+            for i in 0..4 {
+                let mut v = [_mm_setzero_si128(); 4];
+                for j in 0..4 {
+                    v[j] = _mm_maskz_loadu_epi8(first(n), rows[4 * i + j].add(g).cast());
+                }
+                let low = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v[0]), v[1]);
+                let high = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v[2]), v[3]);
+                let columns = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+                fours[i] = _mm512_permutexvar_epi32(columns, pair(low, high));
+            }
+            let fours = quarters(fours);
+            for i in 0..16 {
+                // The byte at the top of its lane.
+                let v = _mm512_sllv_epi32(fours[i / 4], _mm512_set1_epi32(24 - 8 * (i % 4) as i32));
+                out[i] = _mm512_castps_si512(if kind == layout::E2M1 {
+                    let v = _mm512_srli_epi32::<24>(v);
+                    // 2^-127 is subnormal: the top mantissa bit.
+                    let zero = _mm512_testn_epi32_mask(v, v);
+                    let scale = _mm512_mask_set1_epi32(_mm512_slli_epi32::<23>(v), zero, 1 << 22);
+                    _mm512_mul_ps(_mm512_castsi512_ps(scale), _mm512_set1_ps(0.5))
+                } else {
+                    // Exponent and mantissa where binary32 has them: the value times 2^-120, subnormals included.
+                    let v = _mm512_and_si512(_mm512_srai_epi32::<4>(v), _mm512_set1_epi32(0x87f0_0000u32 as i32));
+                    _mm512_mul_ps(_mm512_castsi512_ps(v), _mm512_set1_ps(f32::from_bits((127 + 119) << 23)))
+                });
+            }
+            out
         }
     }
     #[inline(always)]
@@ -204,13 +265,7 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
             }
             let mut out = a;
             for j in 0..4 {
-                let [x, y, z, w] = [a[j], a[4 + j], a[8 + j], a[12 + j]];
-                let (xy, zw) = (_mm512_shuffle_i32x4::<0x88>(x, y), _mm512_shuffle_i32x4::<0x88>(z, w));
-                out[j] = _mm512_shuffle_i32x4::<0x88>(xy, zw);
-                out[8 + j] = _mm512_shuffle_i32x4::<0xdd>(xy, zw);
-                let (xy, zw) = (_mm512_shuffle_i32x4::<0xdd>(x, y), _mm512_shuffle_i32x4::<0xdd>(z, w));
-                out[4 + j] = _mm512_shuffle_i32x4::<0x88>(xy, zw);
-                out[12 + j] = _mm512_shuffle_i32x4::<0xdd>(xy, zw);
+                [out[j], out[4 + j], out[8 + j], out[12 + j]] = quarters([a[j], a[4 + j], a[8 + j], a[12 + j]]);
             }
             out
         }
@@ -237,28 +292,66 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
     }
     #[inline(always)]
     fn span_dots(kind: u8) -> usize {
-        if kind == layout::Q4_WIDE { 2 } else { 1 }
+        if layout::bits(kind) == 4 { 2 } else { 1 }
     }
     #[inline(always)]
     unsafe fn span_dot(kind: u8, h: __m512i, w: *const u8, x: *const i8) -> __m512i {
         // SAFETY: a span of codes of each.
         unsafe {
-            let x = x.cast::<u8>();
-            if kind != layout::Q4_WIDE {
-                return Self::dot(kind, h, Self::unpack(kind, w, 0), Self::load_b(x));
+            if layout::bits(kind) != 4 {
+                return Self::dot(kind, h, Self::unpack(kind, w, 0), Self::load_b(x.cast()));
             }
-            // Two blocks of 64: the first half of either vector is the first block's.
             let (v, low) = (Self::load_b(w), _mm512_set1_epi8(15));
-            let even = _mm512_and_si512(v, low);
-            let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(v), low);
-            let h = Self::dot(kind, h, even, pair(load32(x), load32(x.add(64))));
-            Self::dot(kind, h, odd, pair(load32(x.add(32)), load32(x.add(96))))
+            let mut even = _mm512_and_si512(v, low);
+            let mut odd = _mm512_and_si512(_mm512_srli_epi16::<4>(v), low);
+            if matches!(kind, layout::E2M1 | layout::E2M1_HALVES) {
+                let table = _mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_LUT.as_ptr().cast()));
+                (even, odd) = (_mm512_shuffle_epi8(table, even), _mm512_shuffle_epi8(table, odd));
+            }
+            // The codes of 64, 32 or 16 weights are the even ones, then the odd ones; the same for every row.
+            let (a, b) = (Self::load_b(x.cast()), Self::load_b(x.add(64).cast()));
+            let [x, y] = match kind {
+                layout::Q4_WIDE => [_mm512_shuffle_i64x2::<0x44>(a, b), _mm512_shuffle_i64x2::<0xee>(a, b)],
+                layout::E2M1_HALVES => {
+                    let index = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+                    let next = _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15);
+                    [_mm512_permutex2var_epi64(a, index, b), _mm512_permutex2var_epi64(a, next, b)]
+                }
+                _ => [_mm512_shuffle_i64x2::<0x88>(a, b), _mm512_shuffle_i64x2::<0xdd>(a, b)],
+            };
+            Self::dot(kind, Self::dot(kind, h, even, x), odd, y)
         }
     }
     #[inline(always)]
-    unsafe fn sums(a: [__m512i; 16]) -> [__m512i; 2] {
+    unsafe fn sums(a: [__m512i; 16], n: usize) -> [__m512i; 8] {
+        let mut out = [a[0]; 8];
         // SAFETY: as `splat`.
         unsafe {
+            if n == 8 {
+                macro_rules! pairs {
+                    ($x:expr, $y:expr, $pick:literal) => {
+                        _mm512_castps_si512(_mm512_shuffle_ps::<$pick>(
+                            _mm512_castsi512_ps($x),
+                            _mm512_castsi512_ps($y),
+                        ))
+                    };
+                }
+                let (mut low, mut high) = ([a[0]; 4], [a[0]; 4]);
+                for i in 0..4 {
+                    let mut two = [a[0]; 2];
+                    for j in 0..2 {
+                        let (x, y) = (a[4 * i + 2 * j], a[4 * i + 2 * j + 1]);
+                        two[j] = _mm512_add_epi32(pairs!(x, y, 0x88), pairs!(x, y, 0xdd));
+                    }
+                    low[i] = pairs!(two[0], two[1], 0x88);
+                    high[i] = pairs!(two[0], two[1], 0xdd);
+                }
+                let (low, high) = (quarters(low), quarters(high));
+                for i in 0..4 {
+                    (out[2 * i], out[2 * i + 1]) = (low[i], high[i]);
+                }
+                return out;
+            }
             macro_rules! fold {
                 ($x:expr, $y:expr, $low:ident, $high:ident) => {
                     _mm512_add_epi32($low($x, $y), $high($x, $y))
@@ -271,6 +364,10 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
                 let y = fold!(a[4 * i + 2], a[4 * i + 3], _mm512_unpacklo_epi32, _mm512_unpackhi_epi32);
                 four[i] = fold!(x, y, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64);
             }
+            if n == 4 {
+                [out[0], out[1], out[2], out[3]] = quarters(four);
+                return out;
+            }
             macro_rules! halves {
                 ($x:expr, $y:expr) => {
                     _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>($x, $y), _mm512_shuffle_i32x4::<0xdd>($x, $y))
@@ -278,7 +375,9 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
             }
             // 128-bit lanes: x's first half, x's last, y's first, y's last.
             let (low, high) = (halves!(four[0], four[1]), halves!(four[2], four[3]));
-            [_mm512_shuffle_i32x4::<0x88>(low, high), _mm512_shuffle_i32x4::<0xdd>(low, high)]
+            out[0] = _mm512_shuffle_i32x4::<0x88>(low, high);
+            out[1] = _mm512_shuffle_i32x4::<0xdd>(low, high);
+            out
         }
     }
 }
@@ -325,6 +424,37 @@ impl Wide for Avx512<false> {
     unsafe fn sub(a: __m512, b: __m512) -> __m512 {
         // SAFETY: as `splat`.
         unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn rows(dtype: DType, rows: &[*const u8], i: usize, n: usize) -> __m512 {
+        // SAFETY: as `load`.
+        unsafe {
+            let (p, q) = (rows[0].add(i * dtype.bytes() as usize), rows[1].add(i * dtype.bytes() as usize));
+            match dtype {
+                DType::U8 => {
+                    // As Avx2's `load_e4m3`.
+                    let v = _mm_unpacklo_epi64(_mm_loadl_epi64(p.cast()), _mm_loadl_epi64(q.cast()));
+                    let v = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(v));
+                    let v = _mm256_and_si256(v, _mm256_set1_epi16(!0x4000));
+                    _mm512_mul_ps(_mm512_cvtph_ps(v), _mm512_set1_ps(256.0))
+                }
+                DType::F16 | DType::BF16 if n == LANES => {
+                    let low = _mm256_castsi128_si256(_mm_loadu_si128(p.cast()));
+                    let v = _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(q.cast()));
+                    if dtype == DType::F16 {
+                        _mm512_cvtph_ps(v)
+                    } else {
+                        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(v)))
+                    }
+                }
+                _ => eights(floats::<Avx2>(dtype, p, 0, n), floats::<Avx2>(dtype, q, 0, n)),
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn each(x: &[f32; LANES]) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { eights(_mm256_set1_ps(x[0]), _mm256_set1_ps(x[1])) }
     }
     #[inline(always)]
     unsafe fn repeat(p: *const f32) -> __m512 {

@@ -11,7 +11,7 @@ use super::simd::{self, Simd};
 use super::{LANES, OpCall, RawOperand};
 use crate::math;
 
-/// Elements `i..i + n` of a float vector, widened; `n <= 8`.
+/// Elements `i..i + n` of a float vector, widened; `n <= 8`. Bytes are E4M3, and `n` is 8.
 #[inline(always)]
 pub(super) unsafe fn floats<S: Simd>(dtype: DType, p: *const u8, i: usize, n: usize) -> S::F {
     // SAFETY: the caller names `n` valid elements; short runs go through a buffer.
@@ -30,6 +30,7 @@ pub(super) unsafe fn floats<S: Simd>(dtype: DType, p: *const u8, i: usize, n: us
                 };
                 if dtype == DType::F16 { S::load_f16(p) } else { S::load_bf16(p) }
             }
+            DType::U8 => S::load_e4m3(p.add(i)),
             _ => load::<S>(p.cast::<f32>().add(i), n),
         }
     }
@@ -556,12 +557,8 @@ pub(super) unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand],
                 let mx = format == WeightFormat::Mxfp4;
                 for i in 0..n {
                     let value = math::E2M1_DOUBLED[usize::from(*p.add(i / 2) >> (i % 2 * 4) & 15)];
-                    let scale = if mx {
-                        math::E8M0_HALVES[usize::from(*scales.add(i / 32))]
-                    } else {
-                        math::E4M3_HALVES[usize::from(*scales.add(i / 16))]
-                    };
-                    *out.add(i) = f32::from(value) * scale;
+                    let scale = if mx { math::e8m0(*scales.add(i / 32)) } else { math::e4m3(*scales.add(i / 16)) };
+                    *out.add(i) = f32::from(value) * (scale * 0.5);
                 }
             }
         }

@@ -33,9 +33,8 @@ pub(super) fn quant_case(format: u64) -> Option<(u8, usize)> {
     }
 }
 
-/// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`], attention and the scan for one
-/// [`super::wide::Wide`], under one attribute. The
-/// integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is a number, one for all
+/// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`], attention, dense matmuls and the
+/// scan for one [`super::wide::Wide`], under one attribute. The integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is a number, one for all
 /// the others where it is `_`.
 macro_rules! isa {
     ($module:ident, $simd:ty, $wide:ty, $attr:meta, $($case:tt)*) => {
@@ -55,9 +54,9 @@ macro_rules! isa {
                 SigmoidMul = elementwise::sigmoid_mul::<$simd>,
                 MulRows = elementwise::mul_rows::<$simd>,
                 Quantize = elementwise::quantize::<$simd>,
-                LinearDense = dense::linear::<$simd>,
+                LinearDense = dense::linear::<$wide>,
                 ExpertSort = elementwise::expert_sort::<$simd>,
-                ExpertLinearDense = dense::expert_linear::<$simd>,
+                ExpertLinearDense = dense::expert_linear::<$wide>,
                 WeightedSum = elementwise::weighted_sum::<$simd>,
                 Softmax = elementwise::softmax::<$simd>,
                 TopK = elementwise::top_k::<$simd>,
@@ -168,13 +167,14 @@ isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"),
     2, _ => Avx2; 3, _ => Avx2;
     5, _ => Avx2; 6, _ => Avx2;
     14, 32 => Avx2; 24, 16 => Avx2;);
-// Everything but the integer matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers.
+// Everything but matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers.
 #[cfg(target_arch = "x86_64")]
 isa!(avx512, Avx2, Avx512<false>,
     target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"),
     44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 44, _ => Avx512<false>; 4, 32 => Avx512<false>;
-    8, 64 => Avx512<false>; 8, _ => Avx512<false>; 14, 32 => Avx512<false>;
-    2, _ => Avx2; 3, _ => Avx2; 5, _ => Avx2; 6, _ => Avx2; 24, 16 => Avx2;);
+    8, 64 => Avx512<false>; 8, _ => Avx512<false>;
+    14, 32 => Avx512<false>; 24, 16 => Avx512<false>;
+    2, _ => Avx2; 3, _ => Avx2; 5, _ => Avx2; 6, _ => Avx2;);
 
 /// Integer matmuls of the widths that VBMI unpacks in three instructions; those of [`avx512`] otherwise.
 #[cfg(target_arch = "x86_64")]

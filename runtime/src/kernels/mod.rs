@@ -187,7 +187,10 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Name in reports.
+    /// All there are, the best first, the one for tests last.
+    pub const ALL: [Isa; 5] = [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Scalar, Isa::Naive];
+
+    /// Name in reports and in `LOAF_ISA`.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Naive => "naive",
@@ -210,7 +213,29 @@ pub struct Kernels {
 impl Kernels {
     /// The best table this CPU can run.
     pub fn detect() -> Kernels {
-        Kernels::avx512().or_else(Kernels::avx2).or_else(Kernels::neon).unwrap_or_else(Kernels::scalar)
+        Kernels::all().next().unwrap_or_else(Kernels::scalar)
+    }
+
+    /// Every table this CPU can run, in the order of [`Isa::ALL`].
+    pub fn all() -> impl Iterator<Item = Kernels> {
+        Isa::ALL.into_iter().filter_map(|isa| match isa {
+            Isa::Avx512 => Kernels::avx512(),
+            Isa::Avx2 => Kernels::avx2(),
+            Isa::Neon => Kernels::neon(),
+            Isa::Scalar => Some(Kernels::scalar()),
+            Isa::Naive => Some(Kernels::naive()),
+        })
+    }
+
+    /// The table of that name.
+    ///
+    /// # Errors
+    /// What was expected: the names of [`Kernels::all`].
+    pub fn named(name: &str) -> Result<Kernels, String> {
+        Kernels::all().find(|kernels| kernels.isa.name() == name).ok_or_else(|| {
+            let names: Vec<_> = Kernels::all().map(|kernels| kernels.isa.name()).collect();
+            format!("expected one of {}, which this CPU has", names.join(", "))
+        })
     }
 
     /// The vector algorithms on arrays, for any CPU.

@@ -205,14 +205,25 @@ impl Simd for Neon {
     unsafe fn load_e4m3(p: *const u8) -> F {
         // SAFETY: as `load`.
         unsafe {
-            let v = vmovl_u8(vld1_u8(p));
-            // Exponent and mantissa where binary16 has them: the value times 2^-8, subnormals included.
-            let magnitude = vshlq_n_u16::<7>(vandq_u16(v, vdupq_n_u16(0x7f)));
-            let sign = vshlq_n_u16::<8>(vandq_u16(v, vdupq_n_u16(0x80)));
-            let nan = vceqq_u16(magnitude, vdupq_n_u16(0x7f << 7));
-            let x = vorrq_u16(vorrq_u16(magnitude, sign), nan);
-            Self::mul(widen_f16(x), Self::splat(256.0))
+            // Exponent and mantissa where binary16 has them: the value times 2^-8, subnormals included. Of the sign's copies
+            // one is left.
+            let v = vreinterpretq_u16_s16(vshll_n_s8::<7>(vld1_s8(p.cast())));
+            Self::mul(widen_f16(vandq_u16(v, vdupq_n_u16(!0x4000))), Self::splat(256.0))
         }
+    }
+    #[inline(always)]
+    unsafe fn load_e8m0(p: *const u8) -> F {
+        // SAFETY: as `load`.
+        let v = unsafe { vmovl_u8(vld1_u8(p)) };
+        // SAFETY: as `both`.
+        let v = unsafe { [vmovl_u16(vget_low_u16(v)), vmovl_high_u16(v)] };
+        // 2^-127 is subnormal: the top mantissa bit.
+        let zero = both!(vceqzq_u32(v));
+        // SAFETY: as `both`.
+        let top = unsafe { [vdupq_n_u32(1 << 22); 2] };
+        let (exponent, smallest) = (both!(vshlq_n_u32::<23>(v)), both!(vandq_u32(zero, top)));
+        let bits = both!(vorrq_u32(exponent, smallest));
+        both!(vreinterpretq_f32_u32(bits))
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, x: F) {
@@ -596,11 +607,11 @@ impl<D: Dot> Rows for D {
     const Q8_BIAS: i32 = D::BIAS;
 
     #[inline(always)]
-    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> B {
+    unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> B {
         // SAFETY: as `load`.
         let x = unsafe {
             match dtype {
-                DType::U8 => Neon::load(byte_scales::<8>(kind, row, g, n).as_ptr()),
+                DType::U8 => byte_scales::<Neon>(kind, row, g, n),
                 _ => floats::<Neon>(dtype, row, g, n),
             }
         };
@@ -666,7 +677,7 @@ impl<D: Dot> Rows for D {
         unsafe { D::products(h, Self::unpack(kind, w, 0), load_b(x.cast())) }
     }
     #[inline(always)]
-    unsafe fn sums(a: [I; 8]) -> [I; 2] {
+    unsafe fn sums(a: [I; 8], _: usize) -> [I; 8] {
         // SAFETY: as `both`.
         unsafe {
             macro_rules! four {
@@ -677,7 +688,10 @@ impl<D: Dot> Rows for D {
                     )
                 };
             }
-            [[four!(0, 0), four!(4, 0)], [four!(0, 1), four!(4, 1)]]
+            let mut out = a;
+            out[0] = [four!(0, 0), four!(4, 0)];
+            out[1] = [four!(0, 1), four!(4, 1)];
+            out
         }
     }
 }

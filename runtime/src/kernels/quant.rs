@@ -12,7 +12,6 @@
 
 use std::ops::Range;
 
-use loaf_formats::dtype::DType;
 use loaf_formats::op::OpKind;
 
 use super::rows::{PerLane, Rows};
@@ -285,6 +284,7 @@ impl Matrix<'_> {
     /// Scales and biases of the vector at `first` into panel `p`, a vector per group.
     #[inline(always)]
     unsafe fn fill_params<S: Rows>(&self, first: usize, panels: &Panels, p: usize) {
+        let (groups, last) = (self.inp / self.packing.group, (self.out - first).min(S::LANES) - 1);
         // SAFETY: existing rows and groups; the panel has room for whole sixteens of groups.
         unsafe {
             for (o, panel) in [(1, panels.scales[p]), (2, panels.biases[p])] {
@@ -298,36 +298,16 @@ impl Matrix<'_> {
                 for line in (0..S::LANES * row_bytes).step_by(64) {
                     S::Narrow::prefetch(from.wrapping_add(S::LANES * row_bytes + line));
                 }
-                if first + S::LANES > self.out {
-                    self.transpose::<S>(o.dtype, panel, |i| from.add(i.min(self.out - first - 1) * row_bytes));
-                    continue;
-                }
-                // One copy for each type: sixteen loads in a row instead of sixteen choices.
-                let row = |i: usize| from.add(i * row_bytes);
-                match o.dtype {
-                    DType::BF16 => self.transpose::<S>(DType::BF16, panel, row),
-                    DType::F16 => self.transpose::<S>(DType::F16, panel, row),
-                    other => self.transpose::<S>(other, panel, row),
-                }
-            }
-        }
-    }
-
-    /// Parameters of a vector of rows, a vector per group.
-    #[inline(always)]
-    unsafe fn transpose<S: Rows>(&self, dtype: DType, panel: *mut f32, row: impl Fn(usize) -> *const u8) {
-        let groups = self.inp / self.packing.group;
-        // SAFETY: as `fill_params`.
-        unsafe {
-            for g in (0..groups).step_by(S::LANES) {
-                let n = S::LANES.min(groups - g);
-                let mut by_row = S::Bs::all(S::params(self.packing.kind, dtype, row(0), g, n));
-                for i in 1..S::LANES {
-                    by_row[i] = S::params(self.packing.kind, dtype, row(i), g, n);
-                }
-                let by_group = S::transpose_b(by_row);
+                let mut rows = [std::ptr::null(); 16];
                 for i in 0..S::LANES {
-                    S::store_b(panel.add((g + i) * S::LANES).cast(), by_group[i]);
+                    rows[i] = from.add(i.min(last) * row_bytes);
+                }
+                for g in (0..groups).step_by(S::LANES) {
+                    let n = S::LANES.min(groups - g);
+                    let by_group = S::params(self.packing.kind, o.dtype, &rows, g, n);
+                    for i in 0..S::LANES {
+                        S::store_b(panel.add((g + i) * S::LANES).cast(), by_group[i]);
+                    }
                 }
             }
         }
@@ -373,28 +353,37 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, pane
         };
         let step = packing.bytes(span);
         let mut acc = S::splat(0.0);
-        if 2 * group == span {
-            for v in 0..inp / span {
+        // Groups of a span: known to the compiler even where the group is not.
+        let parts = match kind {
+            layout::Q4 | layout::E2M1 => span / 32,
+            layout::E2M1_HALVES => span / 16,
+            _ => 2,
+        };
+        if parts > 1 && parts * group == span {
+            for v in 0..inp.div_ceil(span) {
+                let groups = parts.min((inp - v * span) / group);
                 let mut dots = S::Is::all(S::splat_i(0));
-                for r in 0..S::LANES {
-                    let w = weights[r].add(v * step);
-                    prefetch((v * S::LANES + r) * step);
-                    let h = S::span_dot(kind, S::zero_h(), w, x.codes.add(v * span));
-                    dots[r] = S::widen(S::splat_i(0), h);
+                if groups == parts {
+                    for r in 0..S::LANES {
+                        prefetch((v * S::LANES + r) * step);
+                        let h = S::span_dot(kind, S::zero_h(), weights[r].add(v * step), x.codes.add(v * span));
+                        dots[r] = S::widen(S::splat_i(0), h);
+                    }
+                    let sums = S::sums(dots, parts);
+                    for j in 0..parts {
+                        acc = scaled::<S>(packing, acc, sums[j], x, panels, 0, parts * v + j);
+                    }
+                } else {
+                    for r in 0..S::LANES {
+                        let w = tail(weights[r].add(v * step), packing.bytes(groups * group));
+                        let h = S::span_dot(kind, S::zero_h(), w.as_ptr(), x.codes.add(v * span));
+                        dots[r] = S::widen(S::splat_i(0), h);
+                    }
+                    let sums = S::sums(dots, parts);
+                    for j in 0..groups {
+                        acc = scaled::<S>(packing, acc, sums[j], x, panels, 0, parts * v + j);
+                    }
                 }
-                let [low, high] = S::sums(dots);
-                acc = scaled::<S>(packing, acc, low, x, panels, 0, 2 * v);
-                acc = scaled::<S>(packing, acc, high, x, panels, 0, 2 * v + 1);
-            }
-            if inp % span != 0 {
-                let start = inp - inp % span;
-                let mut dots = S::Is::all(S::splat_i(0));
-                for r in 0..S::LANES {
-                    let w = tail(weights[r].add(packing.bytes(start)), packing.bytes(inp - start));
-                    let h = S::span_dot(kind, S::zero_h(), w.as_ptr(), x.codes.add(start));
-                    dots[r] = S::widen(S::splat_i(0), h);
-                }
-                acc = scaled::<S>(packing, acc, S::sums(dots)[0], x, panels, 0, start / group);
             }
             return acc;
         }
@@ -413,8 +402,8 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, pane
                 }
                 dots[r] = S::widen(dots[r], h);
             }
-            let [low, high] = S::sums(dots);
-            acc = scaled::<S>(packing, acc, S::add_i(low, high), x, panels, 0, g);
+            let halves = S::sums(dots, 2);
+            acc = scaled::<S>(packing, acc, S::add_i(halves[0], halves[1]), x, panels, 0, g);
         }
         acc
     }

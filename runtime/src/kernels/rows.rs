@@ -12,7 +12,6 @@ use std::ops::{Index, IndexMut};
 use loaf_formats::dtype::DType;
 
 use super::simd::{Simd, layout};
-use crate::math;
 
 /// One vector per lane.
 pub(crate) trait PerLane<T>: Copy + Index<usize, Output = T> + IndexMut<usize> {
@@ -66,7 +65,34 @@ pub(crate) trait Rows: Copy + 'static {
 
     /// Parameters `g..g + n` of a row, `n <= LANES`, as f32 bits: scales as the integer matmul multiplies with them (halved
     /// for E2M1), or biases. The rest is arbitrary.
-    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> Self::B;
+    unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> Self::B;
+    /// [`Rows::row_params`] of [`Rows::LANES`] rows, a vector for every group.
+    #[inline(always)]
+    unsafe fn params(kind: u8, dtype: DType, rows: &[*const u8; 16], g: usize, n: usize) -> Self::Bs {
+        // SAFETY: the same condition.
+        unsafe { Self::params_by_type(kind, dtype, rows, g, n) }
+    }
+    /// [`Rows::params`] with a copy for each type: loads side by side instead of a choice before each.
+    #[inline(always)]
+    unsafe fn params_by_type(kind: u8, dtype: DType, rows: &[*const u8; 16], g: usize, n: usize) -> Self::Bs {
+        macro_rules! rows {
+            ($dtype:expr) => {{
+                let mut by_row = Self::Bs::all(Self::row_params(kind, $dtype, rows[0], g, n));
+                for i in 1..Self::LANES {
+                    by_row[i] = Self::row_params(kind, $dtype, rows[i], g, n);
+                }
+                Self::transpose_b(by_row)
+            }};
+        }
+        // SAFETY: the same condition.
+        unsafe {
+            match dtype {
+                DType::BF16 => rows!(DType::BF16),
+                DType::F16 => rows!(DType::F16),
+                other => rows!(other),
+            }
+        }
+    }
     unsafe fn load_b(p: *const u8) -> Self::B;
     unsafe fn store_b(p: *mut u8, x: Self::B);
     /// The same four bytes in every lane.
@@ -86,11 +112,12 @@ pub(crate) trait Rows: Copy + 'static {
 
     /// [`Rows::dot`]s in a [`Rows::span_dot`], which takes `4 * LANES` codes for each.
     fn span_dots(kind: u8) -> usize;
-    /// Adds the products of a span of one row's packed codes with permuted `x`; the first half of the codes goes to the
-    /// first half of the lanes.
+    /// Adds the products of a span of one row's packed codes with permuted `x`. A group shorter than a span goes to lanes of its
+    /// own, as many as its part of the span; the halves of other groups may go anywhere.
     unsafe fn span_dot(kind: u8, h: Self::H, w: *const u8, x: *const i8) -> Self::H;
-    /// Lane `i`: the sum of `a[i]`'s first half of lanes; and of its last half.
-    unsafe fn sums(a: Self::Is) -> [Self::I; 2];
+    /// Vector `j < n`, lane `i`: the sum over the `j`-th of `n` equal parts of `a[i]`'s lanes. `n` is 2, or what is a group's
+    /// part of a span; vectors from `n` on are arbitrary.
+    unsafe fn sums(a: Self::Is, n: usize) -> [Self::I; 8];
 }
 
 /// What [`Rows`] shares with the [`Simd`] of a set whose widest vectors have eight lanes.
@@ -121,14 +148,20 @@ macro_rules! eight_floats {
 }
 pub(crate) use eight_floats;
 
-/// [`Rows::params`] of a layout whose scales are bytes, one at a time.
+/// [`Rows::row_params`] of a layout whose scales are bytes; `n <= 8`.
 #[inline(always)]
-pub(super) unsafe fn byte_scales<const N: usize>(kind: u8, row: *const u8, g: usize, n: usize) -> [f32; N] {
-    let table = if kind == layout::E2M1 { &math::E8M0_HALVES } else { &math::E4M3_HALVES };
-    let mut out = [0.0; N];
-    for i in 0..n {
-        // SAFETY: the caller names `n <= N` valid elements.
-        out[i] = table[usize::from(unsafe { *row.add(g + i) })];
+pub(super) unsafe fn byte_scales<S: Simd>(kind: u8, row: *const u8, g: usize, n: usize) -> S::F {
+    // SAFETY: the caller names `n` valid elements; short runs go through a buffer.
+    unsafe {
+        let mut buffer = [0; 8];
+        let mut p = row.add(g);
+        if n < buffer.len() {
+            for i in 0..n {
+                buffer[i] = *p.add(i);
+            }
+            p = buffer.as_ptr();
+        }
+        let scales = if kind == layout::E2M1 { S::load_e8m0(p) } else { S::load_e4m3(p) };
+        S::mul(scales, S::splat(0.5))
     }
-    out
 }

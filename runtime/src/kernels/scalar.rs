@@ -9,7 +9,7 @@ use loaf_formats::dtype::DType;
 use super::elementwise::floats;
 use super::rows::{Rows, byte_scales, eight_floats};
 use super::simd::{E2M1_BIAS, Simd, layout};
-use crate::math::{E2M1_DOUBLED, e4m3};
+use crate::math::{E2M1_DOUBLED, e4m3, e8m0};
 
 /// Needs nothing of the CPU.
 #[derive(Clone, Copy)]
@@ -111,6 +111,11 @@ impl Simd for Scalar {
         lanes!(i => e4m3(unsafe { *p.add(i) }))
     }
     #[inline(always)]
+    unsafe fn load_e8m0(p: *const u8) -> F {
+        // SAFETY: as `load`.
+        lanes!(i => e8m0(unsafe { *p.add(i) }))
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, x: F) {
         for i in 0..8 {
             // SAFETY: as `load`.
@@ -198,11 +203,11 @@ impl Rows for Scalar {
     const Q8_BIAS: i32 = 0;
 
     #[inline(always)]
-    unsafe fn params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> B {
+    unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> B {
         // SAFETY: as `load`.
         unsafe {
             let floats = match dtype {
-                DType::U8 => byte_scales(kind, row, g, n),
+                DType::U8 => byte_scales::<Scalar>(kind, row, g, n),
                 _ => floats::<Scalar>(dtype, row, g, n),
             };
             Self::load_b(floats.as_ptr().cast())
@@ -276,7 +281,8 @@ impl Rows for Scalar {
         unsafe { Self::dot(kind, h, Self::unpack(kind, w, 0), Self::load_b(x.cast())) }
     }
     #[inline(always)]
-    unsafe fn sums(a: [I; 8]) -> [I; 2] {
-        [lanes!(i => a[i][..4].iter().sum()), lanes!(i => a[i][4..].iter().sum())]
+    unsafe fn sums(a: [I; 8], _: usize) -> [I; 8] {
+        let [low, high] = [lanes!(i => a[i][..4].iter().sum()), lanes!(i => a[i][4..].iter().sum())];
+        [low, high, low, low, low, low, low, low]
     }
 }

@@ -71,6 +71,8 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn load_bf16(p: *const u16) -> Self::F;
     /// Eight E4M3 bytes.
     unsafe fn load_e4m3(p: *const u8) -> Self::F;
+    /// Eight E8M0 bytes.
+    unsafe fn load_e8m0(p: *const u8) -> Self::F;
     /// Rounds to binary16, to nearest even.
     unsafe fn store_f16(p: *mut u16, x: Self::F);
     /// The lane sum's tree: `((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7))`.

@@ -3,6 +3,10 @@
 //! A dot over eight lanes fills half of a 512-bit register; here each eight belongs to another key. Where lanes are elements
 //! that do not meet (a weighted sum of values), the eights are simply consecutive.
 
+use loaf_formats::dtype::DType;
+
+use super::LANES;
+use super::elementwise::floats;
 use super::rows::PerLane;
 use super::simd::Simd;
 
@@ -29,6 +33,10 @@ pub(crate) trait Wide: Copy + 'static {
     unsafe fn store_n(p: *mut f32, x: Self::V, n: usize);
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    /// Elements `i..i + n`, `n <= 8`, of [`Wide::EIGHTS`] rows, an eight for each, widened; the rest zero. Bytes are E4M3.
+    unsafe fn rows(dtype: DType, rows: &[*const u8], i: usize, n: usize) -> Self::V;
+    /// A number for each eight.
+    unsafe fn each(x: &[f32; LANES]) -> Self::V;
     /// The same eight in every eight.
     unsafe fn repeat(p: *const f32) -> Self::V;
     /// `a * b + c`, rounded once.
@@ -79,6 +87,16 @@ impl<S: Simd> Wide for S {
     unsafe fn sub(a: S::F, b: S::F) -> S::F {
         // SAFETY: as `splat`.
         unsafe { S::sub(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn rows(dtype: DType, rows: &[*const u8], i: usize, n: usize) -> S::F {
+        // SAFETY: as `splat`.
+        unsafe { floats::<S>(dtype, rows[0], i, n) }
+    }
+    #[inline(always)]
+    unsafe fn each(x: &[f32; LANES]) -> S::F {
+        // SAFETY: as `splat`.
+        unsafe { S::splat(x[0]) }
     }
     #[inline(always)]
     unsafe fn repeat(p: *const f32) -> S::F {
