@@ -36,7 +36,7 @@ pub struct BuildOptions {
     pub quant: QuantOptions,
     /// Positions; the config's own where `None`.
     pub context: Option<u32>,
-    /// Prefill chunks.
+    /// Prefill chunks; none stands for those that measured fastest for the kind of model ([`default_chunks`]).
     pub chunks: Vec<u32>,
     /// Element type of KV caches; `None`: f32 for models that are f32 throughout, else f16.
     pub kv: Option<DType>,
@@ -51,7 +51,7 @@ pub struct BuildOptions {
 impl Default for BuildOptions {
     fn default() -> Self {
         let quant = QuantOptions::default();
-        BuildOptions { quant, context: None, chunks: vec![128], kv: None, random: None, golden: Some(0) }
+        BuildOptions { quant, context: None, chunks: vec![], kv: None, random: None, golden: Some(0) }
     }
 }
 
@@ -151,6 +151,13 @@ pub struct Report {
     pub proofs: Vec<Proof>,
 }
 
+/// Prefill chunks where nobody asks for others. A mixture reads nearly all experts for a chunk, so long prompts want it larger; dense
+/// models gain nothing (docs/performance.md).
+pub fn default_chunks(model: &Model) -> &'static [u32] {
+    let experts = model.decls.weights.iter().any(|w| w.shape.len() == 3);
+    if experts { &[128, 512] } else { &[128] }
+}
+
 impl Prepared {
     /// Opens the recipe for a checkpoint, finds its weights and lays out the file.
     ///
@@ -162,14 +169,19 @@ impl Prepared {
             Some(n) => n,
             None => loaf_recipes::trained_context(checkpoint.config())?,
         };
-        let mut chunks: Vec<u32> = options.chunks.iter().map(|&c| c.min(context)).collect();
+        let norms_shifted = options.random.is_none() && checkpoint.norms_shifted();
+        let open = |chunk| loaf_recipes::open(checkpoint.config(), Options { context, chunk, norms_shifted });
+        let mut chunks = match options.chunks.as_slice() {
+            [] => default_chunks(&open(1)?).to_vec(),
+            asked => asked.to_vec(),
+        };
+        chunks.iter_mut().for_each(|c| *c = context.min(*c));
         chunks.sort_unstable();
         chunks.dedup();
         let Some(&chunk) = chunks.last().filter(|&&c| chunks[0] > 0 && c <= 4096) else {
             return Err(BuildError::Options(format!("--chunk: expected 1 to 4096 rows, found {:?}", options.chunks)));
         };
-        let norms_shifted = options.random.is_none() && checkpoint.norms_shifted();
-        let model = loaf_recipes::open(checkpoint.config(), Options { context, chunk, norms_shifted })?;
+        let model = open(chunk)?;
         let resolved = match options.random {
             Some(seed) => resolve_random(&model.decls.weights, &options.quant, DType::BF16, seed)?,
             None => {

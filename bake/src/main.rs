@@ -166,8 +166,8 @@ struct ModelArgs {
     /// Positions a session has room for [default: the config's max_position_embeddings].
     #[arg(long)]
     context: Option<u32>,
-    /// Rows of a prefill; several, comma-separated, bake several families.
-    #[arg(long, value_delimiter = ',', default_value = "128")]
+    /// Rows of a prefill; several, comma-separated, bake several families [default: 128, for mixtures of experts 128,512].
+    #[arg(long, value_delimiter = ',')]
     chunk: Vec<u32>,
     /// Element type of KV caches [default: f32 for models that are f32 throughout, else f16].
     #[arg(long, value_enum)]
