@@ -269,7 +269,7 @@ ops! {
           output("scales", [Attr(0), Attr(1), Div(2, 3)]), output("sums", [Attr(0), Attr(1), Div(2, 3)])],
         &[ROWS, a("heads"), a("dim"), a("group")];
     /// `out[r, o] = lane dot(x[r], decode(weight[o]))`; formats: dense, `mxfp8` (elements decoded exactly,
-    /// scale included).
+    /// scale included; E4M3 `0x7f` is 480, as everywhere).
     LinearDense = 14, "linear_dense", true,
         &[input("x", [Attr(0), One, Attr(1)]), LINEAR_W[0], LINEAR_W[1], output("out", [Attr(0), One, Attr(2)])],
         LINEAR_ATTRS;

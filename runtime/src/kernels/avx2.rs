@@ -547,6 +547,11 @@ impl Rows for Avx2 {
         if kind == layout::Q4_WIDE { 2 } else { 1 }
     }
     #[inline(always)]
+    unsafe fn planes(_: u8, packed: __m256i) -> [__m256i; 2] {
+        // SAFETY: as `splat`.
+        unsafe { nibbles(packed) }
+    }
+    #[inline(always)]
     unsafe fn span_dot(kind: u8, h: __m256i, w: *const u8, x: *const i8) -> __m256i {
         // SAFETY: a span of codes of each.
         unsafe {

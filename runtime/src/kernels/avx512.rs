@@ -295,19 +295,27 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
         if layout::bits(kind) == 4 { 2 } else { 1 }
     }
     #[inline(always)]
+    unsafe fn planes(kind: u8, packed: __m512i) -> [__m512i; 2] {
+        // SAFETY: as `splat`.
+        unsafe {
+            let low = _mm512_set1_epi8(15);
+            let even = _mm512_and_si512(packed, low);
+            let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), low);
+            if !matches!(kind, layout::E2M1 | layout::E2M1_HALVES) {
+                return [even, odd];
+            }
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_LUT.as_ptr().cast()));
+            [_mm512_shuffle_epi8(table, even), _mm512_shuffle_epi8(table, odd)]
+        }
+    }
+    #[inline(always)]
     unsafe fn span_dot(kind: u8, h: __m512i, w: *const u8, x: *const i8) -> __m512i {
         // SAFETY: a span of codes of each.
         unsafe {
             if layout::bits(kind) != 4 {
                 return Self::dot(kind, h, Self::unpack(kind, w, 0), Self::load_b(x.cast()));
             }
-            let (v, low) = (Self::load_b(w), _mm512_set1_epi8(15));
-            let mut even = _mm512_and_si512(v, low);
-            let mut odd = _mm512_and_si512(_mm512_srli_epi16::<4>(v), low);
-            if matches!(kind, layout::E2M1 | layout::E2M1_HALVES) {
-                let table = _mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_LUT.as_ptr().cast()));
-                (even, odd) = (_mm512_shuffle_epi8(table, even), _mm512_shuffle_epi8(table, odd));
-            }
+            let [even, odd] = Self::planes(kind, Self::load_b(w));
             // The codes of 64, 32 or 16 weights are the even ones, then the odd ones; the same for every row.
             let (a, b) = (Self::load_b(x.cast()), Self::load_b(x.add(64).cast()));
             let [x, y] = match kind {

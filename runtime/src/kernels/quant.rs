@@ -16,7 +16,7 @@ use loaf_formats::op::OpKind;
 
 use super::rows::{PerLane, Rows};
 use super::scratch::Scratch;
-use super::simd::{E2M1_BIAS, Simd, layout};
+use super::simd::{E2M1_BIAS, Simd, layout, run_of_evens};
 use super::{OpCall, QUANT_ROWS, RawOperand};
 
 /// Bytes from what is being multiplied to what the first cache must have next.
@@ -427,7 +427,27 @@ unsafe fn fill_panel<S: Rows>(m: &Matrix<'_>, first: usize, panel: *mut u8) {
     let ahead = m.w[0].ptr.wrapping_add((m.row(first, 0) + S::LANES) * m.w[0].row_stride * 4).cast_const();
     // SAFETY: rows of `inp` codes; the panel has `LANES` times `inp`, padded to 64, bytes.
     unsafe {
-        for i in (0..m.inp).step_by(step) {
+        let mut start = 0;
+        if S::span_dots(kind) == 2 {
+            // Transposed as packed, which is half the work.
+            let (span, run) = (2 * step, run_of_evens(kind));
+            while start + span <= m.inp {
+                let mut packed = S::Bs::all(S::splat4([0; 4].as_ptr()));
+                for r in 0..S::LANES {
+                    S::Narrow::prefetch(ahead.wrapping_add((start / span * S::LANES + r) * 2 * bytes));
+                    packed[r] = S::load_b(m.codes(first, r).add(m.packing.bytes(start)));
+                }
+                let packed = S::transpose_b(packed);
+                for c in 0..S::LANES {
+                    let at = start + 4 * c / run * 2 * run + 4 * c % run;
+                    let [even, odd] = S::planes(kind, packed[c]);
+                    S::store_b(panel.add(at * S::LANES), even);
+                    S::store_b(panel.add((at + run) * S::LANES), odd);
+                }
+                start += span;
+            }
+        }
+        for i in (start..m.inp).step_by(step) {
             let mut codes = S::Bs::all(S::splat4([0; 4].as_ptr()));
             if i + step <= m.inp {
                 let block = i - i % 64;

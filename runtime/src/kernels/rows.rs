@@ -112,6 +112,10 @@ pub(crate) trait Rows: Copy + 'static {
 
     /// [`Rows::dot`]s in a [`Rows::span_dot`], which takes `4 * LANES` codes for each.
     fn span_dots(kind: u8) -> usize;
+    /// The codes at even and at odd positions of a vector of packed bytes, where a [`Rows::span_dot`] is two dots; else not called.
+    unsafe fn planes(_: u8, packed: Self::B) -> [Self::B; 2] {
+        [packed; 2]
+    }
     /// Adds the products of a span of one row's packed codes with permuted `x`. A group shorter than a span goes to lanes of its
     /// own, as many as its part of the span; the halves of other groups may go anywhere.
     unsafe fn span_dot(kind: u8, h: Self::H, w: *const u8, x: *const i8) -> Self::H;

@@ -35,6 +35,15 @@ pub(crate) mod layout {
     }
 }
 
+/// Codes at even positions that stand together in permuted order, before as many at odd ones (4 bits).
+pub(crate) const fn run_of_evens(kind: u8) -> usize {
+    match kind {
+        layout::Q4_WIDE => 32,
+        layout::E2M1_HALVES => 8,
+        _ => 16,
+    }
+}
+
 /// Added to E2M1 codes (doubled, -12..=12) so that they are unsigned.
 pub(crate) const E2M1_BIAS: i32 = 12;
 
