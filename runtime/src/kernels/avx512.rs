@@ -321,9 +321,9 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
             let [x, y] = match kind {
                 layout::Q4_WIDE => [_mm512_shuffle_i64x2::<0x44>(a, b), _mm512_shuffle_i64x2::<0xee>(a, b)],
                 layout::E2M1_HALVES => {
-                    let index = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
-                    let next = _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15);
-                    [_mm512_permutex2var_epi64(a, index, b), _mm512_permutex2var_epi64(a, next, b)]
+                    let evens = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+                    let odds = _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15);
+                    [_mm512_permutex2var_epi64(a, evens, b), _mm512_permutex2var_epi64(a, odds, b)]
                 }
                 _ => [_mm512_shuffle_i64x2::<0x88>(a, b), _mm512_shuffle_i64x2::<0xdd>(a, b)],
             };

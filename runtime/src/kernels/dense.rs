@@ -60,7 +60,7 @@ struct Block {
 }
 
 impl Block {
-    /// Rows `base + first ..` of `w` (weight, scales), `valid` of them.
+    /// Rows `row ..` of `w` (weight, scales), `valid` of them.
     #[inline(always)]
     unsafe fn new(dtype: DType, w: &[RawOperand], row: usize, valid: usize, inp: usize) -> Block {
         let mut block =

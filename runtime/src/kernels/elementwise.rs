@@ -526,7 +526,7 @@ pub(super) unsafe fn embed<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &
 
 /// Decodes weight row `row` (`n` elements) into `out`; `w` is weight, scales and, for affine, biases.
 #[inline(always)]
-pub(super) unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand], row: usize, n: usize, out: *mut f32) {
+unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand], row: usize, n: usize, out: *mut f32) {
     // SAFETY: the caller names a row of the weight.
     unsafe {
         match format {

@@ -113,6 +113,7 @@ pub(crate) trait Rows: Copy + 'static {
     /// [`Rows::dot`]s in a [`Rows::span_dot`], which takes `4 * LANES` codes for each.
     fn span_dots(kind: u8) -> usize;
     /// The codes at even and at odd positions of a vector of packed bytes, where a [`Rows::span_dot`] is two dots; else not called.
+    #[inline(always)]
     unsafe fn planes(_: u8, packed: Self::B) -> [Self::B; 2] {
         [packed; 2]
     }
