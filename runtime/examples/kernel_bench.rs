@@ -145,7 +145,7 @@ fn main() {
             continue;
         }
         let scale = u64::from(0.088f32.to_bits());
-        for (rows, pos) in [(1, 4095), (128, 3968)] {
+        for (rows, pos) in [(1, 31), (1, 4095), (128, 3968)] {
             let s = time(&pool, &kernels, OpKind::Attention, &[rows, 16, 8, 128, pos, scale, 0]);
             let macs = (rows * 16 * 128 * 2 * (pos + rows)) as f64;
             println!("  attention 16/8 heads, {rows} row(s) at {pos}: {:.0} us, {:.1} GMAC/s", s * 1e6, macs / s / 1e9);

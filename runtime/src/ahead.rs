@@ -64,3 +64,26 @@ fn fetch(p: *const u8) {
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = p;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes that a share asks for.
+    fn asked(mut share: Ahead) -> usize {
+        std::iter::from_fn(|| share.step().then_some(STEP)).sum()
+    }
+
+    #[test]
+    fn a_share_begins_where_the_threads_own_units_do_and_is_bounded() {
+        let at = 4096 as *const u8;
+        let matrix = Ahead::new(at, 7, 3 << 10);
+        // Units 0..2, 2..4, 4..7, as the pool gives them out.
+        for (worker, (first, units)) in [(0, 2), (2, 2), (4, 3)].into_iter().enumerate() {
+            let share = matrix.share(worker, 3);
+            assert_eq!((share.at as usize, asked(share)), (4096 + first * (3 << 10), units * (3 << 10)));
+        }
+        assert_eq!(asked(Ahead::new(at, 1000, 1 << 20).share(1, 2)), MOST);
+        assert_eq!(asked(Ahead::NONE.share(0, 2)), 0);
+    }
+}
