@@ -20,6 +20,10 @@ use crate::pool::Pool;
 use crate::replay::{Bases, Replay, Scratch};
 use crate::sample::SamplerOptions;
 
+/// Rows of the largest prefill family that the CPU uses: it gains nothing from more, and each row costs memory. (Those baked for
+/// GPUs cost it nothing: memory is reserved for them, and committed when touched.)
+const CPU_CHUNK: u32 = 512;
+
 /// Why a session cannot do what it was asked.
 #[derive(Debug)]
 pub enum SessionError {
@@ -112,8 +116,8 @@ enum Engine<'a> {
 pub struct Session<'a> {
     loaf: &'a Loaf,
     engine: Engine<'a>,
-    /// Most tokens of a prefill chunk.
-    chunk: u32,
+    /// Most tokens of the prefill families that are used, rising.
+    chunks: Vec<u32>,
     pos: u32,
     /// Rows of the last prefill whose hidden state is kept.
     hidden_rows: u32,
@@ -158,8 +162,12 @@ impl<'a> Session<'a> {
     }
 
     fn of(loaf: &'a Loaf, engine: Engine<'a>) -> Session<'a> {
-        let chunk = loaf.plan().families_of(Phase::Prefill).map(|f| f.max_rows).max().unwrap_or(1);
-        Session { loaf, engine, chunk, pos: 0, hidden_rows: 0 }
+        let mut chunks: Vec<u32> = loaf.plan().families_of(Phase::Prefill).map(|f| f.max_rows).collect();
+        if matches!(engine, Engine::Cpu(_)) {
+            let least = chunks.iter().copied().min();
+            chunks.retain(|&rows| rows <= CPU_CHUNK || Some(rows) == least);
+        }
+        Session { loaf, engine, chunks, pos: 0, hidden_rows: 0 }
     }
 
     /// Tokens in the sequence.
@@ -239,8 +247,8 @@ impl<'a> Session<'a> {
     pub fn prefill_chunk(&mut self, ids: &[u32]) -> Result<(), SessionError> {
         self.check(ids)?;
         let n = ids.len() as u32;
-        if n > self.chunk {
-            return Err(SessionError::Full { context: self.chunk, used: 0, wanted: ids.len() });
+        if n > self.chunk() {
+            return Err(SessionError::Full { context: self.chunk(), used: 0, wanted: ids.len() });
         }
         if n == 0 {
             return Ok(());
@@ -256,7 +264,19 @@ impl<'a> Session<'a> {
 
     /// Most tokens of one prefill chunk.
     pub fn chunk(&self) -> u32 {
-        self.chunk
+        self.chunks.last().copied().unwrap_or(1)
+    }
+
+    /// How many of the next `n` tokens of a prompt to take at once. A device computes all of a family's rows, so a family is used
+    /// that the tokens fill by more than half, if there is one; the CPU computes the rows there are.
+    fn next_chunk(&self, n: usize) -> usize {
+        let fits = self.chunks.iter().map(|&rows| rows as usize).find(|&rows| rows >= n);
+        let below = self.chunks.iter().map(|&rows| rows as usize).rfind(|&rows| rows <= n);
+        match (fits, below, &self.engine) {
+            (Some(rows), Some(below), Engine::Device(_)) if n * 2 <= rows => below,
+            (Some(_), ..) => n,
+            (None, ..) => self.chunk() as usize,
+        }
     }
 
     /// Logits after row `row` of the last prefill chunk, `[vocab]`; `None` if there is no such row, or the device fails.
@@ -285,9 +305,12 @@ impl<'a> Session<'a> {
                 each(1);
             }
             _ => {
-                for chunk in ids.chunks(self.chunk() as usize) {
+                let mut rest = ids;
+                while !rest.is_empty() {
+                    let (chunk, after) = rest.split_at(self.next_chunk(rest.len()));
                     self.prefill_chunk(chunk)?;
                     each(chunk.len());
+                    rest = after;
                 }
                 let row = self.hidden_rows - 1;
                 match &mut self.engine {

@@ -6,8 +6,9 @@ use std::ops::ControlFlow;
 use loaf_bake::build::BuildOptions;
 use loaf_runtime::backend::Backend;
 use loaf_runtime::backend::mlx::array::{Array, Type};
+use loaf_runtime::backend::mlx::compile::Compiled;
 use loaf_runtime::backend::mlx::delta::{self, Scan};
-use loaf_runtime::backend::mlx::kernels::Kernels as DeviceKernels;
+use loaf_runtime::backend::mlx::kernels::{Attend, Kernels as DeviceKernels};
 use loaf_runtime::backend::mlx::ops::Mlx;
 use loaf_runtime::backend::mlx::{Device, MlxBackend, MlxOptions, device};
 use loaf_runtime::generate::{GenerateOptions, Generation};
@@ -184,7 +185,8 @@ fn attention_of_one_row_is_the_definition_as_a_kernel() {
         let cache = |a: &[f32]| Array::from_slice(a, &[kv_heads as i32, capacity as i32, dim as i32]);
         let (q, k, v) = (Array::from_slice(&q, &[heads as i32, dim as i32]), cache(&k), cache(&v));
         let last = Array::from_slice(&[last as i32], &[1]);
-        let got = kernels.attend(&m, [&q, &k, &v], &last, scale as f32, window as i32, Type::F32).expect("a launch");
+        let attend = Attend { q: &q, caches: [&k, &v], last: &last, scale: scale as f32, window: window as i32 };
+        let got = kernels.attend(&m, &attend, Type::F32).expect("a launch");
         assert_eq!(got.is_some(), device != Device::Cpu);
         if let Some(got) = got {
             close(&format!("{dim} wide, window {window}"), &host(&m, &got), &want);
@@ -207,6 +209,20 @@ fn nothing_is_traced_again_between_tokens() {
         backend.head(row).expect("a row");
     }
     assert_eq!(backend.traces(), traces);
+}
+
+#[test]
+fn a_compiled_function_may_hand_an_input_back() {
+    let (m, _) = open();
+    let ones = Array::from_slice(&[1.0f32; 3], &[3]);
+    m.eval([&ones]).expect("computed");
+    let address = ones.address();
+    let (inner, _) = open();
+    let mut f = Compiled::new(move |x| Ok(vec![inner.add(&x[0], &x[0])?, x[0].clone()])).expect("a function");
+    for _ in 0..2 {
+        let out = f.apply(vec![ones.clone()]).expect("results");
+        assert_eq!((host(&m, &out[0]), out[1].address()), (vec![2.0; 3], address));
+    }
 }
 
 #[test]

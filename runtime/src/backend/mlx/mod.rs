@@ -172,7 +172,9 @@ impl<'a> MlxBackend<'a> {
     /// Traces and compiles the first closures, and makes every weight, so that no token waits for it.
     fn warm(&mut self) -> Result<()> {
         let empty = self.states.clone();
-        let largest = self.families.iter().rposition(|f| f.phase == Phase::Prefill);
+        // Of the prefills, the largest that does not make the caches grow.
+        let fits = |f: &Family| f.phase == Phase::Prefill && f.max_rows <= self.capacity;
+        let largest = self.families.iter().rposition(fits);
         for i in 0..self.families.len() {
             let (phase, rows) = (self.families[i].phase, self.families[i].max_rows);
             match phase {

@@ -202,8 +202,9 @@ impl Mlx {
         call!(self, mlx_fast_scaled_dot_product_attention, q.0, k.0, v.0, scale, kind, mask.0, NONE, false)
     }
 
-    pub fn dequantize(&self, w: &Array, scales: &Array, biases: Option<&Array>, p: Packing) -> Result<Array> {
-        let kind = sys::mlx_optional_dtype { value: sys::mlx_dtype__MLX_FLOAT32, has_value: true };
+    /// A packed weight's numbers as `kind`.
+    pub fn dequantize(&self, w: &Array, scales: &Array, biases: Option<&Array>, p: Packing, kind: Type) -> Result<Array> {
+        let kind = sys::mlx_optional_dtype { value: kind.raw(), has_value: true };
         let (group, bits, mode) = (some(p.group), some(p.bits), p.mode.as_ptr());
         call!(self, mlx_dequantize, w.0, scales.0, or_none(biases), group, bits, mode, NONE, kind)
     }
