@@ -15,7 +15,7 @@ use loaf_runtime::generate::{GenerateOptions, Generation};
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::SamplerOptions;
 use loaf_runtime::session::Session;
-use loaf_tests::engines::mlx;
+use loaf_tests::engines::{mlx, mlx_as};
 use loaf_tests::{Expected, assert_bits, bake, max_diff, session};
 
 fn open() -> (Mlx, Device) {
@@ -114,7 +114,7 @@ impl Case {
 }
 
 fn host(m: &Mlx, a: &Array) -> Vec<f32> {
-    let a = m.contiguous_copy(a).expect("a copy");
+    let a = m.contiguous(a).expect("a copy");
     m.eval([&a]).expect("computed");
     let mut out = vec![0.0; a.size()];
     a.copy_to(&mut out).expect("f32");
@@ -330,29 +330,40 @@ fn draws_follow_the_seed_and_the_filters() {
 
 #[test]
 fn halves_stay_near() {
-    for name in ["hf/llama_bf16", "hf/qwen3_5"] {
+    let gpu = open().1 != Device::Cpu;
+    let mut far = Vec::new();
+    // Experts are kept as bf16 in one of them; heads of 16 are what cuDNN takes.
+    for name in ["hf/llama_bf16", "hf/qwen3_5", "hf/qwen3_moe"] {
         let (baked, expected) = (bake(name, &BuildOptions::default()), Expected::read(name));
-        for kind in [Type::F16, Type::Bf16] {
-            let options = MlxOptions { gpu: open().1 != Device::Cpu, activations: Some(kind), memory: None };
-            let backend = MlxBackend::open(&baked.loaf, options).unwrap_or_else(|e| panic!("{e}"));
-            let mut s = Session::over(&baked.loaf, Box::new(backend));
+        for (kind, twins) in [Type::F16, Type::Bf16].into_iter().flat_map(|k| [(k, false), (k, true)]) {
+            if twins && gpu {
+                continue;
+            }
+            let mut s = Session::over(&baked.loaf, Box::new(mlx_as(&baked.loaf, kind, twins)));
             s.prefill_chunk(&expected.ids[..40]).expect("a chunk");
-            let diff = max_diff(s.logits_of(39).expect("a row"), expected.logits_at(39)) / expected.scale;
-            // 8 and 11 bits of mantissa, a few dozen roundings deep.
-            assert!(diff > 0.0 && diff < if kind == Type::F16 { 0.02 } else { 0.1 }, "{name}, {kind:?}: {diff}");
+            let mut near = |row: usize, got: &[f32]| {
+                let diff = max_diff(got, expected.logits_at(row)) / expected.scale;
+                // 8 and 11 bits of mantissa, a few dozen roundings deep.
+                if !(diff > 0.0 && diff < if kind == Type::F16 { 0.02 } else { 0.1 }) {
+                    far.push(format!("{name}, {kind:?}, chains of operations: {twins}, row {row}: {diff}"));
+                }
+            };
+            near(39, s.logits_of(39).expect("a row"));
+            near(40, s.decode(expected.ids[40]).expect("a step"));
         }
     }
+    assert!(far.is_empty(), "{far:#?}");
 }
 
 #[test]
 fn what_cannot_run_is_refused_in_one_line() {
     let baked = bake("hf/qwen3", &BuildOptions::default());
-    let options = MlxOptions { gpu: false, activations: None, memory: Some(1 << 16) };
+    let options = MlxOptions { gpu: false, activations: None, memory: Some(1 << 16), twins: false };
     let error = MlxBackend::open(&baked.loaf, options).err().expect("64 KiB are too few").to_string();
     assert!(error.starts_with("MLX: memory: expected at most 65536 bytes, found "), "{error}");
     assert!(error.ends_with("bake with a smaller --context") && !error.contains('\n'), "{error}");
     if device::open(true).is_err() {
-        let options = MlxOptions { gpu: true, activations: None, memory: None };
+        let options = MlxOptions { gpu: true, ..MlxOptions::default() };
         let error = MlxBackend::open(&baked.loaf, options).err().expect("no GPU").to_string();
         assert_eq!(error, "MLX: no GPU that this build of MLX can use");
     }

@@ -24,6 +24,7 @@ use loaf_formats::op::{Mode, OpKind};
 use loaf_formats::plan::{Family, Io, Operand, Patch, Phase, Plan, Record, Region, State, StateKind, records};
 
 use super::array::{Array, MlxError, Result, Type};
+use super::device::Device;
 use super::kernels::{Act, Kernels, Place};
 use super::ops::Mlx;
 use super::values::{Origin, Values, shape};
@@ -87,8 +88,8 @@ struct Trace<'a> {
     ropes: Vec<(Operand, Array, Array)>,
     /// Caches that were written, by state.
     written: HashMap<usize, Written>,
-    /// What attention sees, by position's place and window.
-    masks: HashMap<(usize, u64), Array>,
+    /// What attention sees, by position's place; window, heads and their size.
+    masks: HashMap<(usize, [u64; 3]), Array>,
     /// Chains are left to kernels.
     fused: bool,
 }
@@ -227,7 +228,7 @@ impl Trace<'_> {
                 // Kept as its logarithm.
                 value = self.m.exp(&value)?;
             }
-            observer(r, i, &self.m.contiguous_copy(&value)?)?;
+            observer(r, i, &self.m.contiguous(&value)?)?;
         }
         Ok(())
     }
@@ -490,7 +491,7 @@ impl Trace<'_> {
     fn product(&self, x: &Array, o: &[Operand], dims: &[[u64; 3]], format: WeightFormat) -> Result<Array> {
         let m = self.m;
         let x = m.reshape(x, &[self.rows as i32, -1])?;
-        let cuda = self.l.kernels.cuda();
+        let cuda = self.l.kernels.device() == Device::Cuda;
         // One row times many: MLX's CUDA device takes a kernel that it first compiles for a minute, but not if it gathers.
         let gathered = cuda && self.rows == 1 && dims[0][0] > QMV_ROWS && format.group().is_some();
         match self.l.weights.matrix(m, o, dims, format, gathered.then_some(1), self.l.kind)? {
@@ -498,7 +499,7 @@ impl Trace<'_> {
             Matrix::Packed { codes, scales, biases, packing } if gathered => {
                 let x = m.reshape(&x, &[1, 1, -1])?;
                 let only = Array::from_slice(&[0u32], &[1]);
-                let y = m.gather_qmm(&x, &codes, &scales, biases.as_ref(), &only, packing, false)?;
+                let y = m.gather_qmm(&x, &codes, &scales, biases.as_ref(), Some(&only), &only, packing, false)?;
                 m.reshape(&y, &[1, -1])
             }
             // As does one of many rows; dense products of the decoded weights are faster anyway.

@@ -2,7 +2,7 @@
 
 use super::super::array::{Array, Result, Type};
 use super::super::ops::Mlx;
-use super::{Kernels, Launch, Place, Sizes, bits, strange};
+use super::{Kernels, Launch, Place, Sizes, bits, strange, twins};
 
 /// Positions from which a query's keys are shared out among blocks, per block, and the most of those.
 const SPLIT: i32 = 256;
@@ -19,7 +19,7 @@ pub(super) const HEADS: &str = "
   const int unit = block * 4 + y, all = H + 2 * KV;
   const int row = unit / all, head = unit % all;
   float sum = 0.0f;
-  if (row < R) {
+  if (row < q_shape[0]) {
     for (int e = x; e < D; e += 32) {
       const float value = head < H ? (float)q[row * q_W + q_A + head * q_S + e]
           : head < H + KV          ? (float)k[row * k_W + k_A + (head - H) * k_S + e]
@@ -30,7 +30,7 @@ pub(super) const HEADS: &str = "
   }
   LOAF_LANES(sum);
   LOAF_SYNC;
-  if (row >= R) return;
+  if (row >= q_shape[0]) return;
   const bool query = head < H, key = head < H + KV;
   const float scale = N ? LOAF_RSQRT(sum / D + (query ? LOAF_REAL(QE) : LOAF_REAL(KE))) : 1.0f;
   for (int e = x; e < D; e += 32) {
@@ -166,13 +166,15 @@ pub struct Attend<'a> {
 }
 
 impl Kernels {
-    /// Queries `[rows, heads, dim]`, normed and rotated; keys and values go into the caches where these are. `None` where there
-    /// is no kernel for it.
+    /// Queries `[rows, heads, dim]`, normed and rotated, and the caches with the new rows, on a GPU the same arrays: what reads them
+    /// must read the queries, in one launch, to come after. `None` where there is no kernel for it.
     ///
     /// # Errors
     /// What MLX says.
-    pub fn heads(&self, m: &Mlx, h: &Heads<'_>, kind: Type) -> Result<Option<Array>> {
-        let Some(kernels) = &self.all else { return Ok(None) };
+    pub fn heads(&self, m: &Mlx, h: &Heads<'_>, kind: Type) -> Result<Option<[Array; 3]>> {
+        if !self.exist() {
+            return Ok(None);
+        }
         let [q, k, v] = h.parts;
         let (heads, kv_heads, dim) = (q.heads, k.heads, q.dim);
         if dim > MOST_DIM || k.dim != dim || v.dim != dim || v.heads != kv_heads || 2 * h.table.1 > dim {
@@ -181,8 +183,9 @@ impl Kernels {
         // Without norms anything may stand for their weights.
         let [(q_weight, q_eps), (k_weight, k_eps)] = h.norms.unwrap_or([(h.table.0, 0.0); 2]);
         let norm = i32::from(h.norms.is_some());
-        let sizes = [(c"R", h.rows), (c"H", heads), (c"KV", kv_heads), (c"D", dim), (c"HALF", h.table.1), (c"N", norm)];
+        let sizes = [(c"H", heads), (c"KV", kv_heads), (c"D", dim), (c"HALF", h.table.1), (c"N", norm)];
         let sizes = sizes.into_iter().chain([(c"QE", bits(q_eps)), (c"KE", bits(k_eps))]).collect::<Vec<_>>();
+        let Some(kernels) = &self.all else { return twins::heads(m, h, kind).map(Some) };
         let launch = Launch {
             blocks: (h.rows * (heads + 2 * kv_heads) + 3) / 4,
             group: [32, 4],
@@ -192,7 +195,12 @@ impl Kernels {
         let inputs =
             [&q.array, &k.array, &v.array, q_weight, k_weight, h.table.0, h.caches[0], h.caches[1], h.pos];
         let [out] = kernels.heads.launch(m, &inputs, &launch)?;
-        Ok(Some(out))
+        Ok(Some([out, h.caches[0].clone(), h.caches[1].clone()]))
+    }
+
+    /// Whether [`Kernels::attend`] takes heads of `dim`.
+    pub fn attends(&self, dim: i32) -> bool {
+        self.exist() && dim % 32 == 0 && dim <= MOST_DIM
     }
 
     /// `[heads, dim]`; `None` where there is no kernel for it.
@@ -200,14 +208,14 @@ impl Kernels {
     /// # Errors
     /// What MLX says.
     pub fn attend(&self, m: &Mlx, a: &Attend<'_>, kind: Type) -> Result<Option<Array>> {
-        let Some(kernels) = &self.all else { return Ok(None) };
         let ([heads, dim], [kv_heads, capacity, _]) = (&a.q.shape()[..], &a.caches[0].shape()[..]) else {
             return Err(strange());
         };
         let (heads, dim, kv_heads, capacity) = (*heads, *dim, *kv_heads, *capacity);
-        if dim % 32 != 0 || dim > MOST_DIM {
+        if !self.attends(dim) {
             return Ok(None);
         }
+        let Some(kernels) = &self.all else { return twins::attend(m, a, kind).map(Some) };
         let parts = (capacity / SPLIT).clamp(1, MOST_SPLITS);
         let results = if parts == 1 { (vec![heads, dim], kind) } else { (vec![heads, parts, dim + 2], Type::F32) };
         let sizes = [(c"H", heads), (c"KV", kv_heads), (c"D", dim), (c"W", a.window), (c"N", parts)];

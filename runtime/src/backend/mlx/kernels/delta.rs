@@ -1,9 +1,9 @@
 //! Gated DeltaNet: convolution, norms and gates, and a step of the rule.
 
 use super::super::array::{Array, Result, Type};
-use super::super::delta::Scan;
+use super::super::delta::{self, Scan};
 use super::super::ops::Mlx;
-use super::{Kernels, Launch, Place, Sizes, bits};
+use super::{Kernels, Launch, Place, Sizes, bits, twins};
 
 /// Parts the key dimension is cut into, and columns of a block.
 const PARTS: i32 = 8;
@@ -15,7 +15,7 @@ pub(super) const CONV: &str = "
   #define LOAF_PAST(j) ((j) < K - 1 ? before[(j) * C + c] : LOAF_AT(a, (j) - (K - 1), c))
   const int unit = block * 256 + y * 32 + x;
   const int row = unit / C, c = unit % C;
-  if (row >= R) return;
+  if (row >= a_shape[0]) return;
   float sum = 0.0f;
   for (int t = 0; t < K; ++t) sum += taps[t * C + c] * LOAF_PAST(row + t);
   out[row * C + c] = SILU ? sum * LOAF_SIGMOID(sum) : sum;
@@ -29,7 +29,7 @@ pub(super) const CONV: &str = "
 pub(super) const PREPARE: &str = "
   const int unit = block * 4 + y, all = 2 * HK + 1;
   const int row = unit / all, slot = unit % all;
-  if (row >= R) return;
+  if (row >= q_shape[0]) return;
   if (slot == 2 * HK) {
     for (int h = x; h < HV; h += 32) {
       const float in = LOAF_AT(a, row, h) + dt[h];
@@ -119,9 +119,12 @@ impl Kernels {
         rows: i32,
         silu: bool,
     ) -> Result<Option<[Array; 2]>> {
-        let Some(kernels) = &self.all else { return Ok(None) };
+        if !self.exist() {
+            return Ok(None);
+        }
         let (channels, kernel) = (a.heads * a.dim, taps.shape()[0]);
-        let sizes = [(c"R", rows), (c"C", channels), (c"K", kernel), (c"SILU", i32::from(silu))];
+        let sizes = [(c"C", channels), (c"K", kernel), (c"SILU", i32::from(silu))];
+        let Some(kernels) = &self.all else { return twins::conv(m, a, taps, before, valid, silu).map(Some) };
         let launch = Launch {
             blocks: (rows * channels + 255) / 256,
             group: [32, 8],
@@ -136,13 +139,16 @@ impl Kernels {
     /// # Errors
     /// What MLX says.
     pub fn delta_prepare(&self, m: &Mlx, p: &Prepare<'_>) -> Result<Option<[Array; 4]>> {
-        let Some(kernels) = &self.all else { return Ok(None) };
+        if !self.exist() {
+            return Ok(None);
+        }
         let [(q, q_eps, q_scale), (k, k_eps, k_scale)] = p.keys;
         let (rows, v_heads) = (p.rows, p.vectors[0].size() as i32);
-        let sizes = [(c"R", rows), (c"HK", q.heads), (c"HV", v_heads), (c"K", q.dim), (c"QE", bits(q_eps))];
+        let sizes = [(c"HK", q.heads), (c"HV", v_heads), (c"K", q.dim), (c"QE", bits(q_eps))];
         let reals = [(c"KE", bits(k_eps)), (c"QS", bits(q_scale)), (c"KS", bits(k_scale))];
         let sizes = sizes.into_iter().chain(reals).collect::<Vec<_>>();
         let (keys, gates) = ([rows, q.heads, q.dim], [rows, v_heads]);
+        let Some(kernels) = &self.all else { return twins::delta_prepare(m, p).map(Some) };
         let launch = Launch {
             blocks: (rows * (2 * q.heads + 1) + 3) / 4,
             group: [32, 4],
@@ -158,11 +164,14 @@ impl Kernels {
     /// # Errors
     /// What MLX says.
     pub fn delta_step(&self, m: &Mlx, s: &Scan) -> Result<Option<(Array, Array)>> {
-        let Some(kernels) = &self.all else { return Ok(None) };
+        if !self.exist() {
+            return Ok(None);
+        }
         let [rows, k_heads, v_heads, k_dim, v_dim] = s.extents();
         if rows != 1 || k_dim % PARTS != 0 || k_dim > 256 || v_dim % COLUMNS != 0 {
             return Ok(None);
         }
+        let Some(kernels) = &self.all else { return delta::step(m, s).map(Some) };
         let launch = Launch {
             blocks: v_heads * (v_dim / COLUMNS),
             group: [COLUMNS, PARTS],

@@ -5,12 +5,14 @@
 //! rotates and caches a layer's heads and attends to them, `delta` is the gated delta rule. The recurrence, attention and
 //! choosing a token keep what they need in registers. Every intermediate is f32.
 //!
-//! On the CPU device, and for sizes a kernel is not written for, there is none: the caller uses operations. A kernel is compiled
-//! when first used, in every process; so there are few, with sizes as template arguments.
+//! On the CPU device, and for sizes a kernel is not written for, there is none: the caller uses operations. `twins` defines each kernel
+//! in operations, for tests. A kernel is compiled when first used, in every process; so there are few, with sizes as template
+//! arguments, except the number of rows.
 
 mod attention;
 mod delta;
 mod rows;
+mod twins;
 
 use std::ffi::{CStr, CString, c_char};
 
@@ -273,7 +275,8 @@ kernels! {
 /// The kernels of a device.
 pub struct Kernels {
     all: Option<All>,
-    cuda: bool,
+    twins: bool,
+    device: Device,
 }
 
 // SAFETY: as for `Array`.
@@ -285,17 +288,22 @@ impl Kernels {
     /// # Errors
     /// What MLX says.
     pub fn new(device: Device) -> Result<Kernels> {
-        Ok(Kernels { all: All::new(device)?, cuda: device == Device::Cuda })
+        Ok(Kernels { all: All::new(device)?, twins: false, device })
+    }
+
+    /// What the kernels are to compute, in operations.
+    pub fn twins(device: Device) -> Kernels {
+        Kernels { all: None, twins: true, device }
     }
 
     /// Whether there are any.
     pub fn exist(&self) -> bool {
-        self.all.is_some()
+        self.all.is_some() || self.twins
     }
 
-    /// Whether they are CUDA's.
-    pub fn cuda(&self) -> bool {
-        self.cuda
+    /// Where they run.
+    pub fn device(&self) -> Device {
+        self.device
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::array::{Array, Result, Type};
 use super::super::ops::{Mlx, Packing};
-use super::{Kernels, Launch, Place, Sizes, bits};
+use super::{Kernels, Launch, Place, Sizes, bits, twins};
 
 /// Blocks that share the logits.
 const SCANS: i32 = 64;
@@ -15,7 +15,7 @@ const MOST_ROW: i32 = 16384;
 pub(super) const EMBED: &str = "
   const int unit = block * 256 + y * 32 + x;
   const int row = unit / D, e = unit % D;
-  if (row >= R) return;
+  if (row >= ids_shape[0]) return;
   const unsigned int id = ids[row];
   const int first = e * BITS, word = first / 32, shift = first % 32, words = D * BITS / 32;
   const LOAF_DEVICE I1* packed = codes + (size_t)id * words;
@@ -58,7 +58,7 @@ pub(super) const ADD_NORM: &str = "
 pub(super) const GATE: &str = "
   const int unit = block * 256 + y * 32 + x;
   const int row = unit / N, e = unit % N;
-  if (row >= R) return;
+  if (row >= a_shape[0]) return;
   const float open = LOAF_AT(a, row, e), value = LOAF_AT(b, row, e);
   out[row * N + e] = (O0)((ACT ? 1.0f : open) * LOAF_SIGMOID(open) * value);
 ";
@@ -67,7 +67,7 @@ pub(super) const GATE: &str = "
 pub(super) const NORM_GATE: &str = "
   const int unit = block * 4 + y;
   const int row = unit / H, head = unit % H;
-  if (row >= R) return;
+  if (row >= a_shape[0]) return;
   float sum = 0.0f;
   for (int i = x; i < D; i += 32) {
     const float value = LOAF_AT(b, row, head * D + i);
@@ -129,7 +129,7 @@ pub(super) const TOP_K: &str = "
 pub(super) const MIX: &str = "
   const int unit = block * 256 + y * 32 + x;
   const int row = unit / D, e = unit % D;
-  if (row >= R) return;
+  if (row >= slots_shape[0]) return;
   float sum = 0.0f;
   for (int j = 0; j < K; ++j) sum += (float)slots[(row * K + j) * D + e] * (float)weights[row * K + j];
   if (SHARED) {
@@ -243,12 +243,15 @@ impl Kernels {
     /// # Errors
     /// What MLX says.
     pub fn embed(&self, m: &Mlx, ids: &Array, parts: [&Array; 3], p: Packing, kind: Type) -> Result<Option<Array>> {
-        let Some(kernels) = &self.all else { return Ok(None) };
+        if !self.exist() {
+            return Ok(None);
+        }
         let (rows, dim) = (ids.size() as i32, parts[1].shape()[1] * p.group);
+        let Some(kernels) = &self.all else { return twins::embed(m, ids, parts, p, kind).map(Some) };
         let launch = Launch {
             blocks: threads(rows * dim),
             group: [32, 8],
-            sizes: Sizes::new(&[(c"R", rows), (c"D", dim), (c"BITS", p.bits), (c"G", p.group)]),
+            sizes: Sizes::new(&[(c"D", dim), (c"BITS", p.bits), (c"G", p.group)]),
             results: &[(&[rows, dim], kind)],
         };
         let [out] = kernels.embed.launch(m, &[ids, parts[0], parts[1], parts[2]], &launch)?;
@@ -260,12 +263,15 @@ impl Kernels {
     /// # Errors
     /// What MLX says.
     pub fn add_norm(&self, m: &Mlx, a: &Array, b: &Array, w: &Array, eps: f32, kind: Type) -> Result<Option<[Array; 2]>> {
-        let Some(kernels) = &self.all else { return Ok(None) };
+        if !self.exist() {
+            return Ok(None);
+        }
         let dim = w.size() as i32;
         let rows = a.size() as i32 / dim;
         if dim > MOST_ROW {
             return Ok(None);
         }
+        let Some(kernels) = &self.all else { return twins::add_norm(m, a, b, w, eps, kind).map(Some) };
         let launch = Launch {
             blocks: rows,
             group: [32, 8],
@@ -280,9 +286,12 @@ impl Kernels {
     /// # Errors
     /// What MLX says.
     pub fn gate(&self, m: &Mlx, a: &Place, b: &Place, act: Act, rows: i32, kind: Type) -> Result<Option<Array>> {
-        let Some(kernels) = &self.all else { return Ok(None) };
+        if !self.exist() {
+            return Ok(None);
+        }
         let n = a.heads * a.dim;
-        let sizes = [(c"R", rows), (c"N", n), (c"ACT", i32::from(act == Act::Sigmoid))];
+        let sizes = [(c"N", n), (c"ACT", i32::from(act == Act::Sigmoid))];
+        let Some(kernels) = &self.all else { return twins::gate(m, a, b, act, kind).map(Some) };
         let launch = Launch {
             blocks: threads(rows * n),
             group: [32, 8],
@@ -307,9 +316,12 @@ impl Kernels {
         rows: i32,
         kind: Type,
     ) -> Result<Option<Array>> {
-        let Some(kernels) = &self.all else { return Ok(None) };
+        if !self.exist() {
+            return Ok(None);
+        }
         let (n, dim) = (a.heads * a.dim, weight.size() as i32);
-        let sizes = [(c"R", rows), (c"H", n / dim), (c"D", dim), (c"EPS", bits(eps))];
+        let sizes = [(c"H", n / dim), (c"D", dim), (c"EPS", bits(eps))];
+        let Some(kernels) = &self.all else { return twins::norm_gate(m, a, b, weight, eps, kind).map(Some) };
         let launch = Launch {
             blocks: (rows * (n / dim) + 3) / 4,
             group: [32, 4],
@@ -325,11 +337,14 @@ impl Kernels {
     /// # Errors
     /// What MLX says.
     pub fn top_k(&self, m: &Mlx, scores: &Place, k: i32, renorm: bool, rows: i32) -> Result<Option<[Array; 2]>> {
-        let Some(kernels) = &self.all else { return Ok(None) };
+        if !self.exist() {
+            return Ok(None);
+        }
         let experts = scores.heads * scores.dim;
         if experts > MOST_EXPERTS || k > MOST_SLOTS || k > experts {
             return Ok(None);
         }
+        let Some(kernels) = &self.all else { return twins::top_k(m, scores, k, renorm).map(Some) };
         let launch = Launch {
             blocks: rows,
             group: [32, 1],
@@ -344,12 +359,15 @@ impl Kernels {
     /// # Errors
     /// What MLX says.
     pub fn mix(&self, m: &Mlx, slots: &Array, weights: &Array, shared: Option<&Shared>, kind: Type) -> Result<Option<Array>> {
-        let Some(kernels) = &self.all else { return Ok(None) };
+        if !self.exist() {
+            return Ok(None);
+        }
         let [rows, k, dim] = slots.shape()[..] else { return Ok(None) };
         // Without a shared expert anything may stand for it.
         let stand_in = Shared { array: weights.clone(), open: Place::all(weights, 1, k) };
         let s = shared.unwrap_or(&stand_in);
-        let sizes = [(c"R", rows), (c"K", k), (c"D", dim), (c"SHARED", i32::from(shared.is_some()))];
+        let sizes = [(c"K", k), (c"D", dim), (c"SHARED", i32::from(shared.is_some()))];
+        let Some(kernels) = &self.all else { return twins::mix(m, slots, weights, shared, kind).map(Some) };
         let launch = Launch {
             blocks: threads(rows * dim),
             group: [32, 8],
@@ -365,7 +383,10 @@ impl Kernels {
     /// # Errors
     /// What MLX says.
     pub fn pick(&self, m: &Mlx, logits: &Array, known: i32) -> Result<Option<(Array, Array)>> {
-        let Some(kernels) = &self.all else { return Ok(None) };
+        if !self.exist() {
+            return Ok(None);
+        }
+        let Some(kernels) = &self.all else { return twins::pick(m, logits, known).map(Some) };
         let launch = Launch {
             blocks: SCANS,
             group: [32, 8],

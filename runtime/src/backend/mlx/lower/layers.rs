@@ -6,6 +6,7 @@ use loaf_formats::plan::{Record, StateKind};
 
 use super::super::array::{Array, Result, Type};
 use super::super::delta::{self, Scan};
+use super::super::device::Device;
 use super::super::kernels::{Act, Attend, Heads, Prepare, Shared};
 use super::super::values::{Origin, shape};
 use super::super::weights::Matrix;
@@ -14,6 +15,8 @@ use crate::math::rope_angle;
 
 /// Slots from which products with experts are taken sorted by expert: fewer are read one by one anyway.
 const SORT_SLOTS: u64 = 64;
+/// Most slots of one row that are computed as vectors at once.
+const QMV_SLOTS: usize = 7;
 
 impl Trace<'_> {
     /// A product per slot with its expert's matrix. `order`, `weight` and `out` are operand indices.
@@ -29,19 +32,33 @@ impl Trace<'_> {
         let [rows, k, count, inp, width] = [0, 1, 2, 3, 4].map(|i| r.attrs[i]);
         let x_slots = r.attrs[6];
         let (o, dims) = Self::operands(r, weight);
-        let w = self.l.weights.matrix(m, &o, &dims, format, Some(count), self.l.kind)?;
+        // MLX's CPU device multiplies gathered matrices in f32 alone.
+        let dense = format.group().is_none();
+        let kind = if dense && self.l.kernels.device() == Device::Cpu { Type::F32 } else { self.l.kind };
+        let w = self.l.weights.matrix(m, &o, &dims, format, Some(count), kind)?;
         let ids = m.reshape(&self.values.whole(r.operand(order))?, &shape([rows, k, 1])[..2])?;
-        let product = |x: &Array, ids: &Array, sorted: bool| match &w {
-            Matrix::Dense(w) => m.gather_mm(x, w, ids, sorted),
+        let product = |x: &Array, from: Option<&Array>, ids: &Array| match &w {
+            Matrix::Dense(w) => m.gather_mm(x, w, ids, from.is_none()),
             Matrix::Packed { codes, scales, biases, packing } => {
-                m.gather_qmm(x, codes, scales, biases.as_ref(), ids, *packing, sorted)
+                m.gather_qmm(x, codes, scales, biases.as_ref(), from, ids, *packing, from.is_none())
             }
         };
-        let x = self.input(r, 0)?;
+        let x = if dense { m.astype(&self.input(r, 0)?, kind)? } else { self.input(r, 0)? };
         let slots = rows * k;
         if slots < SORT_SLOTS {
             let x = m.reshape(&x, &[rows as i32, x_slots as i32, 1, inp as i32])?;
-            let y = m.reshape(&product(&x, &ids, false)?, &shape([rows, k, width]))?;
+            // The rows of `x` are named, or MLX would make and copy their numbers at every call.
+            let from: Vec<u32> = (0..slots as u32).map(|s| if x_slots == 1 { s / k as u32 } else { s }).collect();
+            // Up to seven products MLX's CUDA device computes as vectors; for more it has a slow kernel that it first compiles.
+            let each = if rows == 1 && !dense && self.l.kernels.device() == Device::Cuda { QMV_SLOTS } else { k as usize };
+            let mut parts = Vec::new();
+            for (i, from) in from.chunks(each * rows as usize).enumerate() {
+                let at = i * each;
+                let ids = m.slice(&ids, 1, at as i32, (at + from.len() / rows as usize) as i32)?;
+                parts.push(product(&x, Some(&Array::from_slice(from, &ids.shape())), &ids)?);
+            }
+            let y = m.concat(&parts.iter().collect::<Vec<_>>(), 1)?;
+            let y = m.reshape(&y, &shape([rows, k, width]))?;
             return self.out(r, out, &y);
         }
         let flat = m.reshape(&ids, &[-1])?;
@@ -52,7 +69,7 @@ impl Trace<'_> {
             _ => sorting.clone(),
         };
         let x = m.take(&m.reshape(&x, &[-1, 1, inp as i32])?, &source)?;
-        let y = product(&x, &m.take(&flat, &sorting)?, true)?;
+        let y = product(&x, None, &m.take(&flat, &sorting)?)?;
         let y = m.take(&m.reshape(&y, &[-1, width as i32])?, &back)?;
         self.out(r, out, &y)
     }
@@ -177,6 +194,11 @@ impl Trace<'_> {
         if half != k_half {
             return Ok(None);
         }
+        // What reads the caches must also read the queries, to come after; operations would convert the caches first.
+        let reads = self.rows == 1 && self.l.kernels.attends(q.dim);
+        if !reads && k.before.raw_type() != self.l.kind.raw() {
+            return Ok(None);
+        }
         let heads = Heads {
             rows: self.rows as i32,
             parts: [q, k_rows, &v.rows],
@@ -185,10 +207,9 @@ impl Trace<'_> {
             caches: [&k.before, &v.before],
             pos: &self.position(r, 4)?,
         };
-        let Some(q) = self.l.kernels.heads(self.m, &heads, self.l.kind)? else { return Ok(None) };
-        let before = [k.before.clone(), v.before.clone()];
-        for (at, before) in caches.into_iter().zip(before) {
-            self.states[at] = before;
+        let Some([q, keys, values]) = self.l.kernels.heads(self.m, &heads, self.l.kind)? else { return Ok(None) };
+        for (at, cache) in caches.into_iter().zip([keys, values]) {
+            self.states[at] = cache;
             self.written.remove(&at);
         }
         Ok(Some(q))
@@ -215,7 +236,7 @@ impl Trace<'_> {
             m.astype(&m.reshape(state, &[1, kv, positions, dim])?, self.l.kind)
         });
         let (keys, values) = (keys?, values?);
-        let visible = self.visible(r, keys.shape()[2], window)?;
+        let visible = self.visible(r, keys.shape()[2], [window, heads, dim])?;
         let q = m.reshape(&m.transpose(&q, &[1, 0, 2])?, &[1, heads as i32, rows as i32, dim as i32])?;
         let y = m.attention(&q, &keys, &values, scale, &visible)?;
         let y = m.transpose(&m.reshape(&y, &shape([heads, rows, dim]))?, &[1, 0, 2])?;
@@ -224,11 +245,11 @@ impl Trace<'_> {
 
     /// The mask `[rows, positions]` of an attention, the same array for all layers: what is added to the scores on CUDA (MLX would make
     /// that of truth values, once per layer), else truth values.
-    fn visible(&mut self, r: &Record<'_>, positions: i32, window: u64) -> Result<Array> {
+    fn visible(&mut self, r: &Record<'_>, positions: i32, [window, heads, dim]: [u64; 3]) -> Result<Array> {
         let m = self.m;
         // Positions are the family's in every layer: the place is told apart by its base alone.
         let word = r.at + 1 + 3 * r.kind.spec().operands.len() + 4;
-        let key = (self.words[word] as usize, window);
+        let key = (self.words[word] as usize, [window, heads, dim]);
         if let Some(mask) = self.masks.get(&key) {
             return Ok(mask.clone());
         }
@@ -240,9 +261,14 @@ impl Trace<'_> {
             let first = m.sub(&row, &Array::int(window as i32))?;
             visible = m.and(&visible, &m.greater(&column, &first)?)?;
         }
-        if self.l.kernels.cuda() {
+        if self.l.kernels.device() == Device::Cuda {
             let scores = m.select(&visible, &Array::scalar(0.0), &Array::scalar(f32::NEG_INFINITY))?;
             visible = m.astype(&scores, self.l.kind)?;
+            // cuDNN, which takes halves and heads of these sizes, is given a mask per head that is stored as such.
+            if self.l.kind != Type::F32 && self.rows > 1 && dim % 8 == 0 && dim <= 128 {
+                visible = m.broadcast(&visible, &[1, heads as i32, self.rows as i32, positions])?;
+                visible = m.contiguous(&visible)?;
+            }
         }
         self.masks.insert(key, visible.clone());
         Ok(visible)
