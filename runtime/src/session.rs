@@ -24,6 +24,19 @@ use crate::sample::SamplerOptions;
 /// GPUs cost it nothing: memory is reserved for them, and committed when touched.)
 const CPU_CHUNK: u32 = 512;
 
+/// How many of `n` tokens to take at once with families of these rows, in ascending order. A device computes all of a family's rows, so
+/// a family is used that the tokens fill by more than half, if there is a smaller one; the CPU computes the rows there are.
+fn chunk_of(families: &[u32], n: usize, device: bool) -> usize {
+    let rows = |r: &u32| *r as usize;
+    let fits = families.iter().map(rows).find(|&rows| rows >= n);
+    let below = families.iter().map(rows).rfind(|&rows| rows <= n);
+    match (fits, below) {
+        (Some(rows), Some(below)) if device && n * 2 <= rows => below,
+        (Some(_), _) => n,
+        (None, _) => families.last().map_or(1, rows),
+    }
+}
+
 /// Why a session cannot do what it was asked.
 #[derive(Debug)]
 pub enum SessionError {
@@ -267,16 +280,9 @@ impl<'a> Session<'a> {
         self.chunks.last().copied().unwrap_or(1)
     }
 
-    /// How many of the next `n` tokens of a prompt to take at once. A device computes all of a family's rows, so a family is used
-    /// that the tokens fill by more than half, if there is one; the CPU computes the rows there are.
+    /// How many of the next `n` tokens of a prompt to take at once.
     fn next_chunk(&self, n: usize) -> usize {
-        let fits = self.chunks.iter().map(|&rows| rows as usize).find(|&rows| rows >= n);
-        let below = self.chunks.iter().map(|&rows| rows as usize).rfind(|&rows| rows <= n);
-        match (fits, below, &self.engine) {
-            (Some(rows), Some(below), Engine::Device(_)) if n * 2 <= rows => below,
-            (Some(_), ..) => n,
-            (None, ..) => self.chunk() as usize,
-        }
+        chunk_of(&self.chunks, n, matches!(self.engine, Engine::Device(_)))
     }
 
     /// Logits after row `row` of the last prefill chunk, `[vocab]`; `None` if there is no such row, or the device fails.
@@ -476,6 +482,38 @@ impl Cpu<'_> {
     fn reset(&mut self, loaf: &Loaf) {
         for s in loaf.plan().states.iter().filter(|s| s.kind == StateKind::Recurrent) {
             self.state.bytes_mut()[s.offset as usize..][..s.bytes as usize].fill(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chunk_of;
+
+    #[test]
+    fn a_device_takes_the_family_that_is_filled_by_more_than_half() {
+        let families = [128, 512, 2048];
+        for (n, device, cpu) in [
+            (2, 2, 2),
+            (127, 127, 127),
+            (129, 128, 129),
+            (256, 128, 256),
+            (257, 257, 257),
+            (512, 512, 512),
+            (1024, 512, 1024),
+            (1025, 1025, 1025),
+            (2048, 2048, 2048),
+            (5000, 2048, 2048),
+        ] {
+            assert_eq!((chunk_of(&families, n, true), chunk_of(&families, n, false)), (device, cpu), "{n}");
+        }
+        // With one family, and with none.
+        assert_eq!([40, 128, 129].map(|n| chunk_of(&[128], n, true)), [40, 128, 128]);
+        assert_eq!(chunk_of(&[], 7, true), 1);
+        // Whatever is taken, a prompt ends.
+        for n in 1..3000 {
+            let taken = chunk_of(&families, n, true);
+            assert!(taken >= 1 && taken <= n && (taken * 2 > n.min(2048) / 4), "{n}: {taken}");
         }
     }
 }

@@ -60,9 +60,11 @@ impl Engine {
 }
 
 /// Whether MLX has a GPU here.
-#[cfg(feature = "mlx")]
 pub fn has_gpu() -> bool {
-    device::open(true).is_ok()
+    #[cfg(feature = "mlx")]
+    return device::open(true).is_ok();
+    #[cfg(not(feature = "mlx"))]
+    false
 }
 
 /// MLX with f32 activations, on the GPU if there is one.

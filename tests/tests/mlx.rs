@@ -1,6 +1,9 @@
 //! What holds of the MLX backend alone: the delta rule, what is compiled when, choosing on the device, refusals.
 #![cfg(feature = "mlx")]
 
+#[path = "mlx/kernels.rs"]
+mod kernels;
+
 use std::ops::ControlFlow;
 
 use loaf_bake::build::BuildOptions;

@@ -212,7 +212,14 @@ impl Mlx {
     }
 
     /// A packed weight's numbers as `kind`.
-    pub fn dequantize(&self, w: &Array, scales: &Array, biases: Option<&Array>, p: Packing, kind: Type) -> Result<Array> {
+    pub fn dequantize(
+        &self,
+        w: &Array,
+        scales: &Array,
+        biases: Option<&Array>,
+        p: Packing,
+        kind: Type,
+    ) -> Result<Array> {
         let kind = sys::mlx_optional_dtype { value: kind.raw(), has_value: true };
         let (group, bits, mode) = (some(p.group), some(p.bits), p.mode.as_ptr());
         call!(self, mlx_dequantize, w.0, scales.0, or_none(biases), group, bits, mode, NONE, kind)

@@ -80,7 +80,15 @@ impl<'m> Values<'m> {
         };
         self.values.retain(|v| v.region != operand.region || v.offset + v.bytes <= offset || end <= v.offset);
         let array = self.mlx.reshape(array, &[int(rows), int(width)])?;
-        self.values.push(Value { region: operand.region, offset, elem, width, bytes: end - offset, array, origin: None });
+        self.values.push(Value {
+            region: operand.region,
+            offset,
+            elem,
+            width,
+            bytes: end - offset,
+            array,
+            origin: None,
+        });
         Ok(())
     }
 

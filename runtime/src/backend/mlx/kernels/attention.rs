@@ -192,8 +192,7 @@ impl Kernels {
             sizes: Sizes::new(&sizes).place("q", q)?.place("k", k)?.place("v", v)?,
             results: &[(&[h.rows, heads, dim], kind)],
         };
-        let inputs =
-            [&q.array, &k.array, &v.array, q_weight, k_weight, h.table.0, h.caches[0], h.caches[1], h.pos];
+        let inputs = [&q.array, &k.array, &v.array, q_weight, k_weight, h.table.0, h.caches[0], h.caches[1], h.pos];
         let [out] = kernels.heads.launch(m, &inputs, &launch)?;
         Ok(Some([out, h.caches[0].clone(), h.caches[1].clone()]))
     }

@@ -262,7 +262,15 @@ impl Kernels {
     ///
     /// # Errors
     /// What MLX says.
-    pub fn add_norm(&self, m: &Mlx, a: &Array, b: &Array, w: &Array, eps: f32, kind: Type) -> Result<Option<[Array; 2]>> {
+    pub fn add_norm(
+        &self,
+        m: &Mlx,
+        a: &Array,
+        b: &Array,
+        w: &Array,
+        eps: f32,
+        kind: Type,
+    ) -> Result<Option<[Array; 2]>> {
         if !self.exist() {
             return Ok(None);
         }
@@ -358,7 +366,14 @@ impl Kernels {
     ///
     /// # Errors
     /// What MLX says.
-    pub fn mix(&self, m: &Mlx, slots: &Array, weights: &Array, shared: Option<&Shared>, kind: Type) -> Result<Option<Array>> {
+    pub fn mix(
+        &self,
+        m: &Mlx,
+        slots: &Array,
+        weights: &Array,
+        shared: Option<&Shared>,
+        kind: Type,
+    ) -> Result<Option<Array>> {
         if !self.exist() {
             return Ok(None);
         }

@@ -50,7 +50,8 @@ impl Trace<'_> {
             // The rows of `x` are named, or MLX would make and copy their numbers at every call.
             let from: Vec<u32> = (0..slots as u32).map(|s| if x_slots == 1 { s / k as u32 } else { s }).collect();
             // Up to seven products MLX's CUDA device computes as vectors; for more it has a slow kernel that it first compiles.
-            let each = if rows == 1 && !dense && self.l.kernels.device() == Device::Cuda { QMV_SLOTS } else { k as usize };
+            let each =
+                if rows == 1 && !dense && self.l.kernels.device() == Device::Cuda { QMV_SLOTS } else { k as usize };
             let mut parts = Vec::new();
             for (i, from) in from.chunks(each * rows as usize).enumerate() {
                 let at = i * each;
@@ -69,7 +70,17 @@ impl Trace<'_> {
             _ => sorting.clone(),
         };
         let x = m.take(&m.reshape(&x, &[-1, 1, inp as i32])?, &source)?;
-        let y = product(&x, None, &m.take(&flat, &sorting)?)?;
+        let sorted = m.take(&flat, &sorting)?;
+        let y = match &w {
+            // In f32, for which MLX's CUDA device has no kernel of this kind at hand.
+            Matrix::Packed { codes, scales, biases, packing }
+                if self.l.kernels.device() == Device::Cuda && self.l.kind == Type::F32 =>
+            {
+                let w = m.dequantize(codes, scales, biases.as_ref(), *packing, Type::F32)?;
+                m.gather_mm(&x, &m.transpose(&w, &[0, 2, 1])?, &sorted, true)?
+            }
+            _ => product(&x, None, &sorted)?,
+        };
         let y = m.take(&m.reshape(&y, &[-1, width as i32])?, &back)?;
         self.out(r, out, &y)
     }
