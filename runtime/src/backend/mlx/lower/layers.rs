@@ -248,10 +248,20 @@ impl Trace<'_> {
         });
         let (keys, values) = (keys?, values?);
         let visible = self.visible(r, keys.shape()[2], [window, heads, dim])?;
-        let q = m.reshape(&m.transpose(&q, &[1, 0, 2])?, &[1, heads as i32, rows as i32, dim as i32])?;
+        let mut q = m.reshape(&m.transpose(&q, &[1, 0, 2])?, &[1, heads as i32, rows as i32, dim as i32])?;
+        if self.cudnn(dim) {
+            q = m.contiguous(&q)?;
+        }
         let y = m.attention(&q, &keys, &values, scale, &visible)?;
         let y = m.transpose(&m.reshape(&y, &shape([heads, rows, dim]))?, &[1, 0, 2])?;
         self.out(r, 3, &y)
+    }
+
+    /// Whether MLX gives an attention of many rows to cuDNN. That is handed nothing but arrays stored in their own order: queries by
+    /// head, and a mask for every head. (With queries by row and one mask for all, a prefill in f16 came out wrong.)
+    fn cudnn(&self, dim: u64) -> bool {
+        let halves = self.l.kind != Type::F32 && self.l.kernels.device() == Device::Cuda;
+        halves && self.rows > 1 && dim % 8 == 0 && dim <= 128
     }
 
     /// The mask `[rows, positions]` of an attention, the same array for all layers: what is added to the scores on CUDA (MLX would make
@@ -275,8 +285,7 @@ impl Trace<'_> {
         if self.l.kernels.device() == Device::Cuda {
             let scores = m.select(&visible, &Array::scalar(0.0), &Array::scalar(f32::NEG_INFINITY))?;
             visible = m.astype(&scores, self.l.kind)?;
-            // cuDNN, which takes halves and heads of these sizes, is given a mask per head that is stored as such.
-            if self.l.kind != Type::F32 && self.rows > 1 && dim % 8 == 0 && dim <= 128 {
+            if self.cudnn(dim) {
                 visible = m.broadcast(&visible, &[1, heads as i32, self.rows as i32, positions])?;
                 visible = m.contiguous(&visible)?;
             }
