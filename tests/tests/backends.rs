@@ -126,22 +126,56 @@ fn every_width_agrees() {
         // No fixture has rows of 128.
         let quant = QuantOptions { bits: Some(bits), group: 128, ..QuantOptions::default() };
         let options = BuildOptions { random: Some(7), ..f32_caches(quant) };
-        let dir = tempfile::tempdir().expect("a temporary folder");
-        let text = std::fs::read_to_string(fixture("hf/qwen3/config.json")).expect("a fixture");
-        let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-        for (name, n) in [("hidden_size", 128), ("intermediate_size", 384), ("head_dim", 64), ("num_hidden_layers", 2)]
-        {
-            config[name] = n.into();
-        }
-        for (name, n) in [("num_attention_heads", 4), ("num_key_value_heads", 2)] {
-            config[name] = n.into();
-        }
-        std::fs::write(dir.path().join("config.json"), config.to_string()).expect("a temporary file");
+        let dir = changed(
+            "hf/qwen3",
+            &[
+                ("hidden_size", 128),
+                ("intermediate_size", 384),
+                ("head_dim", 64),
+                ("num_hidden_layers", 2),
+                ("num_attention_heads", 4),
+                ("num_key_value_heads", 2),
+            ],
+        );
         let baked = bake_dir(dir.path(), &options);
         let ids: Vec<u32> = (0..40).map(|i| i * 37 % 109).collect();
         let want = interpreted(dir.path(), &baked, &options, &ids);
         check(&format!("random q{bits}g128"), &baked, &ids, &[33], &keep, &want);
     }
+}
+
+/// A fixture's configuration with other numbers, in a folder.
+fn changed(name: &str, numbers: &[(&str, u32)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let text = std::fs::read_to_string(fixture(name).join("config.json")).expect("a fixture");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for (name, n) in numbers {
+        config[*name] = (*n).into();
+    }
+    std::fs::write(dir.path().join("config.json"), config.to_string()).expect("a temporary file");
+    dir
+}
+
+/// On CUDA a token's experts are taken by sevens.
+#[test]
+fn many_experts_a_token_agree() {
+    let quant = QuantOptions { bits: Some(4), group: 32, ..QuantOptions::default() };
+    let options = BuildOptions { random: Some(7), ..f32_caches(quant) };
+    let dir = changed(
+        "hf/qwen3_moe",
+        &[
+            ("hidden_size", 64),
+            ("head_dim", 16),
+            ("moe_intermediate_size", 64),
+            ("num_hidden_layers", 2),
+            ("num_experts", 12),
+            ("num_experts_per_tok", 9),
+        ],
+    );
+    let baked = bake_dir(dir.path(), &options);
+    let (ids, keep): (Vec<u32>, Vec<usize>) = ((0..12).map(|i| i * 37 % 97).collect(), (0..12).collect());
+    let want = interpreted(dir.path(), &baked, &options, &ids);
+    check("nine experts a token", &baked, &ids, &[], &keep, &want);
 }
 
 /// Logits after every token by the interpreter, before activations are quantised.
