@@ -9,10 +9,13 @@ Loaf runs as `loaf bench --backend mlx --json`, where decoding is what `loaf run
 submitted before a token is read. mlx-lm runs as its `generate_step`, which does the same. Medians of each turn; the ratio is Loaf's speed
 over mlx-lm's. Nothing of it gates a test.
 
+Prefill chunks are baked at 128, 512 and 2,048 rows; mlx-lm's are 2,048. With --layers the configurations have that many layers only, for
+machines whose disk or time does not hold all of them; the ratio is then that of this depth.
+
 Needs: `MLX_VARIANT=cuda13 make mlx` (or macOS), `cargo build --release -p loaf-bake`, and an mlx-lm of the same MLX in the same venv:
 `.mlx/cuda13/venv/bin/pip install mlx-lm==0.31.3`.
 
-usage: mlx_peers.py [--only NAME] [--loaf PATH] [--bake PATH] [--python PATH] [--models DIR] [--turns 3] [--json]
+usage: mlx_peers.py [--only NAME] [--layers N] [--loaf PATH] [--bake PATH] [--python PATH] [--models DIR] [--turns 3] [--json]
 """
 
 import argparse
@@ -89,12 +92,25 @@ def run(*command):
 
 def ours(args, loaf, prompts, tokens):
     result = {"prefill_tok_s": {}}
+    bench = [args.loaf, "bench", "--backend", "mlx", "-m", loaf, "--repeat", 3, "--json"]
     for n in prompts:
-        out = run(args.loaf, "bench", "--backend", "mlx", "-m", loaf, "--prefill", n, "--decode", 0, "--repeat", 3, "--json")
+        out = run(*bench, "--prefill", n, "--decode", 0)
         result["prefill_tok_s"][str(n)] = json.loads(out)["prefill_tok_s"]["median"]
-    out = run(args.loaf, "bench", "--backend", "mlx", "-m", loaf, "--prefill", 0, "--decode", tokens, "--repeat", 3, "--json")
+    out = run(*bench, "--prefill", 0, "--decode", tokens)
     result["decode_tok_s"] = json.loads(out)["decode_tok_s"]["median"]
     return result
+
+
+def shallow(config, layers, folder):
+    """A folder with the configuration cut to its first layers."""
+    folder.mkdir(exist_ok=True)
+    whole = json.loads((config / "config.json").read_text())
+    text = whole.get("text_config", whole)
+    text["num_hidden_layers"] = layers
+    if "layer_types" in text:
+        text["layer_types"] = text["layer_types"][:layers]
+    (folder / "config.json").write_text(json.dumps(whole))
+    return folder
 
 
 def main():
@@ -104,6 +120,7 @@ def main():
     variant = "metal" if sys.platform == "darwin" else "cuda13"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=sorted(MODELS))
+    parser.add_argument("--layers", type=int)
     parser.add_argument("--loaf", default=ROOT / f".mlx/{variant}/bin/loaf")
     parser.add_argument("--bake", default=ROOT / "target/release/bake")
     parser.add_argument("--python", default=ROOT / f".mlx/{variant}/venv/bin/python")
@@ -116,13 +133,18 @@ def main():
     for name, (config, prompts, tokens) in MODELS.items():
         if args.only not in (None, name):
             continue
+        config = CONFIGS / config
+        if args.layers:
+            name = f"{name}_l{args.layers}"
+            config = shallow(config, args.layers, args.models / name)
         loaf = args.models / f"{name}.loaf"
         if not loaf.exists():
-            run(args.bake, "build", CONFIGS / config, "-o", loaf, "--random-weights", SEED, "--quant", "q4", "--context", 8192)
+            options = ["--random-weights", SEED, "--quant", "q4", "--context", 8192, "--chunk", "128,512,2048"]
+            run(args.bake, "build", config, "-o", loaf, *options)
         lengths = ",".join(map(str, prompts))
         turns = []
         for _ in range(args.turns):
-            theirs = json.loads(run(args.python, __file__, "--peer", loaf, CONFIGS / config, lengths, tokens, 3))
+            theirs = json.loads(run(args.python, __file__, "--peer", loaf, config, lengths, tokens, 3))
             turns.append((ours(args, loaf, prompts, tokens), theirs))
         rows = {f"prefill {n}": [[side["prefill_tok_s"][str(n)] for side in turn] for turn in turns] for n in prompts}
         rows[f"decode {tokens}"] = [[side["decode_tok_s"] for side in turn] for turn in turns]

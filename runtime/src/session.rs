@@ -20,6 +20,23 @@ use crate::pool::Pool;
 use crate::replay::{Bases, Replay, Scratch};
 use crate::sample::SamplerOptions;
 
+/// Rows of the largest prefill family that the CPU uses: it gains nothing from more, and each row costs memory. (Those baked for
+/// GPUs cost it nothing: memory is reserved for them, and committed when touched.)
+const CPU_CHUNK: u32 = 512;
+
+/// How many of `n` tokens to take at once with families of these rows, in ascending order. A device computes all of a family's rows, so
+/// a family is used that the tokens fill by more than half, if there is a smaller one; the CPU computes the rows there are.
+fn chunk_of(families: &[u32], n: usize, device: bool) -> usize {
+    let rows = |r: &u32| *r as usize;
+    let fits = families.iter().map(rows).find(|&rows| rows >= n);
+    let below = families.iter().map(rows).rfind(|&rows| rows <= n);
+    match (fits, below) {
+        (Some(rows), Some(below)) if device && n * 2 <= rows => below,
+        (Some(_), _) => n,
+        (None, _) => families.last().map_or(1, rows),
+    }
+}
+
 /// Why a session cannot do what it was asked.
 #[derive(Debug)]
 pub enum SessionError {
@@ -112,8 +129,8 @@ enum Engine<'a> {
 pub struct Session<'a> {
     loaf: &'a Loaf,
     engine: Engine<'a>,
-    /// Most tokens of a prefill chunk.
-    chunk: u32,
+    /// Most tokens of the prefill families that are used, rising.
+    chunks: Vec<u32>,
     pos: u32,
     /// Rows of the last prefill whose hidden state is kept.
     hidden_rows: u32,
@@ -168,8 +185,12 @@ impl<'a> Session<'a> {
     }
 
     fn of(loaf: &'a Loaf, engine: Engine<'a>) -> Session<'a> {
-        let chunk = loaf.plan().families_of(Phase::Prefill).map(|f| f.max_rows).max().unwrap_or(1);
-        Session { loaf, engine, chunk, pos: 0, hidden_rows: 0 }
+        let mut chunks: Vec<u32> = loaf.plan().families_of(Phase::Prefill).map(|f| f.max_rows).collect();
+        if matches!(engine, Engine::Cpu(_)) {
+            let least = chunks.iter().copied().min();
+            chunks.retain(|&rows| rows <= CPU_CHUNK || Some(rows) == least);
+        }
+        Session { loaf, engine, chunks, pos: 0, hidden_rows: 0 }
     }
 
     /// Tokens in the sequence.
@@ -249,8 +270,8 @@ impl<'a> Session<'a> {
     pub fn prefill_chunk(&mut self, ids: &[u32]) -> Result<(), SessionError> {
         self.check(ids)?;
         let n = ids.len() as u32;
-        if n > self.chunk {
-            return Err(SessionError::Full { context: self.chunk, used: 0, wanted: ids.len() });
+        if n > self.chunk() {
+            return Err(SessionError::Full { context: self.chunk(), used: 0, wanted: ids.len() });
         }
         if n == 0 {
             return Ok(());
@@ -266,7 +287,12 @@ impl<'a> Session<'a> {
 
     /// Most tokens of one prefill chunk.
     pub fn chunk(&self) -> u32 {
-        self.chunk
+        self.chunks.last().copied().unwrap_or(1)
+    }
+
+    /// How many of the next `n` tokens of a prompt to take at once.
+    fn next_chunk(&self, n: usize) -> usize {
+        chunk_of(&self.chunks, n, matches!(self.engine, Engine::Device(_)))
     }
 
     /// Logits after row `row` of the last prefill chunk, `[vocab]`; `None` if there is no such row, or the device fails.
@@ -295,9 +321,12 @@ impl<'a> Session<'a> {
                 each(1);
             }
             _ => {
-                for chunk in ids.chunks(self.chunk() as usize) {
+                let mut rest = ids;
+                while !rest.is_empty() {
+                    let (chunk, after) = rest.split_at(self.next_chunk(rest.len()));
                     self.prefill_chunk(chunk)?;
                     each(chunk.len());
+                    rest = after;
                 }
                 let row = self.hidden_rows - 1;
                 match &mut self.engine {
@@ -463,6 +492,38 @@ impl Cpu<'_> {
     fn reset(&mut self, loaf: &Loaf) {
         for s in loaf.plan().states.iter().filter(|s| s.kind == StateKind::Recurrent) {
             self.state.bytes_mut()[s.offset as usize..][..s.bytes as usize].fill(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chunk_of;
+
+    #[test]
+    fn a_device_takes_the_family_that_is_filled_by_more_than_half() {
+        let families = [128, 512, 2048];
+        for (n, device, cpu) in [
+            (2, 2, 2),
+            (127, 127, 127),
+            (129, 128, 129),
+            (256, 128, 256),
+            (257, 257, 257),
+            (512, 512, 512),
+            (1024, 512, 1024),
+            (1025, 1025, 1025),
+            (2048, 2048, 2048),
+            (5000, 2048, 2048),
+        ] {
+            assert_eq!((chunk_of(&families, n, true), chunk_of(&families, n, false)), (device, cpu), "{n}");
+        }
+        // With one family, and with none.
+        assert_eq!([40, 128, 129].map(|n| chunk_of(&[128], n, true)), [40, 128, 128]);
+        assert_eq!(chunk_of(&[], 7, true), 1);
+        // Whatever is taken, a prompt ends.
+        for n in 1..3000 {
+            let taken = chunk_of(&families, n, true);
+            assert!(taken >= 1 && taken <= n && (taken * 2 > n.min(2048) / 4), "{n}: {taken}");
         }
     }
 }

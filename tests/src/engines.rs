@@ -1,5 +1,7 @@
 //! Every engine this machine and build have, for tests that run the same case on all of them.
 
+#[cfg(feature = "mlx")]
+use loaf_runtime::backend::mlx::{MlxBackend, MlxOptions, array::Type, device};
 use loaf_runtime::kernels::{Isa, Kernels};
 use loaf_runtime::loaf::Loaf;
 use loaf_runtime::session::Session;
@@ -14,6 +16,9 @@ pub enum Engine {
     /// MLX with f32 activations, on its GPU if it has one.
     #[cfg(feature = "mlx")]
     Mlx,
+    /// MLX's CPU device with chains as on a GPU, every kernel by its definition.
+    #[cfg(feature = "mlx")]
+    MlxTwins,
 }
 
 impl Engine {
@@ -23,7 +28,7 @@ impl Engine {
         tables.reverse();
         let engines = tables.into_iter().map(Engine::Cpu);
         #[cfg(feature = "mlx")]
-        let engines = engines.chain([Engine::Mlx]);
+        let engines = engines.chain([Engine::Mlx]).chain((!has_gpu()).then_some(Engine::MlxTwins));
         engines.collect()
     }
 
@@ -33,6 +38,8 @@ impl Engine {
             Engine::Cpu(kernels) => kernels.isa().name(),
             #[cfg(feature = "mlx")]
             Engine::Mlx => "mlx",
+            #[cfg(feature = "mlx")]
+            Engine::MlxTwins => "mlx with chains",
         }
     }
 
@@ -47,14 +54,30 @@ impl Engine {
             Engine::Cpu(kernels) => crate::session(loaf, *kernels, 2),
             #[cfg(feature = "mlx")]
             Engine::Mlx => Session::over(loaf, Box::new(mlx(loaf))),
+            #[cfg(feature = "mlx")]
+            Engine::MlxTwins => Session::over(loaf, Box::new(mlx_as(loaf, Type::F32, true))),
         }
     }
 }
 
+/// Whether MLX has a GPU here.
+pub fn has_gpu() -> bool {
+    #[cfg(feature = "mlx")]
+    return device::open(true).is_ok();
+    #[cfg(not(feature = "mlx"))]
+    false
+}
+
 /// MLX with f32 activations, on the GPU if there is one.
 #[cfg(feature = "mlx")]
-pub fn mlx(loaf: &Loaf) -> loaf_runtime::backend::mlx::MlxBackend<'_> {
-    use loaf_runtime::backend::mlx::{MlxBackend, MlxOptions, array::Type, device};
-    let options = MlxOptions { gpu: device::open(true).is_ok(), activations: Some(Type::F32), memory: None };
+pub fn mlx(loaf: &Loaf) -> MlxBackend<'_> {
+    mlx_as(loaf, Type::F32, false)
+}
+
+/// MLX with other activations, or on its CPU device with chains as on a GPU.
+#[cfg(feature = "mlx")]
+pub fn mlx_as(loaf: &Loaf, kind: Type, twins: bool) -> MlxBackend<'_> {
+    let gpu = !twins && has_gpu();
+    let options = MlxOptions { gpu, activations: Some(kind), twins, ..MlxOptions::default() };
     MlxBackend::open(loaf, options).unwrap_or_else(|e| panic!("{e}"))
 }

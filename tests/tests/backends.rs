@@ -4,6 +4,8 @@
 //! for dense models, mlx-lm for quantised ones, the interpreter for every width the quantiser has. (The CPU's own
 //! int8 activations are the business of `oracle.rs`.)
 
+use std::path::Path;
+
 use loaf_bake::build::{BuildOptions, Prepared, Silent};
 use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::interp::{Interp, PlacedWeights};
@@ -16,8 +18,10 @@ use loaf_recipes::tape::Shape;
 use loaf_runtime::builtin;
 use loaf_runtime::loaf::Loaf;
 use loaf_runtime::session::Session;
-use loaf_tests::engines::Engine;
-use loaf_tests::{Baked, Expected, assert_bits, bake, command_line, fixture, fixtures, greedy, max_diff, stories};
+use loaf_tests::engines::{Engine, has_gpu};
+use loaf_tests::{
+    Baked, Expected, assert_bits, bake, bake_dir, command_line, fixture, fixtures, greedy, max_diff, stories,
+};
 
 /// Of the logit scale.
 const TOLERANCE: f32 = 1e-3;
@@ -72,9 +76,16 @@ fn references(expected: &Expected, keep: &[usize]) -> Vec<Vec<f32>> {
     keep.iter().map(|&i| expected.logits_at(i).to_vec()).collect()
 }
 
+/// All fixtures; on a GPU, where every new size is seconds of compiling, those that have every chain between them.
+fn families(kind: &str, on_gpu: &[&str]) -> Vec<String> {
+    let mut names = fixtures(kind);
+    names.retain(|name| !has_gpu() || on_gpu.iter().any(|g| name.ends_with(&format!("/{g}"))));
+    names
+}
+
 #[test]
 fn dense_families_agree_at_any_prompt_length() {
-    for name in fixtures("hf") {
+    for name in families("hf", &["mistral", "llama_bf16", "qwen3_moe", "qwen3_5", "qwen3_next"]) {
         let (baked, expected) = (bake(&name, &f32_caches(QuantOptions::default())), Expected::read(&name));
         let keep = [0, 1, 2, 63, 64, 126, 127, 128, 129, 130];
         let want = references(&expected, &keep);
@@ -90,7 +101,7 @@ fn dense_families_agree_at_any_prompt_length() {
 
 #[test]
 fn quantised_families_agree() {
-    for name in fixtures("mlx") {
+    for name in families("mlx", &["llama_affine3", "qwen3_moe_affine8", "qwen3_5_mxfp4", "qwen3_next_affine4"]) {
         let (baked, expected) = (bake(&name, &f32_caches(QuantOptions::default())), Expected::read(&name));
         let keep = [0, 7, 99, 119, 128, 139];
         let want = references(&expected, &keep);
@@ -109,15 +120,68 @@ fn every_width_agrees() {
         for group in [32, 64] {
             let options = f32_caches(QuantOptions { bits: Some(bits), group, ..QuantOptions::default() });
             let baked = bake("stories260k", &options);
-            let want = interpreted("stories260k", &baked, &options, ids);
+            let want = interpreted(&fixture("stories260k"), &baked, &options, ids);
             check(&format!("stories260k q{bits}g{group}"), &baked, ids, &[33], &keep, &want);
         }
+        // No fixture has rows of 128.
+        let quant = QuantOptions { bits: Some(bits), group: 128, ..QuantOptions::default() };
+        let options = BuildOptions { random: Some(7), ..f32_caches(quant) };
+        let dir = changed(
+            "hf/qwen3",
+            &[
+                ("hidden_size", 128),
+                ("intermediate_size", 384),
+                ("head_dim", 64),
+                ("num_hidden_layers", 2),
+                ("num_attention_heads", 4),
+                ("num_key_value_heads", 2),
+            ],
+        );
+        let baked = bake_dir(dir.path(), &options);
+        let ids: Vec<u32> = (0..40).map(|i| i * 37 % 109).collect();
+        let want = interpreted(dir.path(), &baked, &options, &ids);
+        check(&format!("random q{bits}g128"), &baked, &ids, &[33], &keep, &want);
     }
 }
 
+/// A fixture's configuration with other numbers, in a folder.
+fn changed(name: &str, numbers: &[(&str, u32)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let text = std::fs::read_to_string(fixture(name).join("config.json")).expect("a fixture");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for (name, n) in numbers {
+        config[*name] = (*n).into();
+    }
+    std::fs::write(dir.path().join("config.json"), config.to_string()).expect("a temporary file");
+    dir
+}
+
+/// On CUDA a token's experts are taken by sevens.
+#[test]
+fn many_experts_a_token_agree() {
+    let quant = QuantOptions { bits: Some(4), group: 32, ..QuantOptions::default() };
+    let options = BuildOptions { random: Some(7), ..f32_caches(quant) };
+    let dir = changed(
+        "hf/qwen3_moe",
+        &[
+            ("hidden_size", 64),
+            ("head_dim", 16),
+            ("moe_intermediate_size", 64),
+            ("num_hidden_layers", 2),
+            ("num_experts", 12),
+            ("num_experts_per_tok", 9),
+        ],
+    );
+    let baked = bake_dir(dir.path(), &options);
+    let (ids, keep): (Vec<u32>, Vec<usize>) = ((0..12).map(|i| i * 37 % 97).collect(), (0..12).collect());
+    let want = interpreted(dir.path(), &baked, &options, &ids);
+    check("nine experts a token", &baked, &ids, &[], &keep, &want);
+}
+
 /// Logits after every token by the interpreter, before activations are quantised.
-fn interpreted(name: &str, baked: &Baked, options: &BuildOptions, ids: &[u32]) -> Vec<Vec<f32>> {
-    let checkpoint = Checkpoint::open(&fixture(name)).expect("a fixture");
+fn interpreted(source: &Path, baked: &Baked, options: &BuildOptions, ids: &[u32]) -> Vec<Vec<f32>> {
+    let open = if options.random.is_some() { Checkpoint::open_config } else { Checkpoint::open };
+    let checkpoint = open(source).expect("a checkpoint");
     let prepared = Prepared::new(&checkpoint, options, &Silent).expect("it was baked before");
     let container = baked.loaf.container();
     let weights = PlacedWeights { data: container.data(), places: &prepared.layout.weights };

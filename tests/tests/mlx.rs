@@ -1,20 +1,24 @@
 //! What holds of the MLX backend alone: the delta rule, what is compiled when, choosing on the device, refusals.
 #![cfg(feature = "mlx")]
 
+#[path = "mlx/kernels.rs"]
+mod kernels;
+
 use std::ops::ControlFlow;
 
 use loaf_bake::build::BuildOptions;
 use loaf_runtime::backend::Backend;
 use loaf_runtime::backend::mlx::array::{Array, Type};
+use loaf_runtime::backend::mlx::compile::Compiled;
 use loaf_runtime::backend::mlx::delta::{self, Scan};
-use loaf_runtime::backend::mlx::kernels::Kernels as DeviceKernels;
+use loaf_runtime::backend::mlx::kernels::{Attend, Kernels as DeviceKernels};
 use loaf_runtime::backend::mlx::ops::Mlx;
 use loaf_runtime::backend::mlx::{Device, MlxBackend, MlxOptions, device};
 use loaf_runtime::generate::{GenerateOptions, Generation};
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::SamplerOptions;
 use loaf_runtime::session::Session;
-use loaf_tests::engines::mlx;
+use loaf_tests::engines::{mlx, mlx_as};
 use loaf_tests::{Expected, assert_bits, bake, max_diff, session};
 
 fn open() -> (Mlx, Device) {
@@ -113,7 +117,7 @@ impl Case {
 }
 
 fn host(m: &Mlx, a: &Array) -> Vec<f32> {
-    let a = m.contiguous_copy(a).expect("a copy");
+    let a = m.contiguous(a).expect("a copy");
     m.eval([&a]).expect("computed");
     let mut out = vec![0.0; a.size()];
     a.copy_to(&mut out).expect("f32");
@@ -184,7 +188,8 @@ fn attention_of_one_row_is_the_definition_as_a_kernel() {
         let cache = |a: &[f32]| Array::from_slice(a, &[kv_heads as i32, capacity as i32, dim as i32]);
         let (q, k, v) = (Array::from_slice(&q, &[heads as i32, dim as i32]), cache(&k), cache(&v));
         let last = Array::from_slice(&[last as i32], &[1]);
-        let got = kernels.attend(&m, [&q, &k, &v], &last, scale as f32, window as i32, Type::F32).expect("a launch");
+        let attend = Attend { q: &q, caches: [&k, &v], last: &last, scale: scale as f32, window: window as i32 };
+        let got = kernels.attend(&m, &attend, Type::F32).expect("a launch");
         assert_eq!(got.is_some(), device != Device::Cpu);
         if let Some(got) = got {
             close(&format!("{dim} wide, window {window}"), &host(&m, &got), &want);
@@ -207,6 +212,20 @@ fn nothing_is_traced_again_between_tokens() {
         backend.head(row).expect("a row");
     }
     assert_eq!(backend.traces(), traces);
+}
+
+#[test]
+fn a_compiled_function_may_hand_an_input_back() {
+    let (m, _) = open();
+    let ones = Array::from_slice(&[1.0f32; 3], &[3]);
+    m.eval([&ones]).expect("computed");
+    let address = ones.address();
+    let (inner, _) = open();
+    let mut f = Compiled::new(move |x| Ok(vec![inner.add(&x[0], &x[0])?, x[0].clone()])).expect("a function");
+    for _ in 0..2 {
+        let out = f.apply(vec![ones.clone()]).expect("results");
+        assert_eq!((host(&m, &out[0]), out[1].address()), (vec![2.0; 3], address));
+    }
 }
 
 #[test]
@@ -314,29 +333,40 @@ fn draws_follow_the_seed_and_the_filters() {
 
 #[test]
 fn halves_stay_near() {
-    for name in ["hf/llama_bf16", "hf/qwen3_5"] {
+    let gpu = open().1 != Device::Cpu;
+    let mut far = Vec::new();
+    // Experts are kept as bf16 in one of them; heads of 16 are what cuDNN takes.
+    for name in ["hf/llama_bf16", "hf/qwen3_5", "hf/qwen3_moe"] {
         let (baked, expected) = (bake(name, &BuildOptions::default()), Expected::read(name));
-        for kind in [Type::F16, Type::Bf16] {
-            let options = MlxOptions { gpu: open().1 != Device::Cpu, activations: Some(kind), memory: None };
-            let backend = MlxBackend::open(&baked.loaf, options).unwrap_or_else(|e| panic!("{e}"));
-            let mut s = Session::over(&baked.loaf, Box::new(backend));
+        for (kind, twins) in [Type::F16, Type::Bf16].into_iter().flat_map(|k| [(k, false), (k, true)]) {
+            if twins && gpu {
+                continue;
+            }
+            let mut s = Session::over(&baked.loaf, Box::new(mlx_as(&baked.loaf, kind, twins)));
             s.prefill_chunk(&expected.ids[..40]).expect("a chunk");
-            let diff = max_diff(s.logits_of(39).expect("a row"), expected.logits_at(39)) / expected.scale;
-            // 8 and 11 bits of mantissa, a few dozen roundings deep.
-            assert!(diff > 0.0 && diff < if kind == Type::F16 { 0.02 } else { 0.1 }, "{name}, {kind:?}: {diff}");
+            let mut near = |row: usize, got: &[f32]| {
+                let diff = max_diff(got, expected.logits_at(row)) / expected.scale;
+                // 8 and 11 bits of mantissa, a few dozen roundings deep.
+                if !(diff > 0.0 && diff < if kind == Type::F16 { 0.02 } else { 0.1 }) {
+                    far.push(format!("{name}, {kind:?}, chains of operations: {twins}, row {row}: {diff}"));
+                }
+            };
+            near(39, s.logits_of(39).expect("a row"));
+            near(40, s.decode(expected.ids[40]).expect("a step"));
         }
     }
+    assert!(far.is_empty(), "{far:#?}");
 }
 
 #[test]
 fn what_cannot_run_is_refused_in_one_line() {
     let baked = bake("hf/qwen3", &BuildOptions::default());
-    let options = MlxOptions { gpu: false, activations: None, memory: Some(1 << 16) };
+    let options = MlxOptions { gpu: false, activations: None, memory: Some(1 << 16), twins: false };
     let error = MlxBackend::open(&baked.loaf, options).err().expect("64 KiB are too few").to_string();
     assert!(error.starts_with("MLX: memory: expected at most 65536 bytes, found "), "{error}");
     assert!(error.ends_with("bake with a smaller --context") && !error.contains('\n'), "{error}");
     if device::open(true).is_err() {
-        let options = MlxOptions { gpu: true, activations: None, memory: None };
+        let options = MlxOptions { gpu: true, ..MlxOptions::default() };
         let error = MlxBackend::open(&baked.loaf, options).err().expect("no GPU").to_string();
         assert_eq!(error, "MLX: no GPU that this build of MLX can use");
     }

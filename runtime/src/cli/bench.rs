@@ -105,6 +105,9 @@ pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
             "decode {decode:<6}{s}, {mb:.1} MB a token, {gb_s:.1} GB/s, {median:.0} % of the ceiling ({min:.0} to {max:.0})"
         );
     }
+    if let Some(notes) = session.notes() {
+        let _ = writeln!(text, "{notes}");
+    }
     for (phase, times) in &ops {
         let _ = writeln!(text, "\n{}", Row::head(*phase));
         rows(times, ceiling).iter().for_each(|row| text.push_str(&row.line()));
@@ -178,12 +181,14 @@ impl Runner<'_, '_> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Seconds that `n` tokens take that the device chooses itself, as it does when text is generated; `id` comes before them.
+    /// Seconds that `n` tokens take that the device chooses itself, as it does when text is generated; `id` comes before them. The
+    /// clock starts when the first is there, and the second on its way.
     fn sample(&mut self, id: u32, n: u32) -> Result<f64, Failure> {
         self.session.decode(id).map_err(Failure::runtime)?;
-        let start = Instant::now();
         self.session.start_sampling(&SamplerOptions::default(), self.vocab, &[]).map_err(Failure::runtime)?;
-        let chosen = (0..n).try_for_each(|i| self.session.sample(i > 0, true).map(drop));
+        let first = self.session.sample(false, true);
+        let start = Instant::now();
+        let chosen = first.and_then(|_| (0..n).try_for_each(|_| self.session.sample(true, true).map(drop)));
         self.session.end_sampling();
         chosen.map_err(Failure::runtime)?;
         Ok(start.elapsed().as_secs_f64())

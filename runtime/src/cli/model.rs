@@ -68,7 +68,7 @@ const USE_CPU: &str = "--backend cpu needs none of it";
 #[cfg(feature = "mlx")]
 fn open_mlx(loaf: &Loaf, gpu: bool, exact: bool) -> Result<crate::backend::mlx::MlxBackend<'_>, Failure> {
     use crate::backend::mlx::{MlxBackend, MlxOptions, array::Type};
-    let options = MlxOptions { gpu, activations: exact.then_some(Type::F32), memory: None };
+    let options = MlxOptions { gpu, activations: exact.then_some(Type::F32), ..MlxOptions::default() };
     MlxBackend::open(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; {USE_CPU}")))
 }
 

@@ -170,6 +170,11 @@ impl Array {
         }
     }
 
+    pub(super) fn raw_type(&self) -> sys::mlx_dtype {
+        // SAFETY: no preconditions.
+        unsafe { sys::mlx_array_dtype(self.0) }
+    }
+
     /// Elements in all.
     pub fn size(&self) -> usize {
         // SAFETY: no preconditions.
@@ -189,8 +194,7 @@ impl Array {
         // SAFETY: type and length are compared before the elements are read.
         unsafe {
             let data = sys::mlx_array_data_float32(self.0);
-            if sys::mlx_array_dtype(self.0) != sys::mlx_dtype__MLX_FLOAT32 || self.size() != out.len() || data.is_null()
-            {
+            if self.raw_type() != sys::mlx_dtype__MLX_FLOAT32 || self.size() != out.len() || data.is_null() {
                 return Err(MlxError(format!("expected {} f32 elements, found {}", out.len(), self.size())));
             }
             out.copy_from_slice(std::slice::from_raw_parts(data, out.len()));

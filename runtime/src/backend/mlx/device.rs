@@ -71,11 +71,9 @@ pub fn open(want_gpu: bool) -> Result<(Mlx, Device)> {
         (true, _, true) => Device::Cuda,
         (true, false, false) => return Err(MlxError("no GPU that this build of MLX can use".to_owned())),
     };
-    if device == Device::Cpu {
-        // Fusing on the CPU runs a C++ compiler at run time.
-        // SAFETY: no preconditions.
-        check(unsafe { sys::mlx_set_compile_mode(sys::mlx_compile_mode__MLX_COMPILE_MODE_NO_FUSE) })?;
-    }
+    // Fusing runs a compiler at run time, for seconds per kernel on CUDA; what is worth it there is a kernel of ours.
+    // SAFETY: no preconditions.
+    check(unsafe { sys::mlx_set_compile_mode(sys::mlx_compile_mode__MLX_COMPILE_MODE_NO_FUSE) })?;
     // SAFETY: a device is freed once; a stream is made for it.
     let stream = unsafe {
         let kind = if device == Device::Cpu { sys::mlx_device_type__MLX_CPU } else { sys::mlx_device_type__MLX_GPU };

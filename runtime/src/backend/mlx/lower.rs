@@ -7,20 +7,27 @@
 //! its family's largest number of rows. Rows past the valid ones compute something that nobody reads: their cache rows lie
 //! after every visible position and are written again before one sees them; recurrent state ignores them.
 //!
+//! Where our kernels take a chain of records in one launch, each record is lowered as operations all the same and the value
+//! remembers what it was computed from (`Origin`); the record that ends the chain then uses the kernel, and nothing uses the rest.
+//!
 //! Where MLX departs from the arithmetic that `op.rs` states: activations of quantised products stay floats (`quantize` is
 //! nothing), sums run in MLX's order, `exp` is MLX's, cos and sin of positions come from a table made as the CPU makes them
 //! (f32) or from MLX's fused kernel (f16, bf16). So results are compared with a tolerance.
 
 mod layers;
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{Mode, OpKind};
 use loaf_formats::plan::{Family, Io, Operand, Patch, Phase, Plan, Record, Region, State, StateKind, records};
 
 use super::array::{Array, MlxError, Result, Type};
-use super::kernels::Kernels;
+use super::device::Device;
+use super::kernels::{Act, Kernels, Place};
 use super::ops::Mlx;
-use super::values::{Values, shape};
+use super::values::{Origin, Values, shape};
 use super::weights::{Matrix, Weights};
 use crate::trace::is_shown;
 
@@ -51,11 +58,20 @@ pub type Observer<'a> = &'a mut dyn FnMut(&Record<'_>, usize, &Array) -> Result<
 pub struct Lowering {
     pub(super) mlx: Mlx,
     pub(super) weights: Weights,
-    kernels: Kernels,
+    pub(super) kernels: Kernels,
     /// Type of activations.
     pub(super) kind: Type,
     io: Io,
     states: Vec<State>,
+    /// Cos and sin of positions, by how many and the place of the frequencies.
+    tables: RefCell<HashMap<(u64, u64), Array>>,
+}
+
+/// New rows of a cache: the cache before, and where the rows come from.
+struct Written {
+    before: Array,
+    rows: Place,
+    origin: Option<Origin>,
 }
 
 /// A template being lowered.
@@ -70,12 +86,18 @@ struct Trace<'a> {
     states: Vec<Array>,
     /// Cos and sin rows by place, and their position and periods for MLX's own kernel.
     ropes: Vec<(Operand, Array, Array)>,
+    /// Caches that were written, by state.
+    written: HashMap<usize, Written>,
+    /// What attention sees, by position's place; window, heads and their size.
+    masks: HashMap<(usize, [u64; 3]), Array>,
+    /// Chains are left to kernels.
+    fused: bool,
 }
 
 impl Lowering {
     /// For the plan's states and memory, with activations of type `kind`.
     pub fn new(mlx: Mlx, weights: Weights, kernels: Kernels, plan: &Plan, kind: Type) -> Lowering {
-        Lowering { mlx, weights, kernels, kind, io: plan.io, states: plan.states.clone() }
+        Lowering { mlx, weights, kernels, kind, io: plan.io, states: plan.states.clone(), tables: RefCell::default() }
     }
 
     /// The state at the start of a sequence; caches have room for `capacity` positions.
@@ -151,6 +173,10 @@ impl Lowering {
             values: Values::new(&self.mlx),
             states: inputs.states.to_vec(),
             ropes: Vec::new(),
+            written: HashMap::new(),
+            masks: HashMap::new(),
+            // An observer wants every record by itself.
+            fused: self.kernels.exist() && observer.is_none(),
         };
         let io = |offset, dtype| Operand { region: Region::Io, dtype, offset, row_stride: 0, head_stride: 0 };
         match family.phase {
@@ -202,7 +228,7 @@ impl Trace<'_> {
                 // Kept as its logarithm.
                 value = self.m.exp(&value)?;
             }
-            observer(r, i, &self.m.contiguous_copy(&value)?)?;
+            observer(r, i, &self.m.contiguous(&value)?)?;
         }
         Ok(())
     }
@@ -266,11 +292,18 @@ impl Trace<'_> {
             Embed => {
                 let ids = m.reshape(&self.input(r, 0)?, &[-1])?;
                 let (o, dims) = Self::operands(r, 1);
-                let rows = match self.l.weights.table(m, &o, &dims, format, self.l.kind)? {
+                let table = self.l.weights.table(m, &o, &dims, format, self.l.kind)?;
+                if let (true, Matrix::Packed { codes, scales, biases: Some(biases), packing }) = (self.fused, &table) {
+                    if let Some(y) = self.l.kernels.embed(m, &ids, [codes, scales, biases], *packing, self.l.kind)? {
+                        return self.out(r, 4, &y);
+                    }
+                }
+                let rows = match table {
                     Matrix::Dense(table) => m.take(&table, &ids)?,
                     Matrix::Packed { codes, scales, biases, packing } => {
                         let biases = biases.map(|b| m.take(&b, &ids)).transpose()?;
-                        m.dequantize(&m.take(&codes, &ids)?, &m.take(&scales, &ids)?, biases.as_ref(), packing)?
+                        let (codes, scales) = (m.take(&codes, &ids)?, m.take(&scales, &ids)?);
+                        m.dequantize(&codes, &scales, biases.as_ref(), packing, Type::F32)?
                     }
                 };
                 self.out(r, 4, &rows)
@@ -278,16 +311,28 @@ impl Trace<'_> {
             RmsNorm => {
                 let w = self.l.weights.norm(m, r.operand(1), n(2), real(4), self.l.kind)?;
                 let y = m.rms_norm(&self.input(r, 0)?, &w, real(3))?;
-                self.out(r, 2, &y)
+                let origin = Origin::Norm(self.place(r, 0)?, w, real(3));
+                self.out(r, 2, &y)?;
+                self.mark(origin)
             }
             AddRmsNorm => {
-                let sum = m.add(&self.input(r, 0)?, &self.input(r, 1)?)?;
+                let (a, b) = (self.input(r, 0)?, self.input(r, 1)?);
                 let w = self.l.weights.norm(m, r.operand(2), n(2), real(4), self.l.kind)?;
+                if self.fused && n(1) == 1 {
+                    if let Some([sum, y]) = self.l.kernels.add_norm(m, &a, &b, &w, real(3), self.l.kind)? {
+                        self.out(r, 3, &sum)?;
+                        return self.out(r, 4, &y);
+                    }
+                }
+                let sum = m.add(&a, &b)?;
                 let y = m.rms_norm(&sum, &w, real(3))?;
                 self.out(r, 3, &sum)?;
                 self.out(r, 4, &y)
             }
             Add => {
+                if let Some(y) = self.mixture(r)? {
+                    return self.out(r, 2, &y);
+                }
                 let y = m.add(&self.input(r, 0)?, &self.input(r, 1)?)?;
                 self.out(r, 2, &y)
             }
@@ -302,20 +347,29 @@ impl Trace<'_> {
             }
             Sigmoid => {
                 let y = m.sigmoid(&self.input(r, 0)?)?;
-                self.out(r, 1, &y)
+                let origin = Origin::Sigmoid(self.place(r, 0)?);
+                self.out(r, 1, &y)?;
+                self.mark(origin)
             }
-            SiluMul => {
+            SiluMul | SigmoidMul => {
+                if let Some(y) = self.gate(r, if r.kind == SiluMul { Act::Silu } else { Act::Sigmoid })? {
+                    return self.out(r, 2, &y);
+                }
                 let x = self.input(r, 0)?;
-                let y = m.mul(&m.mul(&x, &m.sigmoid(&x)?)?, &self.input(r, 1)?)?;
-                self.out(r, 2, &y)
-            }
-            SigmoidMul => {
-                let y = m.mul(&m.sigmoid(&self.input(r, 0)?)?, &self.input(r, 1)?)?;
+                let open = m.sigmoid(&x)?;
+                let open = if r.kind == SiluMul { m.mul(&x, &open)? } else { open };
+                let y = m.mul(&open, &self.input(r, 1)?)?;
                 self.out(r, 2, &y)
             }
             MulRows => {
-                let y = m.mul(&self.input(r, 0)?, &self.input(r, 1)?)?;
-                self.out(r, 2, &y)
+                let x = self.input(r, 0)?;
+                let y = m.mul(&x, &self.input(r, 1)?)?;
+                let origin = match self.origin(r, 1) {
+                    Some(Origin::Sigmoid(open)) => Some(Origin::Scaled(x, open.clone())),
+                    _ => None,
+                };
+                self.out(r, 2, &y)?;
+                origin.map_or(Ok(()), |origin| self.mark(origin))
             }
             // Products take the activations themselves; only the codes' place is ever read.
             Quantize => {
@@ -340,15 +394,27 @@ impl Trace<'_> {
             ExpertLinearDense => self.experts(r, format, 1, 3, 5),
             ExpertLinearQuant => self.experts(r, format, 3, 5, 8),
             WeightedSum => {
-                let w = m.reshape(&self.input(r, 1)?, &shape([n(0), n(1), 1]))?;
-                let y = m.sum(&m.mul(&self.input(r, 0)?, &w)?, 1)?;
-                self.out(r, 2, &y)
+                let (slots, w) = (self.input(r, 0)?, m.reshape(&self.input(r, 1)?, &shape([n(0), n(1), 1]))?);
+                let weights = m.reshape(&w, &shape([n(0), n(1), 1])[..2])?;
+                let fused = if self.fused { self.l.kernels.mix(m, &slots, &weights, None, self.l.kind)? } else { None };
+                let y = fused.map_or_else(|| m.sum(&m.mul(&slots, &w)?, 1), Ok)?;
+                self.out(r, 2, &y)?;
+                self.mark(Origin::Sum(slots, weights))
             }
             Softmax => {
                 let y = m.softmax(&self.wide(r, 0)?)?;
-                self.keep(r, 1, &y)
+                let origin = Origin::Softmax(self.place(r, 0)?);
+                self.keep(r, 1, &y)?;
+                self.mark(origin)
             }
             TopK => {
+                if let (true, Some(Origin::Softmax(scores))) = (self.fused, self.origin(r, 0)) {
+                    let (k, renorm, rows) = (n(2) as i32, n(3) != 0, n(0) as i32);
+                    if let Some([ids, w]) = self.l.kernels.top_k(m, scores, k, renorm, rows)? {
+                        self.keep(r, 1, &ids)?;
+                        return self.keep(r, 2, &w);
+                    }
+                }
                 let p = m.reshape(&self.wide(r, 0)?, &shape([n(0), n(1), 1])[..2])?;
                 let order = m.argsort(&m.neg(&p)?)?;
                 let ids = m.slice(&order, 1, 0, n(2) as i32)?;
@@ -362,13 +428,7 @@ impl Trace<'_> {
             }
             RopeTable => self.rope_table(r),
             Rope => self.rope(r),
-            KvWrite => {
-                let at = self.l.state_of(r.operand(1))?;
-                let rows = m.transpose(&self.input(r, 0)?, &[1, 0, 2])?;
-                let rows = m.astype(&rows, self.l.cache_type(r.operand(1).dtype))?;
-                self.states[at] = m.write_at(&self.states[at], &rows, &self.position(r, 3)?, 1)?;
-                Ok(())
-            }
+            KvWrite => self.write(r),
             Attention => self.attention(r),
             Conv | ConvSilu => self.convolution(r),
             L2Norm => {
@@ -376,8 +436,10 @@ impl Trace<'_> {
                 let sum = m.reshape(&m.sum(&m.square(&x)?, -1)?, &shape([n(0), n(1), 1]))?;
                 let inv = m.rsqrt(&m.add(&sum, &Array::scalar(real(3)))?)?;
                 let y = m.mul(&m.mul(&x, &inv)?, &Array::scalar(real(4)))?;
+                let origin = Origin::Length(self.place(r, 0)?, real(3), real(4));
                 // Recurrences stay in f32.
-                self.keep(r, 1, &y)
+                self.keep(r, 1, &y)?;
+                self.mark(origin)
             }
             GdnGates => {
                 let heads = n(1) * n(2);
@@ -389,7 +451,9 @@ impl Trace<'_> {
                 let soft = m.select(&m.greater(&x, &Array::scalar(20.0))?, &x, &m.log1p(&m.exp(&x)?)?)?;
                 let g = m.neg(&m.mul(&m.exp(&a_log)?, &soft)?)?;
                 // The logarithm of the decay: the chunked rule adds it up.
+                let origin = Origin::Gates([self.place(r, 0)?, self.place(r, 1)?], [a_log, dt]);
                 self.keep(r, 4, &g)?;
+                self.mark(origin)?;
                 self.keep(r, 5, &m.sigmoid(&b)?)
             }
             GdnScan => self.scan(r),
@@ -407,14 +471,48 @@ impl Trace<'_> {
         Ok([rows as u64, 1, r.attrs[1]])
     }
 
+    /// What input `i` was computed from.
+    fn origin(&self, r: &Record<'_>, i: usize) -> Option<&Origin> {
+        self.values.origin(r.operand(i), r.dims(i)?)
+    }
+
+    /// Remembers what the result kept last was computed from.
+    fn mark(&mut self, origin: Origin) -> Result<()> {
+        if self.fused {
+            self.values.mark(origin);
+        }
+        Ok(())
+    }
+
+    fn place(&self, r: &Record<'_>, i: usize) -> Result<Place> {
+        self.values.place(r.operand(i), r.dims(i).ok_or_else(|| missing("an extent"))?)
+    }
+
     fn product(&self, x: &Array, o: &[Operand], dims: &[[u64; 3]], format: WeightFormat) -> Result<Array> {
         let m = self.m;
         let x = m.reshape(x, &[self.rows as i32, -1])?;
-        match self.l.weights.matrix(m, o, dims, format, None, self.l.kind)? {
+        let cuda = self.l.kernels.device() == Device::Cuda;
+        // One row times many: MLX's CUDA device takes a kernel that it first compiles for a minute, but not if it gathers.
+        let gathered = cuda && self.rows == 1 && dims[0][0] > QMV_ROWS && format.group().is_some();
+        match self.l.weights.matrix(m, o, dims, format, gathered.then_some(1), self.l.kind)? {
             Matrix::Dense(w) => m.matmul(&x, &w),
+            Matrix::Packed { codes, scales, biases, packing } if gathered => {
+                let x = m.reshape(&x, &[1, 1, -1])?;
+                let only = Array::from_slice(&[0u32], &[1]);
+                let y = m.gather_qmm(&x, &codes, &scales, biases.as_ref(), Some(&only), &only, packing, false)?;
+                m.reshape(&y, &[1, -1])
+            }
+            // As does one of many rows; dense products of the decoded weights are faster anyway.
+            Matrix::Packed { codes, scales, biases, packing } if cuda && self.rows > 1 => {
+                let w = m.dequantize(&codes, &scales, biases.as_ref(), packing, self.l.kind)?;
+                m.matmul(&x, &m.transpose(&w, &[1, 0])?)
+            }
             Matrix::Packed { codes, scales, biases, packing } => {
                 m.quantized_matmul(&x, &codes, &scales, biases.as_ref(), packing)
             }
         }
     }
 }
+
+/// Rows of a matrix up to which MLX's CUDA device multiplies a single vector with its kernel for that.
+const QMV_ROWS: u64 = 16384;

@@ -45,7 +45,7 @@ use crate::sample::SamplerOptions;
 use crate::trace::{Seen, Trace};
 
 /// How to run on MLX.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct MlxOptions {
     /// The GPU, or else MLX's CPU device (slow; for comparing).
     pub gpu: bool,
@@ -53,6 +53,8 @@ pub struct MlxOptions {
     pub activations: Option<Type>,
     /// Bytes the device has, if not what MLX says.
     pub memory: Option<u64>,
+    /// Chains as on a GPU, each kernel by its definition in operations: for tests.
+    pub twins: bool,
 }
 
 /// Positions of the smallest caches.
@@ -135,7 +137,8 @@ impl<'a> MlxBackend<'a> {
         let kind = options.activations.unwrap_or(if device == Device::Cpu { Type::F32 } else { weights_type(plan) });
         // SAFETY: the loaf's bytes are mapped read-only and outlive `'a`; `drop` waits for all that reads them.
         let weights = unsafe { Weights::new(loaf.data()) };
-        let lowering = Rc::new(Lowering::new(mlx, weights, Kernels::new(device)?, plan, kind));
+        let kernels = if options.twins { Kernels::twins(device) } else { Kernels::new(device)? };
+        let lowering = Rc::new(Lowering::new(mlx, weights, kernels, plan, kind));
         let families = Rc::new(plan.families.clone());
         let decode = families.iter().find(|f| f.phase == Phase::Decode);
         let shapes = lowering.state_shapes(decode.ok_or_else(|| MlxError("a plan without decode".to_owned()))?)?;
@@ -172,7 +175,9 @@ impl<'a> MlxBackend<'a> {
     /// Traces and compiles the first closures, and makes every weight, so that no token waits for it.
     fn warm(&mut self) -> Result<()> {
         let empty = self.states.clone();
-        let largest = self.families.iter().rposition(|f| f.phase == Phase::Prefill);
+        // Of the prefills, the largest that does not make the caches grow.
+        let fits = |f: &Family| f.phase == Phase::Prefill && f.max_rows <= self.capacity;
+        let largest = self.families.iter().rposition(fits);
         for i in 0..self.families.len() {
             let (phase, rows) = (self.families[i].phase, self.families[i].max_rows);
             match phase {

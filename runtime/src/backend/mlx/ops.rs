@@ -92,11 +92,20 @@ impl Mlx {
         rsqrt(a) = mlx_rsqrt;
         square(a) = mlx_square;
         sigmoid(a) = mlx_sigmoid;
-        contiguous_copy(a) = mlx_copy;
     }
 
     pub fn astype(&self, a: &Array, kind: Type) -> Result<Array> {
         call!(self, mlx_astype, a.0, kind.raw())
+    }
+
+    /// `a` in the type of `other`.
+    pub fn astype_like(&self, a: &Array, other: &Array) -> Result<Array> {
+        call!(self, mlx_astype, a.0, other.raw_type())
+    }
+
+    /// `a` with its elements in order of rows, copied only if they are not.
+    pub fn contiguous(&self, a: &Array) -> Result<Array> {
+        call!(self, mlx_contiguous, a.0, false)
     }
 
     pub fn reshape(&self, a: &Array, shape: &[i32]) -> Result<Array> {
@@ -202,8 +211,16 @@ impl Mlx {
         call!(self, mlx_fast_scaled_dot_product_attention, q.0, k.0, v.0, scale, kind, mask.0, NONE, false)
     }
 
-    pub fn dequantize(&self, w: &Array, scales: &Array, biases: Option<&Array>, p: Packing) -> Result<Array> {
-        let kind = sys::mlx_optional_dtype { value: sys::mlx_dtype__MLX_FLOAT32, has_value: true };
+    /// A packed weight's numbers as `kind`.
+    pub fn dequantize(
+        &self,
+        w: &Array,
+        scales: &Array,
+        biases: Option<&Array>,
+        p: Packing,
+        kind: Type,
+    ) -> Result<Array> {
+        let kind = sys::mlx_optional_dtype { value: kind.raw(), has_value: true };
         let (group, bits, mode) = (some(p.group), some(p.bits), p.mode.as_ptr());
         call!(self, mlx_dequantize, w.0, scales.0, or_none(biases), group, bits, mode, NONE, kind)
     }
@@ -221,20 +238,22 @@ impl Mlx {
         call!(self, mlx_quantized_matmul, x.0, w.0, scales.0, or_none(biases), true, group, bits, mode)
     }
 
-    /// The same with the matrix that `experts` names for each slot.
+    /// The same with the matrix that `experts` names for each slot, times the row of `x` that `from` names (both `u32` of one shape).
+    /// `sorted` is whether `experts` are; MLX makes use of it only without `from`, when slots and rows are one to one.
     pub fn gather_qmm(
         &self,
         x: &Array,
         w: &Array,
         scales: &Array,
         biases: Option<&Array>,
+        from: Option<&Array>,
         experts: &Array,
         p: Packing,
         sorted: bool,
     ) -> Result<Array> {
         let (group, bits, mode) = (some(p.group), some(p.bits), p.mode.as_ptr());
-        let (biases, experts) = (or_none(biases), experts.0);
-        call!(self, mlx_gather_qmm, x.0, w.0, scales.0, biases, NONE, experts, true, group, bits, mode, sorted)
+        let (biases, from, experts) = (or_none(biases), or_none(from), experts.0);
+        call!(self, mlx_gather_qmm, x.0, w.0, scales.0, biases, from, experts, true, group, bits, mode, sorted)
     }
 
     /// `x` times the matrix (already transposed) that `experts` names for each slot.

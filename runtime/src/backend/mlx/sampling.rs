@@ -39,9 +39,15 @@ impl Sampling {
         let shape = [known as i32];
         let state = vec![l.mlx.key(o.seed)?, Array::from_slice(&seen, &shape), l.mlx.zeros(&shape, Type::F32)?];
         let o = *o;
+        let penalties = o.repetition_penalty != 1.0 || o.presence_penalty != 0.0 || o.frequency_penalty != 0.0;
         let choose = Compiled::new(move |inputs| {
             let m = &l.mlx;
             let known = known.min(vocab as u32) as i32;
+            if o.temperature == 0.0 && !penalties {
+                if let Some((token, log_prob)) = l.kernels.pick(m, &inputs[0], known)? {
+                    return Ok([token, log_prob].into_iter().chain(inputs[1..].iter().cloned()).collect());
+                }
+            }
             let (key, next) = m.split_key(&inputs[1])?;
             let token = pick(m, &o, &m.slice(&inputs[0], 0, 0, known)?, &key, &inputs[2], &inputs[3])?;
             let chosen = m.astype(&m.equal(&m.arange(known)?, &m.astype(&token, Type::I32)?)?, Type::F32)?;

@@ -7,7 +7,30 @@
 use loaf_formats::plan::{Operand, Region};
 
 use super::array::{Array, MlxError, Result};
+use super::kernels::Place;
 use super::ops::Mlx;
+
+/// What a value was computed from, where a kernel may compute it together with what uses it. MLX computes nothing that is not
+/// used, so the value itself then costs nothing.
+#[derive(Clone)]
+pub enum Origin {
+    /// A norm over heads, of weight and epsilon.
+    Norm(Place, Array, f32),
+    /// A rotation by a table, after a norm if there was one; half the elements that are rotated.
+    Rope(Place, Option<(Array, f32)>, Array, i32),
+    /// A softmax of scores.
+    Softmax(Place),
+    /// Heads of unit length times a scale: epsilon, scale.
+    Length(Place, f32, f32),
+    /// The logarithm of the decay, of two inputs and two vectors.
+    Gates([Place; 2], [Array; 2]),
+    /// Slots `[rows, k, dim]` summed by weights `[rows, k]`.
+    Sum(Array, Array),
+    /// A sigmoid.
+    Sigmoid(Place),
+    /// Rows times the sigmoid of one element each.
+    Scaled(Array, Place),
+}
 
 /// A value: `[rows, width]`, as written.
 struct Value {
@@ -21,6 +44,7 @@ struct Value {
     /// Bytes from the first to past the last.
     bytes: u64,
     array: Array,
+    origin: Option<Origin>,
 }
 
 /// The values alive.
@@ -56,13 +80,47 @@ impl<'m> Values<'m> {
         };
         self.values.retain(|v| v.region != operand.region || v.offset + v.bytes <= offset || end <= v.offset);
         let array = self.mlx.reshape(array, &[int(rows), int(width)])?;
-        self.values.push(Value { region: operand.region, offset, elem, width, bytes: end - offset, array });
+        self.values.push(Value {
+            region: operand.region,
+            offset,
+            elem,
+            width,
+            bytes: end - offset,
+            array,
+            origin: None,
+        });
         Ok(())
     }
 
-    /// The array that stands for a view, `[rows, heads, dim]`.
-    pub fn get(&self, operand: Operand, dims: [u64; 3]) -> Result<Array> {
+    /// Remembers what the value set last was computed from.
+    pub fn mark(&mut self, origin: Origin) {
+        if let Some(value) = self.values.last_mut() {
+            value.origin = Some(origin);
+        }
+    }
+
+    /// What the value was computed from, if the view is all of it.
+    pub fn origin(&self, operand: Operand, dims: [u64; 3]) -> Option<&Origin> {
+        let (start, end) = operand.span(dims)?;
+        let [_, heads, dim] = dims;
+        let dense = heads == 1 || u64::from(operand.head_stride) == dim;
+        let is = |v: &&Value| v.region == operand.region && v.offset == start && v.offset + v.bytes == end && dense;
+        self.values.iter().rev().find(is).and_then(|v| v.origin.as_ref())
+    }
+
+    /// Where a view lies in the array that holds it.
+    pub fn place(&self, operand: Operand, dims: [u64; 3]) -> Result<Place> {
         let [rows, heads, dim] = dims;
+        let (v, at) = self.find(operand, dims)?;
+        let (row, at) = (at / v.width, at % v.width);
+        let array = if rows == 1 { self.mlx.slice(&v.array, 0, int(row), int(row + 1))? } else { v.array.clone() };
+        let stride = if heads == 1 { dim } else { u64::from(operand.head_stride) };
+        let [width, at, heads, dim, stride] = [v.width, at, heads, dim, stride].map(int);
+        Ok(Place { array, width, at, heads, dim, stride })
+    }
+
+    /// The value that holds a view, and the view's first element in it.
+    fn find(&self, operand: Operand, dims: [u64; 3]) -> Result<(&Value, u64)> {
         let elem = operand.dtype.bytes();
         let unknown = || MlxError(format!("expected a view of one value, found {operand:?} of {dims:?}"));
         let (start, end) = operand.span(dims).ok_or_else(unknown)?;
@@ -70,9 +128,19 @@ impl<'m> Values<'m> {
             |v: &&Value| v.region == operand.region && v.elem == elem && v.offset <= start && end <= v.offset + v.bytes;
         let v = self.values.iter().rev().find(holds).ok_or_else(unknown)?;
         let at = (start - v.offset) / elem;
-        if rows > 1 && (operand.row_stride != v.width || at >= v.width) {
+        let [rows, heads, dim] = dims;
+        let last = at % v.width + (heads - 1) * u64::from(operand.head_stride) + dim;
+        if rows > 1 && (operand.row_stride != v.width || at >= v.width) || heads > 1 && last > v.width {
             return Err(unknown());
         }
+        Ok((v, at))
+    }
+
+    /// The array that stands for a view, `[rows, heads, dim]`.
+    pub fn get(&self, operand: Operand, dims: [u64; 3]) -> Result<Array> {
+        let [rows, heads, dim] = dims;
+        let unknown = || MlxError(format!("expected a view of one value, found {operand:?} of {dims:?}"));
+        let (v, at) = self.find(operand, dims)?;
         // A single row may be any row of the value.
         let (row, at) = (at / v.width, at % v.width);
         let held = if rows == 1 { self.mlx.slice(&v.array, 0, int(row), int(row + 1))? } else { v.array.clone() };

@@ -143,7 +143,7 @@ impl Weights {
             }
             Use::Taps => {
                 let w = mlx.astype(&self.stored(o, rows, dim)?, Type::F32)?;
-                mlx.contiguous_copy(&mlx.transpose(&w, &[1, 0])?)?
+                mlx.contiguous(&mlx.transpose(&w, &[1, 0])?)?
             }
             // A transposed view: products take it as it is.
             Use::Transposed(kind) => mlx.transpose(&self.get(mlx, o, rows, dim, Use::As(kind))?, &[1, 0])?,

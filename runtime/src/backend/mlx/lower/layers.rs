@@ -1,4 +1,4 @@
-//! Lowering of the records that take more than a line: experts, positions, attention, convolution, recurrence.
+//! Lowering of the records that take more than a line: experts, gates, positions, attention, convolution, recurrence.
 
 use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::OpKind;
@@ -6,13 +6,17 @@ use loaf_formats::plan::{Record, StateKind};
 
 use super::super::array::{Array, Result, Type};
 use super::super::delta::{self, Scan};
-use super::super::values::shape;
+use super::super::device::Device;
+use super::super::kernels::{Act, Attend, Heads, Prepare, Shared};
+use super::super::values::{Origin, shape};
 use super::super::weights::Matrix;
-use super::{Trace, missing};
+use super::{Trace, Written, missing};
 use crate::math::rope_angle;
 
 /// Slots from which products with experts are taken sorted by expert: fewer are read one by one anyway.
 const SORT_SLOTS: u64 = 64;
+/// Most slots of one row that are computed as vectors at once.
+const QMV_SLOTS: usize = 7;
 
 impl Trace<'_> {
     /// A product per slot with its expert's matrix. `order`, `weight` and `out` are operand indices.
@@ -28,19 +32,34 @@ impl Trace<'_> {
         let [rows, k, count, inp, width] = [0, 1, 2, 3, 4].map(|i| r.attrs[i]);
         let x_slots = r.attrs[6];
         let (o, dims) = Self::operands(r, weight);
-        let w = self.l.weights.matrix(m, &o, &dims, format, Some(count), self.l.kind)?;
+        // MLX's CPU device multiplies gathered matrices in f32 alone.
+        let dense = format.group().is_none();
+        let kind = if dense && self.l.kernels.device() == Device::Cpu { Type::F32 } else { self.l.kind };
+        let w = self.l.weights.matrix(m, &o, &dims, format, Some(count), kind)?;
         let ids = m.reshape(&self.values.whole(r.operand(order))?, &shape([rows, k, 1])[..2])?;
-        let product = |x: &Array, ids: &Array, sorted: bool| match &w {
-            Matrix::Dense(w) => m.gather_mm(x, w, ids, sorted),
+        let product = |x: &Array, from: Option<&Array>, ids: &Array| match &w {
+            Matrix::Dense(w) => m.gather_mm(x, w, ids, from.is_none()),
             Matrix::Packed { codes, scales, biases, packing } => {
-                m.gather_qmm(x, codes, scales, biases.as_ref(), ids, *packing, sorted)
+                m.gather_qmm(x, codes, scales, biases.as_ref(), from, ids, *packing, from.is_none())
             }
         };
-        let x = self.input(r, 0)?;
+        let x = if dense { m.astype(&self.input(r, 0)?, kind)? } else { self.input(r, 0)? };
         let slots = rows * k;
         if slots < SORT_SLOTS {
             let x = m.reshape(&x, &[rows as i32, x_slots as i32, 1, inp as i32])?;
-            let y = m.reshape(&product(&x, &ids, false)?, &shape([rows, k, width]))?;
+            // The rows of `x` are named, or MLX would make and copy their numbers at every call.
+            let from: Vec<u32> = (0..slots as u32).map(|s| if x_slots == 1 { s / k as u32 } else { s }).collect();
+            // Up to seven products MLX's CUDA device computes as vectors; for more it has a slow kernel that it first compiles.
+            let each =
+                if rows == 1 && !dense && self.l.kernels.device() == Device::Cuda { QMV_SLOTS } else { k as usize };
+            let mut parts = Vec::new();
+            for (i, from) in from.chunks(each * rows as usize).enumerate() {
+                let at = i * each;
+                let ids = m.slice(&ids, 1, at as i32, (at + from.len() / rows as usize) as i32)?;
+                parts.push(product(&x, Some(&Array::from_slice(from, &ids.shape())), &ids)?);
+            }
+            let y = m.concat(&parts.iter().collect::<Vec<_>>(), 1)?;
+            let y = m.reshape(&y, &shape([rows, k, width]))?;
             return self.out(r, out, &y);
         }
         let flat = m.reshape(&ids, &[-1])?;
@@ -51,33 +70,57 @@ impl Trace<'_> {
             _ => sorting.clone(),
         };
         let x = m.take(&m.reshape(&x, &[-1, 1, inp as i32])?, &source)?;
-        let y = product(&x, &m.take(&flat, &sorting)?, true)?;
+        let sorted = m.take(&flat, &sorting)?;
+        let y = match &w {
+            // In f32, for which MLX's CUDA device has no kernel of this kind at hand.
+            Matrix::Packed { codes, scales, biases, packing }
+                if self.l.kernels.device() == Device::Cuda && self.l.kind == Type::F32 =>
+            {
+                let w = m.dequantize(codes, scales, biases.as_ref(), *packing, Type::F32)?;
+                m.gather_mm(&x, &m.transpose(&w, &[0, 2, 1])?, &sorted, true)?
+            }
+            _ => product(&x, None, &sorted)?,
+        };
         let y = m.take(&m.reshape(&y, &[-1, width as i32])?, &back)?;
         self.out(r, out, &y)
     }
 
-    /// f32: rows of a table that is computed here exactly as the CPU computes it, for every position the caches hold. Halves:
-    /// MLX's kernel will do it from the periods.
+    /// Rows of a table that is computed here exactly as the CPU computes it, for every position the caches hold. Halves without
+    /// kernels of ours: MLX's kernel will do it from the periods.
     pub(super) fn rope_table(&mut self, r: &Record<'_>) -> Result<()> {
         let m = self.m;
         let half = r.attrs[1];
-        let frequencies = self.l.weights.vector(m, r.operand(0), half)?;
-        let mut inv = vec![0.0; half as usize];
-        m.eval([&frequencies])?;
-        frequencies.copy_to(&mut inv)?;
         let pos = self.position(r, 2)?;
+        let frequencies = || {
+            let mut inv = vec![0.0; half as usize];
+            let frequencies = self.l.weights.vector(m, r.operand(0), half)?;
+            m.eval([&frequencies])?;
+            frequencies.copy_to(&mut inv)?;
+            Ok(inv)
+        };
         if self.l.kind != Type::F32 {
-            let periods: Vec<f32> = inv.iter().map(|f| 1.0 / f).collect();
-            self.ropes.push((r.operand(1), pos, Array::from_slice(&periods, &[half as i32])));
-            return Ok(());
+            let periods: Vec<f32> = frequencies()?.iter().map(|f| 1.0 / f).collect();
+            self.ropes.push((r.operand(1), pos.clone(), Array::from_slice(&periods, &[half as i32])));
+            if !self.fused {
+                return Ok(());
+            }
         }
-        let positions = self.capacity() + self.rows;
-        let mut table = Vec::with_capacity((positions * 2 * half) as usize);
-        for p in 0..positions {
-            table.extend(inv.iter().map(|&f| rope_angle(p, f).0));
-            table.extend(inv.iter().map(|&f| rope_angle(p, f).1));
-        }
-        let table = Array::from_slice(&table, &shape([positions, 2 * half, 1])[..2]);
+        let key = (self.capacity() + self.rows, r.operand(0).offset);
+        let known = self.l.tables.borrow().get(&key).cloned();
+        let table = match known {
+            Some(table) => table,
+            None => {
+                let inv = frequencies()?;
+                let mut table = Vec::with_capacity((key.0 * 2 * half) as usize);
+                for p in 0..key.0 {
+                    table.extend(inv.iter().map(|&f| rope_angle(p, f).0));
+                    table.extend(inv.iter().map(|&f| rope_angle(p, f).1));
+                }
+                let table = Array::from_slice(&table, &shape([key.0, 2 * half, 1])[..2]);
+                self.l.tables.borrow_mut().insert(key, table.clone());
+                table
+            }
+        };
         let rows = m.slice_at(&table, &pos, 0, self.rows as i32)?;
         self.keep(r, 1, &rows)
     }
@@ -89,8 +132,27 @@ impl Trace<'_> {
     }
 
     pub(super) fn rope(&mut self, r: &Record<'_>) -> Result<()> {
-        let m = self.m;
         let [rows, heads, dim, half] = [0, 1, 2, 3].map(|i| r.attrs[i]);
+        let origin = self.rotation(r)?;
+        self.rotated(r, [rows, heads, dim, half])?;
+        origin.map_or(Ok(()), |origin| self.mark(origin))
+    }
+
+    /// What a rotation is computed from, if a kernel may do it.
+    fn rotation(&self, r: &Record<'_>) -> Result<Option<Origin>> {
+        if !self.fused {
+            return Ok(None);
+        }
+        let half = r.attrs[3] as i32;
+        let table = self.m.reshape(&self.input(r, 1)?, &[self.rows as i32, 2 * half])?;
+        Ok(Some(match self.origin(r, 0) {
+            Some(Origin::Norm(from, w, eps)) => Origin::Rope(from.clone(), Some((w.clone(), *eps)), table, half),
+            _ => Origin::Rope(self.place(r, 0)?, None, table, half),
+        }))
+    }
+
+    fn rotated(&mut self, r: &Record<'_>, [rows, heads, dim, half]: [u64; 4]) -> Result<()> {
+        let m = self.m;
         let x = self.input(r, 0)?;
         if let Some((_, pos, periods)) = self.ropes.iter().rev().find(|t| t.0.offset == r.operand(1).offset) {
             // [1, heads, rows, dim]: positions are the axis before the last.
@@ -111,44 +173,163 @@ impl Trace<'_> {
         self.out(r, 2, &y)
     }
 
+    pub(super) fn write(&mut self, r: &Record<'_>) -> Result<()> {
+        let m = self.m;
+        let at = self.l.state_of(r.operand(1))?;
+        let before = self.states[at].clone();
+        if self.fused {
+            let origin = self.origin(r, 0).cloned();
+            self.written.insert(at, Written { before: before.clone(), rows: self.place(r, 0)?, origin });
+        }
+        let rows = m.transpose(&self.input(r, 0)?, &[1, 0, 2])?;
+        let rows = m.astype(&rows, self.l.cache_type(r.operand(1).dtype))?;
+        self.states[at] = m.write_at(&before, &rows, &self.position(r, 3)?, 1)?;
+        Ok(())
+    }
+
+    /// Queries `[rows, heads, dim]` of an attention, where one kernel norms, rotates and caches; the caches stay the arrays they
+    /// were.
+    fn heads(&mut self, r: &Record<'_>) -> Result<Option<Array>> {
+        let caches = [self.l.state_of(r.operand(1))?, self.l.state_of(r.operand(2))?];
+        let (Some(Origin::Rope(q, q_norm, table, half)), Some(k), Some(v)) =
+            (self.origin(r, 0), self.written.get(&caches[0]), self.written.get(&caches[1]))
+        else {
+            return Ok(None);
+        };
+        let Some(Origin::Rope(k_rows, k_norm, _, k_half)) = &k.origin else { return Ok(None) };
+        let norms = match (q_norm, k_norm) {
+            (Some((qw, qe)), Some((kw, ke))) => Some([(qw, *qe), (kw, *ke)]),
+            (None, None) => None,
+            _ => return Ok(None),
+        };
+        if half != k_half {
+            return Ok(None);
+        }
+        // What reads the caches must also read the queries, to come after; operations would convert the caches first.
+        let reads = self.rows == 1 && self.l.kernels.attends(q.dim);
+        if !reads && k.before.raw_type() != self.l.kind.raw() {
+            return Ok(None);
+        }
+        let heads = Heads {
+            rows: self.rows as i32,
+            parts: [q, k_rows, &v.rows],
+            norms,
+            table: (table, *half),
+            caches: [&k.before, &v.before],
+            pos: &self.position(r, 4)?,
+        };
+        let Some([q, keys, values]) = self.l.kernels.heads(self.m, &heads, self.l.kind)? else { return Ok(None) };
+        for (at, cache) in caches.into_iter().zip([keys, values]) {
+            self.states[at] = cache;
+            self.written.remove(&at);
+        }
+        Ok(Some(q))
+    }
+
     pub(super) fn attention(&mut self, r: &Record<'_>) -> Result<()> {
         let m = self.m;
         let [rows, heads, _, dim] = [0, 1, 2, 3].map(|i| r.attrs[i]);
         let (scale, window) = (f32::from_bits(r.attrs[5] as u32), r.attrs[6]);
-        let cache = |i: usize| {
-            let state = &self.states[self.l.state_of(r.operand(i))?];
-            let [kv, positions, dim] = state.shape()[..] else { return Err(missing("a cache of three extents")) };
-            m.astype(&m.reshape(state, &[1, kv, positions, dim])?, self.l.kind)
+        let q = match self.heads(r)? {
+            Some(q) => q,
+            None => self.input(r, 0)?,
         };
-        let (keys, values) = (cache(1)?, cache(2)?);
+        let caches = [self.l.state_of(r.operand(1))?, self.l.state_of(r.operand(2))?].map(|at| &self.states[at]);
         if rows == 1 {
-            let q = m.reshape(&self.input(r, 0)?, &[heads as i32, dim as i32])?;
-            let flat = |a: &Array| m.reshape(a, &a.shape()[1..]);
-            let (k, v, last) = (flat(&keys)?, flat(&values)?, self.position(r, 4)?);
-            if let Some(y) = self.l.kernels.attend(m, [&q, &k, &v], &last, scale, window as i32, self.l.kind)? {
+            let (q, last) = (&m.reshape(&q, &[heads as i32, dim as i32])?, &self.position(r, 4)?);
+            let attend = Attend { q, caches, last, scale, window: window as i32 };
+            if let Some(y) = self.l.kernels.attend(m, &attend, self.l.kind)? {
                 return self.out(r, 3, &y);
             }
         }
-        let positions = keys.shape()[2];
+        let [keys, values] = caches.map(|state| {
+            let [kv, positions, dim] = state.shape()[..] else { return Err(missing("a cache of three extents")) };
+            m.astype(&m.reshape(state, &[1, kv, positions, dim])?, self.l.kind)
+        });
+        let (keys, values) = (keys?, values?);
+        let visible = self.visible(r, keys.shape()[2], [window, heads, dim])?;
+        let mut q = m.reshape(&m.transpose(&q, &[1, 0, 2])?, &[1, heads as i32, rows as i32, dim as i32])?;
+        if self.cudnn(dim) {
+            q = m.contiguous(&q)?;
+        }
+        let y = m.attention(&q, &keys, &values, scale, &visible)?;
+        let y = m.transpose(&m.reshape(&y, &shape([heads, rows, dim]))?, &[1, 0, 2])?;
+        self.out(r, 3, &y)
+    }
+
+    /// Whether MLX gives an attention of many rows to cuDNN. That is handed nothing but arrays stored in their own order: queries by
+    /// head, and a mask for every head. (With queries by row and one mask for all, a prefill in f16 came out wrong.)
+    fn cudnn(&self, dim: u64) -> bool {
+        let halves = self.l.kind != Type::F32 && self.l.kernels.device() == Device::Cuda;
+        halves && self.rows > 1 && dim % 8 == 0 && dim <= 128
+    }
+
+    /// The mask `[rows, positions]` of an attention, the same array for all layers: what is added to the scores on CUDA (MLX would make
+    /// that of truth values, once per layer), else truth values.
+    fn visible(&mut self, r: &Record<'_>, positions: i32, [window, heads, dim]: [u64; 3]) -> Result<Array> {
+        let m = self.m;
+        // Positions are the family's in every layer: the place is told apart by its base alone.
+        let word = r.at + 1 + 3 * r.kind.spec().operands.len() + 4;
+        let key = (self.words[word] as usize, [window, heads, dim]);
+        if let Some(mask) = self.masks.get(&key) {
+            return Ok(mask.clone());
+        }
         let column = m.arange(positions)?; // [positions]
-        let row = m.add(&m.arange(rows as i32)?, &self.position(r, 4)?)?;
-        let row = m.reshape(&row, &[rows as i32, 1])?;
-        let mut visible = m.less_equal(&column, &row)?; // [rows, positions]
+        let row = m.add(&m.arange(self.rows as i32)?, &self.position(r, 4)?)?;
+        let row = m.reshape(&row, &[self.rows as i32, 1])?;
+        let mut visible = m.less_equal(&column, &row)?;
         if window > 0 {
             let first = m.sub(&row, &Array::int(window as i32))?;
             visible = m.and(&visible, &m.greater(&column, &first)?)?;
         }
-        let q = m.transpose(&self.input(r, 0)?, &[1, 0, 2])?;
-        let q = m.reshape(&q, &[1, heads as i32, rows as i32, dim as i32])?;
-        let y = m.attention(&q, &keys, &values, scale, &visible)?;
-        let y = m.transpose(&m.reshape(&y, &shape([heads, rows, dim]))?, &[1, 0, 2])?;
-        self.out(r, 3, &y)
+        if self.l.kernels.device() == Device::Cuda {
+            let scores = m.select(&visible, &Array::scalar(0.0), &Array::scalar(f32::NEG_INFINITY))?;
+            visible = m.astype(&scores, self.l.kind)?;
+            if self.cudnn(dim) {
+                visible = m.broadcast(&visible, &[1, heads as i32, self.rows as i32, positions])?;
+                visible = m.contiguous(&visible)?;
+            }
+        }
+        self.masks.insert(key, visible.clone());
+        Ok(visible)
+    }
+
+    /// A gate in one launch, with the norm of what it lets through if there was one.
+    pub(super) fn gate(&self, r: &Record<'_>, act: Act) -> Result<Option<Array>> {
+        if !self.fused {
+            return Ok(None);
+        }
+        let (m, a, rows, kind) = (self.m, self.place(r, 0)?, self.rows as i32, self.l.kind);
+        match self.origin(r, 1) {
+            Some(Origin::Norm(from, w, eps)) if act == Act::Silu => {
+                self.l.kernels.norm_gate(m, &a, from, w, *eps, rows, kind)
+            }
+            _ => self.l.kernels.gate(m, &a, &self.place(r, 1)?, act, rows, kind),
+        }
+    }
+
+    /// The sum of a mixture and its shared expert in one launch.
+    pub(super) fn mixture(&self, r: &Record<'_>) -> Result<Option<Array>> {
+        let (Some(a), Some(b)) = (self.origin(r, 0), self.origin(r, 1)) else { return Ok(None) };
+        let (Origin::Sum(slots, weights), Origin::Scaled(array, open)) = (a, b) else { return Ok(None) };
+        let shared = Shared { array: array.clone(), open: open.clone() };
+        self.l.kernels.mix(self.m, slots, weights, Some(&shared), self.l.kind)
     }
 
     pub(super) fn convolution(&mut self, r: &Record<'_>) -> Result<()> {
         let m = self.m;
         let [rows, heads, dim, kernel] = [0, 1, 2, 3].map(|i| r.attrs[i]);
         let channels = heads * dim;
+        if self.fused {
+            let at = self.l.state_of(r.operand(2))?;
+            let taps = self.l.weights.taps(m, r.operand(1), channels, kernel)?;
+            let (x, silu) = (self.place(r, 0)?, r.kind == OpKind::ConvSilu);
+            let made = self.l.kernels.conv(m, &x, &taps, &self.states[at], self.inputs.rows, rows as i32, silu)?;
+            if let Some([y, after]) = made {
+                self.states[at] = after;
+                return self.keep(r, 3, &y);
+            }
+        }
         let x = m.reshape(&self.wide(r, 0)?, &shape([rows, channels, 1])[..2])?;
         let taps = self.l.weights.taps(m, r.operand(1), channels, kernel)?;
         let at = self.l.state_of(r.operand(2))?;
@@ -179,13 +360,16 @@ impl Trace<'_> {
     pub(super) fn scan(&mut self, r: &Record<'_>) -> Result<()> {
         let m = self.m;
         let at = self.l.state_of(r.operand(5))?;
-        let scan = Scan {
-            q: self.wide(r, 0)?,
-            k: self.wide(r, 1)?,
-            v: self.wide(r, 2)?,
-            log_decay: m.reshape(&self.wide(r, 3)?, &shape([r.attrs[0], r.attrs[2], 1])[..2])?,
-            beta: m.reshape(&self.wide(r, 4)?, &shape([r.attrs[0], r.attrs[2], 1])[..2])?,
-            state: self.states[at].clone(),
+        let scan = match self.prepared(r)? {
+            Some(scan) => scan,
+            None => Scan {
+                q: self.wide(r, 0)?,
+                k: self.wide(r, 1)?,
+                v: self.wide(r, 2)?,
+                log_decay: m.reshape(&self.wide(r, 3)?, &shape([r.attrs[0], r.attrs[2], 1])[..2])?,
+                beta: m.reshape(&self.wide(r, 4)?, &shape([r.attrs[0], r.attrs[2], 1])[..2])?,
+                state: self.states[at].clone(),
+            },
         };
         let (y, state) = if self.rows == 1 {
             match self.l.kernels.delta_step(m, &scan)? {
@@ -196,6 +380,27 @@ impl Trace<'_> {
             delta::chunked(m, &scan, self.inputs.rows)?
         };
         self.states[at] = state;
-        self.out(r, 6, &y)
+        // A norm in f32 follows.
+        self.keep(r, 6, &y)
+    }
+
+    /// A scan's operands with norms and gates from one launch.
+    fn prepared(&self, r: &Record<'_>) -> Result<Option<Scan>> {
+        let (Some(Origin::Length(q, q_eps, q_scale)), Some(Origin::Length(k, k_eps, k_scale))) =
+            (self.origin(r, 0), self.origin(r, 1))
+        else {
+            return Ok(None);
+        };
+        let Some(Origin::Gates([a, b], [a_log, dt])) = self.origin(r, 3) else { return Ok(None) };
+        let prepare = Prepare {
+            rows: self.rows as i32,
+            keys: [(q, *q_eps, *q_scale), (k, *k_eps, *k_scale)],
+            gates: [a, b],
+            vectors: [a_log, dt],
+        };
+        let made = self.l.kernels.delta_prepare(self.m, &prepare)?;
+        let state = self.states[self.l.state_of(r.operand(5))?].clone();
+        let v = self.wide(r, 2)?;
+        Ok(made.map(|[q, k, log_decay, beta]| Scan { q, k, v, log_decay, beta, state }))
     }
 }
