@@ -11,7 +11,7 @@ if [ "${1:-all}" != bake ]; then
     $venv/bin/python tokens.py --out checkpoint
     $venv/bin/python train.py --data checkpoint --out checkpoint --minutes 6.3 --warmup 400 --seed 1
 fi
-cargo run --release --quiet --manifest-path $root/Cargo.toml -p loaf-bake -- build checkpoint -o ../default.loaf --quant q8
+cargo run --release --quiet --manifest-path $root/Cargo.toml -p loaf-bake -- build checkpoint -o ../default.loaf --quant q8 --chunk 128
 cargo run --release --quiet --manifest-path $root/Cargo.toml -p loaf-bake -- lock --update default --root $root
 cargo build --release --manifest-path $root/Cargo.toml -p loaf-runtime
 python3 evaluate.py --loaf $root/target/release/loaf --limit 300 --label "q8 (ships)"
