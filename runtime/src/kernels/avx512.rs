@@ -184,10 +184,13 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
     unsafe fn params(kind: u8, dtype: DType, rows: &[*const u8; 16], g: usize, n: usize) -> [__m512i; 16] {
         // SAFETY: as `load`; masked lanes are not read.
         unsafe {
-            if dtype != DType::U8 {
-                return Self::params_by_type(kind, dtype, rows, g, n);
-            }
             let mut out = [_mm512_setzero_si512(); 16];
+            if dtype != DType::U8 {
+                for i in 0..16 {
+                    out[i] = Self::row_params(kind, dtype, rows[i], g, n);
+                }
+                return Self::transpose_b(out);
+            }
             // Bytes are transposed four by four, each still among its neighbours.
             let mut fours = [out[0]; 4];
             for i in 0..4 {

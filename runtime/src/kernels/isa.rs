@@ -37,7 +37,7 @@ pub(super) fn quant_case(format: u64) -> Option<(u8, usize)> {
 /// scan for one [`super::wide::Wide`], under one attribute. The integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is a number, one for all
 /// the others where it is `_`.
 macro_rules! isa {
-    ($module:ident, $simd:ty, $wide:ty, $attr:meta, $($case:tt)*) => {
+    ($module:ident, $simd:ty, $wide:ty, $attr:meta, else $else:path, $($case:tt)*) => {
         pub(super) mod $module {
             use super::*;
 
@@ -71,7 +71,7 @@ macro_rules! isa {
                 SelectRows = elementwise::select_rows::<$simd>,
             );
 
-            isa!(@products $attr, nothing, $($case)*);
+            isa!(@products $attr, $else, $($case)*);
 
             /// Attention cut by blocks.
             pub(in crate::kernels) const SPLIT: Split = Split { parts: split_parts, merge: split_merge };
@@ -157,24 +157,24 @@ macro_rules! isa {
 
 const _: () = assert!(layout::Q4_WIDE == 44 && layout::E2M1 == 14 && layout::E2M1_HALVES == 24);
 
-isa!(scalar, Scalar, Scalar, inline(never),
+isa!(scalar, Scalar, Scalar, inline(never), else nothing,
     _, _ => Scalar;);
 #[cfg(target_arch = "x86_64")]
-isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"),
+isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"), else nothing,
     44, 64 => Avx2; 44, _ => Avx2;
     4, 32 => Avx2;
     8, 64 => Avx2; 8, _ => Avx2;
     2, _ => Avx2; 3, _ => Avx2;
     5, _ => Avx2; 6, _ => Avx2;
     14, 32 => Avx2; 24, 16 => Avx2;);
-// Everything but matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers.
+// Everything but matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers. Widths that no 512-bit
+// instruction unpacks well without VBMI are those of AVX2.
 #[cfg(target_arch = "x86_64")]
 isa!(avx512, Avx2, Avx512<false>,
-    target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"),
-    44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 44, _ => Avx512<false>; 4, 32 => Avx512<false>;
+    target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx2::product,
+    44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 4, 32 => Avx512<false>;
     8, 64 => Avx512<false>; 8, _ => Avx512<false>;
-    14, 32 => Avx512<false>; 24, 16 => Avx512<false>;
-    2, _ => Avx2; 3, _ => Avx2; 5, _ => Avx2; 6, _ => Avx2;);
+    14, 32 => Avx512<false>; 24, 16 => Avx512<false>;);
 
 /// Integer matmuls of the widths that VBMI unpacks in three instructions; those of [`avx512`] otherwise.
 #[cfg(target_arch = "x86_64")]
@@ -183,13 +183,13 @@ pub(super) mod avx512_vbmi {
 
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"),
         avx512::product,
-        2, 64 => Avx512<true>; 2, _ => Avx512<true>; 3, 64 => Avx512<true>; 3, _ => Avx512<true>;
+        2, 64 => Avx512<true>; 2, _ => Avx512<true>; 3, 64 => Avx512<true>;
         5, 64 => Avx512<true>; 5, _ => Avx512<true>; 6, 64 => Avx512<true>; 6, _ => Avx512<true>;);
 }
 
 // Registers of sixteen bytes hold the nibbles of 32 codes, so the wide layout is as good as the other.
 #[cfg(target_arch = "aarch64")]
-isa!(neon, Neon, Neon, target_feature(enable = "neon"),
+isa!(neon, Neon, Neon, target_feature(enable = "neon"), else nothing,
     44, _ => Smull; 4, _ => Smull; 8, _ => Smull;
     2, _ => Smull; 3, _ => Smull; 5, _ => Smull; 6, _ => Smull;
     14, 32 => Smull; 24, 16 => Smull;);

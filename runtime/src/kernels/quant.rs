@@ -219,7 +219,7 @@ unsafe fn multiply<S: Rows>(
     unsafe {
         if n <= S::STREAMED {
             while row < end {
-                m.fill_params::<S>(row, panels, 0);
+                m.fill_params::<S, true>(row, panels, 0);
                 for i in 0..n {
                     let (x, y) = slot(i);
                     let acc = stream::<S>(m, row, end, x, panels);
@@ -232,7 +232,7 @@ unsafe fn multiply<S: Rows>(
         while row < end {
             let count = if row + S::LANES < end { 2 } else { 1 };
             for p in 0..count {
-                m.fill_params::<S>(row + p * S::LANES, panels, p);
+                m.fill_params::<S, false>(row + p * S::LANES, panels, p);
                 fill_panel::<S>(m, row + p * S::LANES, panels.codes[p]);
             }
             let mut i = 0;
@@ -281,9 +281,10 @@ impl Matrix<'_> {
         unsafe { self.w[0].at::<u32>(self.row(first, i), 0).cast::<u8>().cast_const() }
     }
 
-    /// Scales and biases of the vector at `first` into panel `p`, a vector per group.
+    /// Scales and biases of the vector at `first` into panel `p`, a vector per group; `OFTEN` where that is much of the work, and a
+    /// larger program pays.
     #[inline(always)]
-    unsafe fn fill_params<S: Rows>(&self, first: usize, panels: &Panels, p: usize) {
+    unsafe fn fill_params<S: Rows, const OFTEN: bool>(&self, first: usize, panels: &Panels, p: usize) {
         let (groups, last) = (self.inp / self.packing.group, (self.out - first).min(S::LANES) - 1);
         // SAFETY: existing rows and groups; the panel has room for whole sixteens of groups.
         unsafe {
@@ -304,7 +305,8 @@ impl Matrix<'_> {
                 }
                 for g in (0..groups).step_by(S::LANES) {
                     let n = S::LANES.min(groups - g);
-                    let by_group = S::params(self.packing.kind, o.dtype, &rows, g, n);
+                    let params = if OFTEN { S::params_by_type } else { S::params };
+                    let by_group = params(self.packing.kind, o.dtype, &rows, g, n);
                     for i in 0..S::LANES {
                         S::store_b(panel.add((g + i) * S::LANES).cast(), by_group[i]);
                     }

@@ -70,26 +70,24 @@ pub(crate) trait Rows: Copy + 'static {
     #[inline(always)]
     unsafe fn params(kind: u8, dtype: DType, rows: &[*const u8; 16], g: usize, n: usize) -> Self::Bs {
         // SAFETY: the same condition.
-        unsafe { Self::params_by_type(kind, dtype, rows, g, n) }
+        unsafe {
+            let mut by_row = Self::Bs::all(Self::row_params(kind, dtype, rows[0], g, n));
+            for i in 1..Self::LANES {
+                by_row[i] = Self::row_params(kind, dtype, rows[i], g, n);
+            }
+            Self::transpose_b(by_row)
+        }
     }
-    /// [`Rows::params`] with a copy for each type: loads side by side instead of a choice before each.
+    /// [`Rows::params`] with a copy for each type of the most common layouts: loads side by side instead of a choice before each.
     #[inline(always)]
     unsafe fn params_by_type(kind: u8, dtype: DType, rows: &[*const u8; 16], g: usize, n: usize) -> Self::Bs {
-        macro_rules! rows {
-            ($dtype:expr) => {{
-                let mut by_row = Self::Bs::all(Self::row_params(kind, $dtype, rows[0], g, n));
-                for i in 1..Self::LANES {
-                    by_row[i] = Self::row_params(kind, $dtype, rows[i], g, n);
-                }
-                Self::transpose_b(by_row)
-            }};
-        }
+        let common = matches!(kind, layout::Q4_WIDE | layout::Q8);
         // SAFETY: the same condition.
         unsafe {
             match dtype {
-                DType::BF16 => rows!(DType::BF16),
-                DType::F16 => rows!(DType::F16),
-                other => rows!(other),
+                DType::BF16 if common => Self::params(kind, DType::BF16, rows, g, n),
+                DType::F16 if common => Self::params(kind, DType::F16, rows, g, n),
+                other => Self::params(kind, other, rows, g, n),
             }
         }
     }

@@ -293,10 +293,10 @@ impl Trace<'_> {
                 let ids = m.reshape(&self.input(r, 0)?, &[-1])?;
                 let (o, dims) = Self::operands(r, 1);
                 let table = self.l.weights.table(m, &o, &dims, format, self.l.kind)?;
-                if let (true, Matrix::Packed { codes, scales, biases: Some(biases), packing }) = (self.fused, &table) {
-                    if let Some(y) = self.l.kernels.embed(m, &ids, [codes, scales, biases], *packing, self.l.kind)? {
-                        return self.out(r, 4, &y);
-                    }
+                if let (true, Matrix::Packed { codes, scales, biases: Some(biases), packing }) = (self.fused, &table)
+                    && let Some(y) = self.l.kernels.embed(m, &ids, [codes, scales, biases], *packing, self.l.kind)?
+                {
+                    return self.out(r, 4, &y);
                 }
                 let rows = match table {
                     Matrix::Dense(table) => m.take(&table, &ids)?,
@@ -318,11 +318,12 @@ impl Trace<'_> {
             AddRmsNorm => {
                 let (a, b) = (self.input(r, 0)?, self.input(r, 1)?);
                 let w = self.l.weights.norm(m, r.operand(2), n(2), real(4), self.l.kind)?;
-                if self.fused && n(1) == 1 {
-                    if let Some([sum, y]) = self.l.kernels.add_norm(m, &a, &b, &w, real(3), self.l.kind)? {
-                        self.out(r, 3, &sum)?;
-                        return self.out(r, 4, &y);
-                    }
+                if self.fused
+                    && n(1) == 1
+                    && let Some([sum, y]) = self.l.kernels.add_norm(m, &a, &b, &w, real(3), self.l.kind)?
+                {
+                    self.out(r, 3, &sum)?;
+                    return self.out(r, 4, &y);
                 }
                 let sum = m.add(&a, &b)?;
                 let y = m.rms_norm(&sum, &w, real(3))?;

@@ -43,10 +43,11 @@ impl Sampling {
         let choose = Compiled::new(move |inputs| {
             let m = &l.mlx;
             let known = known.min(vocab as u32) as i32;
-            if o.temperature == 0.0 && !penalties {
-                if let Some((token, log_prob)) = l.kernels.pick(m, &inputs[0], known)? {
-                    return Ok([token, log_prob].into_iter().chain(inputs[1..].iter().cloned()).collect());
-                }
+            if o.temperature == 0.0
+                && !penalties
+                && let Some((token, log_prob)) = l.kernels.pick(m, &inputs[0], known)?
+            {
+                return Ok([token, log_prob].into_iter().chain(inputs[1..].iter().cloned()).collect());
             }
             let (key, next) = m.split_key(&inputs[1])?;
             let token = pick(m, &o, &m.slice(&inputs[0], 0, 0, known)?, &key, &inputs[2], &inputs[3])?;

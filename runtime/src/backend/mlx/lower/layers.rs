@@ -261,7 +261,7 @@ impl Trace<'_> {
     /// head, and a mask for every head. (With queries by row and one mask for all, a prefill in f16 came out wrong.)
     fn cudnn(&self, dim: u64) -> bool {
         let halves = self.l.kind != Type::F32 && self.l.kernels.device() == Device::Cuda;
-        halves && self.rows > 1 && dim % 8 == 0 && dim <= 128
+        halves && self.rows > 1 && dim.is_multiple_of(8) && dim <= 128
     }
 
     /// The mask `[rows, positions]` of an attention, the same array for all layers: what is added to the scores on CUDA (MLX would make
