@@ -353,7 +353,7 @@ fn lock(root: &Path, names: &[String], update: bool) -> Result<()> {
 fn executable(file: &Path, output: &Path, runtime: Option<PathBuf>) -> Result<()> {
     let runtime = runtime.map_or_else(program::runtime_beside, Ok).context("the folder of this program")?;
     if !runtime.is_file() {
-        bail!("{}: no runtime there; build loaf-runtime, or say where it is with --runtime", runtime.display());
+        bail!("{}: no runtime there; build loaf-cli, or say where it is with --runtime", runtime.display());
     }
     let written = program::write(&runtime, file, output)?;
     let (bytes, offset) = (written.bytes, written.offset);

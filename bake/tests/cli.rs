@@ -123,7 +123,7 @@ fn an_executable_without_a_runtime_says_how_to_get_one() {
     let [out, none] = [&out, &none].map(|p| p.to_str().expect("UTF-8"));
     let (code, line) = refused(&["executable", VECTOR, "-o", out, "--runtime", none]);
     assert_eq!(code, 1);
-    assert!(line.ends_with("no runtime there; build loaf-runtime, or say where it is with --runtime"), "{line}");
+    assert!(line.ends_with("no runtime there; build loaf-cli, or say where it is with --runtime"), "{line}");
     let text = stdout(&["executable", VECTOR, "-o", out, "--runtime", env!("CARGO_BIN_EXE_bake")]);
     assert!(text.contains("bytes, the loaf at "), "{text}");
 }

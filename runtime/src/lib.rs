@@ -6,10 +6,8 @@
 
 mod ahead;
 pub mod backend;
-pub mod builtin;
 pub mod ceiling;
 pub mod chat;
-pub mod cli;
 pub mod generate;
 pub mod kernels;
 pub mod loaf;
@@ -20,6 +18,5 @@ pub mod pool;
 mod replay;
 pub mod sample;
 pub mod session;
-pub mod shell;
 pub mod tokenizer;
 pub mod trace;

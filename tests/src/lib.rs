@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use loaf_bake::build::{BuildOptions, Silent, build};
-use loaf_runtime::cli::{Io, main};
+use loaf_cli::{Io, main};
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::loaf::Loaf;
 use loaf_runtime::session::{Session, SessionOptions};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use loaf_bake::build::{BuildOptions, Silent, build};
-use loaf_runtime::cli::{Io, main};
+use loaf_cli::{Io, main};
 use loaf_runtime::kernels::Kernels;
 use loaf_tests::{Expected, bake, fixture};
 use safetensors::SafeTensors;

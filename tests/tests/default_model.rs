@@ -1,8 +1,8 @@
 //! The built-in model: the locked artifact, and what it is for.
 
+use loaf_cli::builtin;
 use loaf_formats::chat::Answers;
 use loaf_formats::container::Container;
-use loaf_runtime::builtin;
 use loaf_runtime::loaf::Loaf;
 use loaf_tests::command_line;
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use loaf_bake::build::BuildOptions;
 use loaf_bake::program;
-use loaf_runtime::cli::{Io, main, main_of};
+use loaf_cli::{Io, main, main_of};
 use loaf_runtime::loaf::Loaf;
 use loaf_tests::bake;
 

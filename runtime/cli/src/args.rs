@@ -8,15 +8,15 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use loaf_formats::chat::Sampling;
 
-use super::Failure;
-use crate::kernels::Kernels;
-use crate::sample::SamplerOptions;
+use crate::Failure;
+use loaf_runtime::kernels::Kernels;
+use loaf_runtime::sample::SamplerOptions;
 
 /// Runs language models that `bake` made.
 #[derive(Parser)]
 #[command(name = "loaf", version, about, max_term_width = 100, subcommand_required = true)]
 #[command(after_help = environment())]
-pub(super) struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     pub command: Command,
 }
@@ -32,7 +32,7 @@ fn environment() -> String {
 }
 
 #[derive(Subcommand)]
-pub(super) enum Command {
+pub(crate) enum Command {
     /// Answer or continue one prompt.
     ///
     /// The prompt is the argument, or standard input if there is none or it is '-'. If the model has a chat template, the
@@ -71,7 +71,7 @@ impl Command {
 }
 
 #[derive(ClapArgs)]
-pub(super) struct ModelArgs {
+pub(crate) struct ModelArgs {
     /// The loaf to use [default: the one this program carries, what LOAF_MODEL says, or the built-in one]
     #[arg(short, long, value_name = "FILE")]
     pub model: Option<PathBuf>,
@@ -82,7 +82,7 @@ pub(super) struct ModelArgs {
 
 /// What computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum BackendArg {
+pub(crate) enum BackendArg {
     /// The CPU; the same bits everywhere
     #[default]
     Cpu,
@@ -93,7 +93,7 @@ pub(super) enum BackendArg {
 }
 
 #[derive(ClapArgs, Default)]
-pub(super) struct ComputeArgs {
+pub(crate) struct ComputeArgs {
     /// What to compute with
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     pub backend: BackendArg,
@@ -107,7 +107,7 @@ pub(super) struct ComputeArgs {
 
 #[derive(ClapArgs)]
 #[command(next_help_heading = "Sampling (defaults come with the model)")]
-pub(super) struct SamplingArgs {
+pub(crate) struct SamplingArgs {
     /// Most tokens to generate [default: until the model stops or the context is full]
     #[arg(short = 'n', long, value_name = "N")]
     pub max_tokens: Option<usize>,
@@ -169,7 +169,7 @@ fn random_seed() -> u64 {
 }
 
 #[derive(ClapArgs)]
-pub(super) struct RunArgs {
+pub(crate) struct RunArgs {
     /// The prompt; '-' or nothing reads standard input
     pub prompt: Option<String>,
     #[command(flatten)]
@@ -196,7 +196,7 @@ pub(super) struct RunArgs {
 }
 
 #[derive(ClapArgs)]
-pub(super) struct ChatArgs {
+pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Start with this system message
@@ -212,7 +212,7 @@ pub(super) struct ChatArgs {
 }
 
 #[derive(ClapArgs)]
-pub(super) struct ScoreArgs {
+pub(crate) struct ScoreArgs {
     /// A text file; '-' or nothing reads standard input
     pub file: Option<PathBuf>,
     #[command(flatten)]
@@ -234,7 +234,7 @@ pub(super) struct ScoreArgs {
 }
 
 #[derive(ClapArgs)]
-pub(super) struct BenchArgs {
+pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Tokens of the prompt, 0 for none [default: 512, or as many as fit]
@@ -260,7 +260,7 @@ pub(super) struct BenchArgs {
 }
 
 #[derive(ClapArgs)]
-pub(super) struct CheckArgs {
+pub(crate) struct CheckArgs {
     /// The prompt [default: standard input, or the ids of the file of activations]
     pub prompt: Option<String>,
     #[command(flatten)]
@@ -288,7 +288,7 @@ pub(super) struct CheckArgs {
 }
 
 #[derive(ClapArgs)]
-pub(super) struct InfoArgs {
+pub(crate) struct InfoArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Print one JSON object instead
@@ -297,7 +297,7 @@ pub(super) struct InfoArgs {
 }
 
 #[derive(ClapArgs)]
-pub(super) struct VerifyArgs {
+pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Replay the loaf's golden prompts too, and compare the token ids

@@ -10,12 +10,12 @@ use loaf_formats::op::OpKind;
 use loaf_formats::plan::{Phase, Record, records};
 use serde_json::json;
 
-use super::args::{BackendArg, CheckArgs};
-use super::{Failure, Io, model};
-use crate::kernels::{Isa, Kernels};
-use crate::loaf::Loaf;
-use crate::tokenizer::Scratch;
-use crate::trace::{Activations, CpuTrace, Difference, Names, Trace};
+use crate::args::{BackendArg, CheckArgs};
+use crate::{Failure, Io, model};
+use loaf_runtime::kernels::{Isa, Kernels};
+use loaf_runtime::loaf::Loaf;
+use loaf_runtime::tokenizer::Scratch;
+use loaf_runtime::trace::{Activations, CpuTrace, Difference, Names, Trace};
 
 /// What an engine is held to.
 enum Reference<'a> {
@@ -30,7 +30,7 @@ struct Row {
     difference: Difference,
 }
 
-pub(super) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let mut subject: Box<dyn Trace + '_> = match args.backend {
         BackendArg::Cpu => cpu(&loaf, model::kernels(io)?)?,

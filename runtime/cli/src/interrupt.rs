@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static RAISED: AtomicBool = AtomicBool::new(false);
 
 /// A watch over the interrupt signal.
-pub(super) struct Interrupt {
+pub(crate) struct Interrupt {
     #[cfg(unix)]
     before: Option<libc::sigaction>,
 }

@@ -6,14 +6,14 @@ use std::time::Instant;
 use loaf_formats::chat::Answers;
 use serde_json::json;
 
-use super::args::RunArgs;
-use super::interrupt::Interrupt;
-use super::{Failure, Io, model};
-use crate::chat::{ChatTemplate, Inputs, message};
-use crate::generate::{Event, GenerateOptions, Generation, Report, StopReason};
-use crate::loaf::Loaf;
+use crate::args::RunArgs;
+use crate::interrupt::Interrupt;
 use crate::shell;
-use crate::tokenizer::{Scratch, Tokenizer};
+use crate::{Failure, Io, model};
+use loaf_runtime::chat::{ChatTemplate, Inputs, message};
+use loaf_runtime::generate::{Event, GenerateOptions, Generation, Report, StopReason};
+use loaf_runtime::loaf::Loaf;
+use loaf_runtime::tokenizer::{Scratch, Tokenizer};
 
 /// A prompt ready to be evaluated.
 struct Prompt {
@@ -22,7 +22,7 @@ struct Prompt {
     continues_text: bool,
 }
 
-pub(super) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+pub(crate) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let start = Instant::now();
     let loaf = model::open_model(&args.model, io)?;
     let sampler = args.sampling.over(&loaf.chat().sampling)?;

@@ -11,14 +11,14 @@ use loaf_formats::container::{Leaves, SectionKind};
 use loaf_formats::golden::{Golden, leader};
 use serde_json::json;
 
-use super::args::{ComputeArgs, VerifyArgs};
-use super::{Bytes, Failure, Io, model};
-use crate::loaf::Loaf;
+use crate::args::{ComputeArgs, VerifyArgs};
+use crate::{Bytes, Failure, Io, model};
+use loaf_runtime::loaf::Loaf;
 
 /// Time between two reports of progress.
 const TICK: Duration = Duration::from_millis(100);
 
-pub(super) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+pub(crate) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     model::tokenizer(&loaf)?;
     let container = loaf.container();
@@ -104,7 +104,7 @@ fn verify_leaves(leaves: &Leaves<'_>, total: u64, io: &mut Io<'_>) -> Result<(),
         }
     };
     let first_error = std::thread::scope(|scope| {
-        let helpers = crate::pool::default_threads().clamp(1, 64) - 1;
+        let helpers = loaf_runtime::pool::default_threads().clamp(1, 64) - 1;
         // A thread that the system refuses leaves its share to the others.
         let helpers: Vec<_> = (0..helpers)
             .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, || work(&mut |_| {})).ok())

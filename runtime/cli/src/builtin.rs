@@ -10,7 +10,7 @@ struct Paged<T: ?Sized>(T);
 /// The built-in loaf, in builds that have one.
 #[cfg(feature = "default-model")]
 pub const LOAF: Option<&[u8]> = {
-    static BYTES: &Paged<[u8]> = &Paged(*include_bytes!("../../artifacts/default.loaf"));
+    static BYTES: &Paged<[u8]> = &Paged(*include_bytes!("../../../artifacts/default.loaf"));
     Some(&BYTES.0)
 };
 

@@ -16,18 +16,18 @@ use loaf_formats::op::OpKind;
 use loaf_formats::plan::Phase;
 use serde_json::{Value, json};
 
-use super::args::BenchArgs;
-use super::{Failure, Io, model};
-use crate::ceiling::Ceiling;
-use crate::op_times::{OpRow, OpTimes};
-use crate::sample::SamplerOptions;
-use crate::session::Session;
+use crate::args::BenchArgs;
+use crate::{Failure, Io, model};
+use loaf_runtime::ceiling::Ceiling;
+use loaf_runtime::op_times::{OpRow, OpTimes};
+use loaf_runtime::sample::SamplerOptions;
+use loaf_runtime::session::Session;
 
 /// Tokens measured where the arguments say nothing and the context has room.
 const PREFILL: u32 = 512;
 const DECODE: u32 = 64;
 
-pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let plan = loaf.plan();
     let room = plan.context.saturating_sub(args.context);

@@ -6,14 +6,14 @@ use loaf_formats::container::SectionKind;
 use loaf_formats::plan::{Phase, StateKind};
 use serde_json::{Value, json};
 
-use super::args::InfoArgs;
-use super::{Bytes, Failure, Io, model, printable};
-use crate::loaf::Loaf;
+use crate::args::InfoArgs;
+use crate::{Bytes, Failure, Io, model, printable};
+use loaf_runtime::loaf::Loaf;
 
 /// Longest value of the manifest printed for people, in characters.
 const MAX_VALUE: usize = 200;
 
-pub(super) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+pub(crate) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let manifest = manifest(&loaf)?;
     let tokenizer = model::tokenizer(&loaf)?;

@@ -10,7 +10,7 @@ use loaf_formats::program::Trailer;
 /// The runtime with the committed test vector behind it, in a folder of its own.
 fn program(dir: &Path) -> PathBuf {
     let runtime = fs::read(env!("CARGO_BIN_EXE_loaf")).expect("built");
-    let loaf = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/tiny.loaf")).expect("committed");
+    let loaf = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vectors/tiny.loaf")).expect("committed");
     let id = Container::open(&loaf).expect("a loaf").artifact_id();
     let trailer = Trailer::after(runtime.len() as u64, loaf.len() as u64, id).expect("small files");
     let mut bytes = runtime;

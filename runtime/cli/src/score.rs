@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::args::ScoreArgs;
-use super::interrupt::Interrupt;
-use super::{Failure, Io, model, printable, read_text};
-use crate::sample::log_prob;
-use crate::session::Session;
-use crate::tokenizer::{Scratch, Tokenizer};
+use crate::args::ScoreArgs;
+use crate::interrupt::Interrupt;
+use crate::{Failure, Io, model, printable, read_text};
+use loaf_runtime::sample::log_prob;
+use loaf_runtime::session::Session;
+use loaf_runtime::tokenizer::{Scratch, Tokenizer};
 
-pub(super) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let tokenizer = model::tokenizer(&loaf)?;
     let ids = ids(args, tokenizer.as_ref(), io)?;

@@ -1,9 +1,9 @@
-//! The program `loaf`: hands arguments, streams and environment to [`loaf_runtime::cli`], which does the rest.
+//! The program `loaf`: hands arguments, streams and environment to [`loaf_cli`], which does the rest.
 
 use std::io::{IsTerminal, stderr, stdin, stdout};
 use std::process::ExitCode;
 
-use loaf_runtime::cli::{Io, main as run, main_of};
+use loaf_cli::{Io, main as run, main_of};
 use loaf_runtime::loaf::running_program;
 
 fn main() -> ExitCode {

@@ -10,15 +10,15 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::args::ChatArgs;
-use super::interrupt::Interrupt;
-use super::{Bytes, Failure, Io, MAX_TEXT_BYTES, model, printable, read_text};
-use crate::chat::{ChatTemplate, Inputs, message};
-use crate::generate::{Event, GenerateOptions, Generation, Report, StopReason};
-use crate::loaf::Loaf;
-use crate::sample::SamplerOptions;
-use crate::session::Session;
-use crate::tokenizer::{Scratch, Tokenizer};
+use crate::args::ChatArgs;
+use crate::interrupt::Interrupt;
+use crate::{Bytes, Failure, Io, MAX_TEXT_BYTES, model, printable, read_text};
+use loaf_runtime::chat::{ChatTemplate, Inputs, message};
+use loaf_runtime::generate::{Event, GenerateOptions, Generation, Report, StopReason};
+use loaf_runtime::loaf::Loaf;
+use loaf_runtime::sample::SamplerOptions;
+use loaf_runtime::session::Session;
+use loaf_runtime::tokenizer::{Scratch, Tokenizer};
 
 const HELP: &str = "\
 /help         this list
@@ -30,7 +30,7 @@ const HELP: &str = "\
 /stats        say how full the context is and how fast the last answer came
 /exit         leave (so does the end of input)";
 
-pub(super) fn chat(args: &ChatArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+pub(crate) fn chat(args: &ChatArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let sampler = args.sampling.over(&loaf.chat().sampling)?;
     let source =

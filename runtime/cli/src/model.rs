@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use super::args::{BackendArg, ComputeArgs, ModelArgs};
-use super::{Failure, Io};
-use crate::backend::Backend;
+use crate::args::{BackendArg, ComputeArgs, ModelArgs};
 use crate::builtin;
-use crate::kernels::Kernels;
-use crate::loaf::{Loaf, OpenError};
-use crate::session::{Session, SessionOptions};
-use crate::tokenizer::Tokenizer;
-use crate::trace::Trace;
+use crate::{Failure, Io};
+use loaf_runtime::backend::Backend;
+use loaf_runtime::kernels::Kernels;
+use loaf_runtime::loaf::{Loaf, OpenError};
+use loaf_runtime::session::{Session, SessionOptions};
+use loaf_runtime::tokenizer::Tokenizer;
+use loaf_runtime::trace::Trace;
 
 /// Said when nobody named a model and this build has none of its own.
 const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
@@ -18,7 +18,7 @@ const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
 
 /// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment names, or else
 /// the one built in.
-pub(super) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure> {
+pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure> {
     let from_environment = || (io.var)("LOAF_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from);
     let failure = |path: &Path, e| match e {
         // It names the file already.
@@ -39,13 +39,13 @@ pub(super) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure>
 }
 
 /// The kernels that `LOAF_ISA` names, or else the best there are.
-pub(super) fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
+pub(crate) fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
     let Some(name) = (io.var)("LOAF_ISA").filter(|v| !v.is_empty()) else { return Ok(Kernels::detect()) };
     Kernels::named(&name.to_string_lossy()).map_err(|e| Failure::Usage(format!("LOAF_ISA: {e}; found {name:?}")))
 }
 
 /// A session with the backend, threads and kernels asked for.
-pub(super) fn session<'a>(loaf: &'a Loaf, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session<'a>, Failure> {
+pub(crate) fn session<'a>(loaf: &'a Loaf, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session<'a>, Failure> {
     let session = match compute.backend {
         BackendArg::Cpu => {
             let mut options = SessionOptions { kernels: kernels(io)?, ..SessionOptions::default() };
@@ -66,8 +66,8 @@ const USE_CPU: &str = "--backend cpu needs none of it";
 
 /// The MLX backend, on the GPU or on MLX's own CPU device.
 #[cfg(feature = "mlx")]
-fn open_mlx(loaf: &Loaf, gpu: bool, exact: bool) -> Result<crate::backend::mlx::MlxBackend<'_>, Failure> {
-    use crate::backend::mlx::{MlxBackend, MlxOptions, array::Type};
+fn open_mlx(loaf: &Loaf, gpu: bool, exact: bool) -> Result<loaf_runtime::backend::mlx::MlxBackend<'_>, Failure> {
+    use loaf_runtime::backend::mlx::{MlxBackend, MlxOptions, array::Type};
     let options = MlxOptions { gpu, activations: exact.then_some(Type::F32), ..MlxOptions::default() };
     MlxBackend::open(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; {USE_CPU}")))
 }
@@ -79,7 +79,7 @@ fn device(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Backend + '_>, Failure> {
 
 /// MLX as something to watch, with f32 activations.
 #[cfg(feature = "mlx")]
-pub(super) fn tracer(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Trace + '_>, Failure> {
+pub(crate) fn tracer(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Trace + '_>, Failure> {
     Ok(Box::new(open_mlx(loaf, gpu, true)?))
 }
 
@@ -94,18 +94,18 @@ fn device(_: &Loaf, _: bool) -> Result<Box<dyn Backend + '_>, Failure> {
 }
 
 #[cfg(not(feature = "mlx"))]
-pub(super) fn tracer(_: &Loaf, _: bool) -> Result<Box<dyn Trace + '_>, Failure> {
+pub(crate) fn tracer(_: &Loaf, _: bool) -> Result<Box<dyn Trace + '_>, Failure> {
     Err(without_mlx())
 }
 
 /// The loaf's tokenizer, if it has one.
-pub(super) fn tokenizer(loaf: &Loaf) -> Result<Option<Tokenizer<'_>>, Failure> {
+pub(crate) fn tokenizer(loaf: &Loaf) -> Result<Option<Tokenizer<'_>>, Failure> {
     let open = |section| Tokenizer::open(section).map_err(|e| Failure::Runtime(format!("section tokenizer: {e}")));
     loaf.tokenizer_section().map(open).transpose()
 }
 
 /// Refuses more tokens than the context has.
-pub(super) fn check_fits(tokens: usize, loaf: &Loaf) -> Result<(), Failure> {
+pub(crate) fn check_fits(tokens: usize, loaf: &Loaf) -> Result<(), Failure> {
     let context = loaf.plan().context;
     if tokens > context as usize {
         let message = format!(

@@ -10,6 +10,7 @@
 
 mod args;
 mod bench;
+pub mod builtin;
 mod chat;
 mod check;
 mod info;
@@ -17,6 +18,7 @@ mod interrupt;
 mod model;
 mod run;
 mod score;
+pub mod shell;
 mod verify;
 
 use std::ffi::OsString;
