@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::ahead::Ahead;
+use crate::prefetch::Prefetch;
 
 /// How long a worker (or the caller, waiting for workers) spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(40);
@@ -34,7 +34,7 @@ type Body<'a> = dyn Fn(Range<usize>, usize) + Sync + 'a;
 struct Job {
     body: Option<*const Body<'static>>,
     units: usize,
-    ahead: Ahead,
+    ahead: Prefetch,
 }
 
 struct Shared {
@@ -73,7 +73,7 @@ impl Pool {
         // With more threads than processors, spinning only keeps the others from running.
         let crowded = std::thread::available_parallelism().is_ok_and(|n| threads > n.get());
         let shared = Arc::new(Shared {
-            job: UnsafeCell::new(Job { body: None, units: 0, ahead: Ahead::NONE }),
+            job: UnsafeCell::new(Job { body: None, units: 0, ahead: Prefetch::NONE }),
             word: AtomicU64::new(0),
             remaining: AtomicUsize::new(0),
             parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
@@ -100,7 +100,7 @@ impl Pool {
     /// # Panics
     /// If `body` does, with its payload.
     pub fn run(&self, units: usize, body: &Body<'_>) {
-        self.dispatch(self.threads(), units, Ahead::NONE, body);
+        self.dispatch(self.threads(), units, Prefetch::NONE, body);
     }
 
     /// As [`Pool::run`], on the caller and at most `workers - 1` others, for loops too short to wake them all.
@@ -108,7 +108,7 @@ impl Pool {
     /// # Panics
     /// If `body` does, with its payload.
     pub fn run_at_most(&self, workers: usize, units: usize, body: &Body<'_>) {
-        self.dispatch(workers, units, Ahead::NONE, body);
+        self.dispatch(workers, units, Prefetch::NONE, body);
     }
 
     /// As [`Pool::run`]; a worker that is done asks for its share of `ahead`, until the others are done too and, if it is not the
@@ -116,11 +116,11 @@ impl Pool {
     ///
     /// # Panics
     /// If `body` does, with its payload.
-    pub(crate) fn run_before(&self, ahead: Ahead, units: usize, body: &Body<'_>) {
+    pub(crate) fn run_before(&self, ahead: Prefetch, units: usize, body: &Body<'_>) {
         self.dispatch(self.threads(), units, ahead, body);
     }
 
-    fn dispatch(&self, workers: usize, units: usize, ahead: Ahead, body: &Body<'_>) {
+    fn dispatch(&self, workers: usize, units: usize, ahead: Prefetch, body: &Body<'_>) {
         let active = self.threads().min(workers).min(units);
         if active <= 1 || self.busy.swap(true, Ordering::Acquire) {
             if units > 0 {
@@ -172,7 +172,7 @@ pub(crate) fn share(units: usize, w: usize, active: usize) -> Range<usize> {
 impl Shared {
     /// A worker's life: wait for a loop, run its share, say so.
     fn work(&self, worker: usize) {
-        let (mut seen, mut ahead) = (0, Ahead::NONE);
+        let (mut seen, mut ahead) = (0, Prefetch::NONE);
         loop {
             seen = self.next_word(seen, worker, ahead);
             if seen == u64::MAX {
@@ -180,7 +180,7 @@ impl Shared {
             }
             let active = (seen & MAX_THREADS as u64) as usize;
             if worker >= active {
-                ahead = Ahead::NONE;
+                ahead = Prefetch::NONE;
                 continue;
             }
             // SAFETY: this worker is active, so the caller waits for it before it writes the job again.
@@ -203,7 +203,7 @@ impl Shared {
     }
 
     /// The loop word once it differs from `seen`.
-    fn next_word(&self, seen: u64, worker: usize, mut ahead: Ahead) -> u64 {
+    fn next_word(&self, seen: u64, worker: usize, mut ahead: Prefetch) -> u64 {
         while self.word.load(Ordering::Acquire) == seen && ahead.step() {}
         if let Some(word) = spin_until(self.spin, || Some(self.word.load(Ordering::Acquire)).filter(|w| *w != seen)) {
             return word;
@@ -221,7 +221,7 @@ impl Shared {
         }
     }
 
-    fn wait_for_workers(&self, mut ahead: Ahead) {
+    fn wait_for_workers(&self, mut ahead: Prefetch) {
         while self.remaining.load(Ordering::Acquire) != 0 && ahead.step() {}
         let finished = || (self.remaining.load(Ordering::Acquire) == 0).then_some(());
         if spin_until(self.spin, finished).is_some() {
