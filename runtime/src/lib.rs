@@ -43,6 +43,7 @@ pub mod pool;
 mod prefetch;
 pub mod sample;
 pub mod sequence;
+pub mod session;
 pub mod tokenizer;
 pub mod trace;
 
@@ -50,3 +51,4 @@ pub use engine::{Engine, EngineError, EngineOptions};
 pub use generate::{GenerateOptions, Generation};
 pub use model::Model;
 pub use sequence::{Sequence, Snapshot};
+pub use session::Session;
