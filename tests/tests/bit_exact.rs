@@ -96,7 +96,7 @@ fn a_cache_can_be_cut_back_and_recurrent_state_cannot() {
     let mut s = session(&hybrid.loaf, Kernels::detect(), 1);
     decode_logits(&mut s, &Expected::read("hf/qwen3_5").ids[..5]);
     let error = s.rewind(3).expect_err("recurrent state has no past");
-    assert_eq!(error.to_string(), "rewind: expected the current position 5 or 0 (recurrent state), found 3");
+    assert_eq!(error.to_string(), "rewind: expected a position whose recurrent state was kept (the last is 0, now 5), found 3");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     let vocab = baked.loaf.plan().vocab;
     let error = s.decode(vocab).expect_err("one past the vocabulary").to_string();
     assert_eq!(error, format!("token id: expected below {vocab}, found {vocab}"));
-    assert_eq!(s.pos(), 0);
+    assert_eq!(s.position(), 0);
     let full = bake("hf/qwen3", &BuildOptions::default());
     let want = decode_logits(&mut session(&full.loaf, Kernels::detect(), 1), &ids[..16]);
     assert_bits("a short context", &prefill_logits(&mut s, &ids[..16], &[16]), &want);

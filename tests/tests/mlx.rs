@@ -257,7 +257,7 @@ fn a_sequence_can_start_over_and_step_back() {
         assert!(s.start_sampling(&SamplerOptions::default(), 10, &[]).expect("started"));
         s.sample(false, true).expect("a token");
         s.end_sampling();
-        assert_eq!(s.pos(), 10);
+        assert_eq!(s.position(), 10);
         assert_bits(name, &play(&mut s, &ids[10..20]), &want[10..]);
     }
 }

@@ -257,7 +257,7 @@ impl Conversation<'_> {
             self.held.len(),
             plan.context,
             self.messages.len(),
-            Bytes(plan.state_bytes),
+            Bytes(plan.state_bytes()),
             Bytes(plan.arena_bytes),
         ));
         if let Some(report) = &self.last {

@@ -113,7 +113,7 @@ fn prompt(args: &CheckArgs, loaf: &Loaf, reference: &Reference, io: &mut Io<'_>)
         None => io.read_stdin()?,
     };
     let mut ids = Vec::new();
-    tokenizer.encode(&text, true, &mut Scratch::default(), &mut ids);
+    tokenizer.get().encode(&text, true, &mut Scratch::default(), &mut ids);
     if ids.is_empty() {
         return Err(Failure::usage("the prompt: expected at least one token, found none"));
     }
@@ -129,7 +129,7 @@ fn compare(
     tolerance: f32,
     rows: &mut Vec<Row>,
 ) -> Result<(), Failure> {
-    let failure = |e: String| Failure::Runtime(e);
+    let failure = Failure::runtime;
     let place = |i: usize| format!("{} {pos}, result {i}", if ids.len() == 1 { "decode" } else { "prefill" });
     let at = pos as u32;
     match reference {

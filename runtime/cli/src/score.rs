@@ -14,12 +14,13 @@ use crate::interrupt::Interrupt;
 use crate::{Failure, Io, model, printable, read_text};
 use loaf_runtime::sample::log_prob;
 use loaf_runtime::Session;
+use loaf_runtime::model::SharedTokenizer;
 use loaf_runtime::tokenizer::{Scratch, Tokenizer};
 
 pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let tokenizer = model::tokenizer(&loaf)?;
-    let ids = ids(args, tokenizer.as_ref(), io)?;
+    let ids = ids(args, tokenizer.as_ref().map(SharedTokenizer::get).as_ref(), io)?;
     if ids.is_empty() {
         return Err(Failure::usage("nothing to score: expected at least one token, found none"));
     }
@@ -54,7 +55,7 @@ pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         return Ok(0);
     }
     for (id, log_prob) in ids[1..].iter().zip(&log_probs) {
-        let text = tokenizer.as_ref().map_or_else(String::new, |t| quoted(t, *id));
+        let text = tokenizer.as_ref().map_or_else(String::new, |t| quoted(&t.get(), *id));
         writeln!(io.stdout, "{id}\t{log_prob:.6}{text}").map_err(Failure::stdout)?;
     }
     match perplexity {
