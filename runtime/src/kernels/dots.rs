@@ -3,6 +3,8 @@
 //! A lane dot has 32 accumulators, four eights, which are four sums of their own until the end. They are computed one
 //! after the other, so that all registers go to different pairs of rows and every load serves several products.
 
+use loaf_formats::op::LANES;
+
 use super::EIGHT;
 use super::rows::PerLane;
 use super::simd::Simd;
@@ -31,14 +33,8 @@ impl Panel {
     /// Eight rows of `inputs` elements side by side, the eights of each sum together.
     #[inline(always)]
     pub(super) fn of_columns<W: Wide>(at: *const f32, inputs: usize) -> Panel {
-        let part = inputs.div_ceil(4 * EIGHT) * EIGHT * EIGHT;
+        let part = inputs.div_ceil(LANES) * EIGHT * EIGHT;
         Panel { at, parts: [0, part, 2 * part, 3 * part], round: EIGHT * EIGHT, vector: EIGHT * W::EIGHTS }
-    }
-
-    /// Where the vectors of an eight start.
-    #[inline(always)]
-    pub(super) fn eight(&self, e: usize) -> usize {
-        self.parts[e % 4] + e / 4 * self.round
     }
 
     /// The panel from vector `k` on.
@@ -117,7 +113,7 @@ pub(super) unsafe fn folded<W: Wide>(sums: W::Keys, n: usize) -> <W::S as Simd>:
     // SAFETY: register operations.
     unsafe {
         let dots = W::trees(sums);
-        if n % (4 * EIGHT) == 0 { dots } else { <W::S as Simd>::add(dots, <W::S as Simd>::splat(0.0)) }
+        if n.is_multiple_of(LANES) { dots } else { <W::S as Simd>::add(dots, <W::S as Simd>::splat(0.0)) }
     }
 }
 

@@ -74,9 +74,9 @@ pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> Option<usize> {
         }
         Conv => op::conv::Attrs::of(attrs).kernel.checked_mul(CONV_CHANNELS * 4)?,
         ConvSilu => op::conv_silu::Attrs::of(attrs).kernel.checked_mul(CONV_CHANNELS * 4)?,
-        View | Linear | ExpertLinear | Embed | RmsNorm | AddRmsNorm | Add | Mul | Silu | Sigmoid | SiluMul | SigmoidMul
-        | MulRows | Quantize | ExpertSort | WeightedSum | Softmax | TopK | RopeTable | Rope | KvWrite | L2Norm
-        | GdnGates | GdnScan | GatherRows => 0,
+        View | Linear | ExpertLinear | Embed | RmsNorm | AddRmsNorm | Add | Mul | Silu | Sigmoid | SiluMul
+        | SigmoidMul | MulRows | Quantize | ExpertSort | WeightedSum | Softmax | TopK | RopeTable | Rope | KvWrite
+        | L2Norm | GdnGates | GdnScan | GatherRows => 0,
     };
     bytes.checked_add(slack)
 }
