@@ -78,7 +78,7 @@ fn diff_says_what_differs_and_how_it_went_by_exit_code() {
     assert!(!text.contains("\nplan\n"), "equal graphs: {text}");
     let text = differ(&half, &full);
     assert!(text.contains("options.kv: \"f16\" -> \"f32\""), "{text}");
-    assert!(text.contains("state bytes: ") && text.contains("decode of 1 rows, template 0: kv_write: "), "{text}");
+    assert!(text.contains("cache bytes: ") && text.contains("decode of 16 rows: kv_write: "), "{text}");
     assert!(!text.contains("\nweights\n"), "equal weights: {text}");
 
     let (code, line) = refused(&["diff", &one, concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]);

@@ -350,6 +350,8 @@ pub struct Plan {
 pub const MAX_PLAN_BYTES: usize = 64 << 20;
 /// Most words of a template.
 pub const MAX_WORDS: usize = 1 << 22;
+/// Most templates of a plan.
+pub const MAX_TEMPLATES: usize = 64;
 /// Rows that decode and LM head templates take at most.
 pub const MAX_DECODE_ROWS: u32 = 16;
 /// Rows that prefill templates take at most.
