@@ -8,6 +8,7 @@ mod ahead;
 pub mod backend;
 pub mod ceiling;
 pub mod chat;
+pub mod conversation;
 pub mod generate;
 pub mod kernels;
 pub mod loaf;

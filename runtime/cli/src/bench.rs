@@ -30,7 +30,12 @@ const DECODE: u32 = 64;
 pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let plan = loaf.plan();
-    let room = plan.context.saturating_sub(args.context);
+    if args.context >= plan.context {
+        let (context, found) = (plan.context, args.context);
+        let message = format!("--context: expected below {context} (the context of this loaf), found {found}");
+        return Err(Failure::Usage(message));
+    }
+    let room = plan.context - args.context;
     let tokens = |name: &str, asked: Option<u32>, default: u32| match asked {
         Some(n) if n > room => Err(Failure::Usage(format!(
             "--{name}: expected at most {room} tokens (context {} less {}), found {n}",

@@ -12,9 +12,9 @@ use serde_json::json;
 
 use crate::args::{BackendArg, CheckArgs};
 use crate::{Failure, Io, model};
+use loaf_runtime::conversation::text_ids;
 use loaf_runtime::kernels::{Isa, Kernels};
 use loaf_runtime::loaf::Loaf;
-use loaf_runtime::tokenizer::Scratch;
 use loaf_runtime::trace::{Activations, CpuTrace, Difference, Names, Trace};
 
 /// What an engine is held to.
@@ -31,6 +31,9 @@ struct Row {
 }
 
 pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+    if let Some(tolerance) = args.tolerance.filter(|t| !(t.is_finite() && *t >= 0.0)) {
+        return Err(Failure::Usage(format!("--tolerance: expected a number from 0 on, found {tolerance}")));
+    }
     let loaf = model::open_model(&args.model, io)?;
     let mut subject: Box<dyn Trace + '_> = match args.backend {
         BackendArg::Cpu => cpu(&loaf, model::kernels(io)?)?,
@@ -39,11 +42,13 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     };
     let default = if args.backend == BackendArg::Cpu { "scalar" } else { "cpu" };
     let against = args.against.as_deref().unwrap_or(default);
+    let isa = Isa::ALL.into_iter().find(|known| known.name() == against);
+    let against_cpu = against == "cpu" || isa.is_some();
     let mut reference = match against {
         "cpu" => Reference::Engine(cpu(&loaf, Kernels::detect())?),
         "mlx" => Reference::Engine(model::tracer(&loaf, true)?),
         "mlx-cpu" => Reference::Engine(model::tracer(&loaf, false)?),
-        isa if Isa::ALL.iter().any(|known| known.name() == isa) => {
+        isa if against_cpu => {
             let kernels = Kernels::named(isa).map_err(|e| Failure::Usage(format!("--against {isa}: {e}")))?;
             Reference::Engine(cpu(&loaf, kernels)?)
         }
@@ -60,8 +65,7 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     if let Some(id) = ids.iter().find(|id| **id >= vocab) {
         return Err(Failure::Runtime(format!("token id: expected below {vocab}, found {id}")));
     }
-    let same = args.backend == BackendArg::Cpu && matches!(against, "cpu" | "naive" | "scalar" | "avx2" | "avx512");
-    let tolerance = args.tolerance.unwrap_or(if same {
+    let tolerance = args.tolerance.unwrap_or(if args.backend == BackendArg::Cpu && against_cpu {
         0.0
     } else if quantises(&loaf) {
         0.1
@@ -113,8 +117,7 @@ fn prompt(args: &CheckArgs, loaf: &Loaf, reference: &Reference<'_>, io: &mut Io<
         }
         None => io.read_stdin()?,
     };
-    let mut ids = Vec::new();
-    tokenizer.encode(&text, true, &mut Scratch::default(), &mut ids);
+    let ids = text_ids(&tokenizer, &text, args.special);
     if ids.is_empty() {
         return Err(Failure::usage("the prompt: expected at least one token, found none"));
     }

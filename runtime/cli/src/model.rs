@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::args::{BackendArg, ComputeArgs, ModelArgs};
-use crate::builtin;
-use crate::{Failure, Io};
+use crate::{Failure, Io, models};
 use loaf_runtime::backend::Backend;
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::loaf::{Loaf, OpenError};
@@ -16,10 +15,9 @@ use loaf_runtime::trace::Trace;
 const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
     'bake build CHECKPOINT -o model.loaf' makes one";
 
-/// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment names, or else
-/// the one built in.
+/// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment or the settings
+/// name, or else the one built in.
 pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure> {
-    let from_environment = || (io.var)("LOAF_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from);
     let failure = |path: &Path, e| match e {
         // It names the file already.
         OpenError::Io(..) | OpenError::Program(..) => Failure::runtime(e),
@@ -29,13 +27,67 @@ pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure>
         let loaf = Loaf::open_embedded(program).map_err(|e| failure(program, e))?;
         return loaf.ok_or_else(|| Failure::usage(NO_MODEL));
     }
-    match args.model.clone().or_else(from_environment) {
-        Some(path) => Loaf::open(&path).map_err(|e| failure(&path, e)),
+    let from_environment = || (io.var)("LOAF_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from);
+    match args.model.clone().or_else(from_environment).or_else(|| args.configured.clone()) {
+        Some(path) => {
+            let path = find(path, io)?;
+            Loaf::open(&path).map_err(|e| failure(&path, e))
+        }
         None => {
-            let bytes = builtin::LOAF.ok_or_else(|| Failure::usage(NO_MODEL))?;
+            let bytes = io.builtin.ok_or_else(|| Failure::usage(NO_MODEL))?;
             Loaf::from_static(bytes).map_err(|e| Failure::Runtime(format!("the built-in model: {e}")))
         }
     }
+}
+
+/// The file that somebody means by `path`, before it is opened: a pipe would wait, and what is no loaf but something that
+/// people pass for one gets an answer of its own.
+fn find(path: PathBuf, io: &Io<'_>) -> Result<PathBuf, Failure> {
+    let shown = path.display().to_string();
+    let fail = |what: String| Err(Failure::Runtime(format!("{shown}: {what}")));
+    let metadata = match std::fs::metadata(&path) {
+        Ok(metadata) => metadata,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            if let Some(path) = models::named(&path, io) {
+                return Ok(path);
+            }
+            return fail(if is_repository(&shown) {
+                format!(
+                    "no such file; if it is a repository of checkpoints: loaf downloads nothing, so get its files into a \
+                     folder, then 'bake build FOLDER -o {}.loaf'",
+                    shown.rsplit('/').next().unwrap_or_default()
+                )
+            } else {
+                format!("{e}; expected a loaf, or a name that 'loaf list' shows")
+            });
+        }
+        Err(e) => return fail(e.to_string()),
+    };
+    if metadata.is_dir() {
+        return fail(if path.join("config.json").is_file() {
+            format!("expected a loaf, found a checkpoint; 'bake build {shown} -o model.loaf' makes one of it")
+        } else {
+            "expected a loaf, found a folder".to_owned()
+        });
+    }
+    if !metadata.is_file() {
+        return fail(
+            "expected a file, found a pipe or a device; a loaf is mapped, so save it to a file first".to_owned(),
+        );
+    }
+    let mut start = [0; 4];
+    let read = std::fs::File::open(&path).and_then(|mut file| std::io::Read::read(&mut file, &mut start));
+    if read.is_ok() && &start == b"GGUF" {
+        return fail(format!("expected a loaf, found a GGUF file; 'bake build {shown} -o model.loaf' makes one of it"));
+    }
+    Ok(path)
+}
+
+/// Whether a name looks like `OWNER/NAME` of a place that publishes checkpoints.
+fn is_repository(name: &str) -> bool {
+    let part =
+        |p: &str| !p.is_empty() && !p.starts_with(['.', '~']) && !p.ends_with(".loaf") && !p.contains(['\\', ' ']);
+    name.split_once('/').is_some_and(|(owner, name)| part(owner) && part(name) && !name.contains('/'))
 }
 
 /// The kernels that `LOAF_ISA` names, or else the best there are.

@@ -5,18 +5,15 @@
 //! `--run` this machine then replays the golden prompts, in prefill and token by token, and must give the recorded ids.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use loaf_formats::container::{Leaves, SectionKind};
 use loaf_formats::golden::{Golden, leader};
 use serde_json::json;
 
 use crate::args::{ComputeArgs, VerifyArgs};
+use crate::progress::Progress;
 use crate::{Bytes, Failure, Io, model};
 use loaf_runtime::loaf::Loaf;
-
-/// Time between two reports of progress.
-const TICK: Duration = Duration::from_millis(100);
 
 pub(crate) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
@@ -95,13 +92,9 @@ fn verify_leaves(leaves: &Leaves<'_>, total: u64, io: &mut Io<'_>) -> Result<(),
         }
         Ok(())
     };
-    let show = io.stderr_is_terminal;
-    let mut last = Instant::now();
+    let mut progress = Progress::new(io);
     let mut tick = |done: u64| {
-        if show && last.elapsed() >= TICK {
-            last = Instant::now();
-            let _ = write!(io.stderr, "\r{} of {} verified", Bytes(done), Bytes(total));
-        }
+        progress.at(done, total, format_args!("{} of {} verified", Bytes(done), Bytes(total)), io);
     };
     let first_error = std::thread::scope(|scope| {
         let helpers = loaf_runtime::pool::default_threads().clamp(1, 64) - 1;
@@ -113,9 +106,7 @@ fn verify_leaves(leaves: &Leaves<'_>, total: u64, io: &mut Io<'_>) -> Result<(),
         let theirs = helpers.into_iter().filter_map(|h| h.join().ok().and_then(Result::err));
         theirs.chain(mine).min_by_key(|(ix, _)| *ix)
     });
-    if show && total > 0 {
-        let _ = write!(io.stderr, "\r\x1b[K");
-    }
+    progress.clear(io);
     match first_error {
         Some((_, e)) => Err(Failure::Runtime(format!("{e}; the file is damaged, get or bake it again"))),
         None => Ok(()),
