@@ -79,7 +79,7 @@ impl Conversation {
     pub fn new(chat: &Chat) -> Result<Option<Conversation>, TemplateError> {
         let Some(source) = chat.template.as_deref() else { return Ok(None) };
         Ok(Some(Conversation {
-            template: ChatTemplate::new(source)?,
+            template: ChatTemplate::parse(source)?,
             bos_token: chat.bos_token.clone(),
             eos_token: chat.eos_token.clone(),
             system: None,
@@ -172,10 +172,11 @@ impl Conversation {
             eos_token: self.eos_token.as_deref(),
             ..Inputs::default()
         };
-        let text = self.template.render(&inputs)?;
+        let rendered = self.template.render(&inputs)?;
+        let typed = if self.special { &[][..] } else { &rendered.typed };
         let mut ids = Vec::new();
-        tokenizer.encode_typed(&text, &[], false, scratch, &mut ids);
-        Ok(Prompt { ids, thinks: text.trim_end().ends_with("<think>") })
+        tokenizer.encode_typed(&rendered.text, typed, false, scratch, &mut ids);
+        Ok(Prompt { ids, thinks: rendered.text.trim_end().ends_with("<think>") })
     }
 
     /// The prompt, after as few of the oldest turns were dropped as leave room for `room` tokens of an answer in a context
