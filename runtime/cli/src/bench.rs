@@ -17,6 +17,7 @@ use loaf_formats::plan::Phase;
 use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
+use crate::progress::Progress;
 use crate::{Failure, Io, model};
 use loaf_runtime::ceiling::Ceiling;
 use loaf_runtime::op_times::{OpRow, OpTimes};
@@ -49,9 +50,19 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let ceiling =
         Ceiling::new(threads).map_err(|e| Failure::Runtime(format!("memory to measure the read ceiling: {e}")))?;
     let mut runner = Runner { session: &mut session, vocab: plan.vocab, context: args.context, drawn: 1 };
-    let prefills = runner.measure(Phase::Prefill, prefill, args.repeat, &mut || ())?;
+    let (mut progress, mut done) = (Progress::new(io), 0);
+    let all = u64::from(args.repeat) * (u64::from(prefill > 0) + u64::from(decode > 0));
+    let mut tick = || {
+        progress.at(done, all, format_args!("{done} of {all} repetitions"), io);
+        done += 1;
+    };
+    let prefills = runner.measure(Phase::Prefill, prefill, args.repeat, &mut tick)?;
     let mut ceilings = vec![];
-    let decodes = runner.measure(Phase::Decode, decode, args.repeat, &mut || ceilings.push(ceiling.measure()))?;
+    let decodes = runner.measure(Phase::Decode, decode, args.repeat, &mut || {
+        tick();
+        ceilings.push(ceiling.measure());
+    })?;
+    progress.clear(io);
     if ceilings.is_empty() {
         ceilings.push(ceiling.measure());
     }

@@ -11,6 +11,7 @@ use loaf_formats::plan::{Phase, Record, records};
 use serde_json::json;
 
 use crate::args::{BackendArg, CheckArgs};
+use crate::progress::Progress;
 use crate::{Failure, Io, model};
 use loaf_runtime::conversation::text_ids;
 use loaf_runtime::kernels::{Isa, Kernels};
@@ -78,11 +79,13 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let chunk = loaf.plan().families_of(Phase::Prefill).map(|f| f.max_rows).max().unwrap_or(1) as usize;
     // The last token alone, so that decode is compared too.
     let (most, last) = ids.split_at(if ids.len() > 1 { ids.len() - 1 } else { 0 });
-    let mut pos = 0;
+    let (mut pos, mut progress) = (0, Progress::new(io));
     for part in most.chunks(chunk).chain([last]) {
         compare(subject.as_mut(), &mut reference, (pos, part), &names, tolerance, &mut rows)?;
         pos += part.len();
+        progress.at(pos as u64, ids.len() as u64, format_args!("{pos} of {} tokens compared", ids.len()), io);
     }
+    progress.clear(io);
     if rows.is_empty() {
         return Err(Failure::runtime(format!(
             "--against {against}: expected results of this loaf's modules, found none"

@@ -48,7 +48,7 @@ fn replay_golden(loaf: &Loaf, io: &mut Io<'_>) -> Result<usize, Failure> {
     let plan = loaf.plan();
     let golden = Golden::decode(bytes, plan.vocab, plan.context).map_err(Failure::runtime)?;
     let mut session = model::session(loaf, &ComputeArgs::default(), io)?;
-    let mut compared = 0;
+    let (mut compared, mut progress) = (0, Progress::new(io));
     for (i, case) in golden.cases.iter().enumerate() {
         for by_token in [false, true] {
             session.rewind(0).map_err(Failure::runtime)?;
@@ -69,7 +69,10 @@ fn replay_golden(loaf: &Loaf, io: &mut Io<'_>) -> Result<usize, Failure> {
             }
         }
         compared += case.greedy.len();
+        let (done, all) = (i + 1, golden.cases.len());
+        progress.at(done as u64, all as u64, format_args!("{done} of {all} golden prompts"), io);
     }
+    progress.clear(io);
     Ok(compared)
 }
 
