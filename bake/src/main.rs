@@ -112,8 +112,8 @@ enum Command {
         /// The program to write.
         #[arg(short, long)]
         output: PathBuf,
-        /// The runtime [default: the 'loaf' beside this program].
-        #[arg(long, value_name = "LOAF_BINARY")]
+        /// The runtime [default: the 'loaf-small' beside this program].
+        #[arg(long, value_name = "PROGRAM")]
         runtime: Option<PathBuf>,
     },
     /// Print the graph a recipe traces, before or after passes.

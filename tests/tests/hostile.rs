@@ -23,11 +23,11 @@ use loaf_formats::container::{Container, FileLayout, Layout, SectionKind, Writer
 use loaf_formats::golden::Golden;
 use loaf_formats::plan::{Plan, records};
 use loaf_formats::tokenizer::TokenizerTables;
+use loaf_runtime::Model;
 use loaf_runtime::chat::{ChatTemplate, Inputs, message};
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::Model;
-use loaf_runtime::session::{Session, SessionOptions};
 use loaf_runtime::tokenizer::{Scratch, Tokenizer};
+use loaf_runtime::{Engine, EngineOptions, Session};
 use loaf_tests::fixture;
 use serde_json::{Value, json};
 
@@ -177,7 +177,9 @@ fn replay(path: &Path) -> Vec<Option<Vec<u32>>> {
     let mut given = Vec::new();
     let Ok(loaf) = Model::open(path) else { return given };
     for (i, kernels) in [Kernels::naive(), Kernels::detect()].into_iter().enumerate() {
-        let Ok(mut session) = Session::new(&loaf, SessionOptions { threads: 1, kernels }) else { continue };
+        let options = EngineOptions { threads: 1, kernels, slots: 1 };
+        let Ok(engine) = Engine::new(&loaf, options) else { continue };
+        let Ok(mut session) = Session::new(engine) else { continue };
         let bits = |logits: &[f32]| logits.iter().map(|l| l.to_bits()).collect::<Vec<u32>>();
         let vocab = loaf.plan().vocab;
         let ids: Vec<u32> = (0..6).map(|i| i * 37 % vocab).collect();
@@ -420,7 +422,7 @@ fn tables_templates_and_cases_are_refused_or_usable() {
                     count(1);
                     let messages = [message("system", "be brief"), message("user", text)];
                     let inputs = Inputs { messages: &messages, add_generation_prompt: true, ..Inputs::default() };
-                    let _ = ChatTemplate::new(&template).and_then(|t| t.render(&inputs));
+                    let _ = ChatTemplate::parse(&template).and_then(|t| t.render(&inputs));
                 }
             }
             2 if Golden::decode(&bytes, 512, 32).is_ok() => count(2),
@@ -439,7 +441,7 @@ fn a_template_that_loops_or_explodes_is_stopped() {
     ];
     for bomb in bombs {
         let _case = Case::new(bomb, 0);
-        let rendered = ChatTemplate::new(bomb).and_then(|t| t.render(&Inputs::default()));
+        let rendered = ChatTemplate::parse(bomb).and_then(|t| t.render(&Inputs::default()));
         assert!(rendered.is_err(), "{bomb}");
     }
 }

@@ -27,7 +27,8 @@ fn crates_depend_on_each_other_one_way() {
         ("loaf-cli", vec!["formats", "runtime"]),
         ("loaf-formats", vec![]),
         ("loaf-recipes", vec!["formats"]),
-        ("loaf-runtime", vec!["formats"]),
+        ("loaf-runtime", vec!["formats", "template"]),
+        ("loaf-template", vec![]),
         ("loaf-tests", vec!["bake", "cli", "formats", "recipes", "runtime"]),
     ];
     let expected: BTreeMap<String, Vec<String>> =

@@ -1,4 +1,4 @@
-//! Ctrl-C while generating: the first one asks to stop, the second one kills.
+//! Ctrl-C while generating: the first one asks to stop, the second one kills; in a conversation each asks to stop.
 //!
 //! The handler is installed only while an [`Interrupt`] lives, so everywhere else the signal does what it always does.
 //! On systems without POSIX signals nothing is installed.
@@ -19,8 +19,24 @@ extern "C" fn raise(_: libc::c_int) {
 }
 
 impl Interrupt {
-    /// Starts to watch, if `on`.
+    /// Starts to watch, if `on`; the signal that comes after one does what it did before.
     pub fn watch(on: bool) -> Interrupt {
+        #[cfg(unix)]
+        return Interrupt::with(on, libc::SA_RESETHAND | libc::SA_RESTART);
+        #[cfg(not(unix))]
+        Interrupt::with(on, 0)
+    }
+
+    /// Starts to watch, if `on`, for every signal that comes.
+    pub fn watch_all(on: bool) -> Interrupt {
+        #[cfg(unix)]
+        return Interrupt::with(on, libc::SA_RESTART);
+        #[cfg(not(unix))]
+        Interrupt::with(on, 0)
+    }
+
+    #[cfg_attr(not(unix), allow(unused_variables))]
+    fn with(on: bool, flags: i32) -> Interrupt {
         RAISED.store(false, Ordering::Relaxed);
         #[cfg(unix)]
         {
@@ -32,7 +48,7 @@ impl Interrupt {
                     let mut action: libc::sigaction = std::mem::zeroed();
                     let mut old: libc::sigaction = std::mem::zeroed();
                     action.sa_sigaction = raise as extern "C" fn(libc::c_int) as libc::sighandler_t;
-                    action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
+                    action.sa_flags = flags;
                     if libc::sigaction(libc::SIGINT, &action, &mut old) == 0 {
                         before = Some(old);
                     }
@@ -41,10 +57,7 @@ impl Interrupt {
             Interrupt { before }
         }
         #[cfg(not(unix))]
-        {
-            let _ = on;
-            Interrupt {}
-        }
+        Interrupt {}
     }
 
     /// Whether the signal came.

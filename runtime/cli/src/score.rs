@@ -11,11 +11,13 @@ use serde_json::json;
 
 use crate::args::ScoreArgs;
 use crate::interrupt::Interrupt;
-use crate::{Failure, Io, model, printable, read_text};
-use loaf_runtime::sample::log_prob;
+use crate::progress::Progress;
+use crate::{Failure, Io, model, printable, read_text_file};
 use loaf_runtime::Session;
+use loaf_runtime::conversation::text_ids;
 use loaf_runtime::model::SharedTokenizer;
-use loaf_runtime::tokenizer::{Scratch, Tokenizer};
+use loaf_runtime::sample::log_prob;
+use loaf_runtime::tokenizer::Tokenizer;
 
 pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
@@ -30,19 +32,18 @@ pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let out = args.logits.as_deref().map(|path| LogitsFile::create(path, ids.len(), vocab)).transpose()?;
     let mut scorer = Scorer { ids: &ids, done: 0, log_probs: Vec::with_capacity(ids.len()), out };
     let interrupt = Interrupt::watch(io.signals);
+    let mut progress = Progress::new(io);
     let chunk = if args.decode { 1 } else { session.engine.chunk().max(1) };
     for part in ids.chunks(chunk) {
         if interrupt.raised() {
+            progress.clear(io);
             return Ok(130);
         }
         scorer.evaluate(&mut session, part, args.decode)?;
-        if io.stderr_is_terminal && ids.len() > chunk {
-            let _ = write!(io.stderr, "\r{} of {} tokens", scorer.done, ids.len());
-        }
+        let (done, all) = (scorer.done, ids.len());
+        progress.at(done as u64, all as u64, format_args!("{done} of {all} tokens"), io);
     }
-    if io.stderr_is_terminal && ids.len() > chunk {
-        io.note("");
-    }
+    progress.clear(io);
     let Scorer { log_probs, out, .. } = scorer;
     out.map_or(Ok(()), LogitsFile::finish)?;
     let sum: f64 = log_probs.iter().sum();
@@ -77,17 +78,11 @@ fn ids(args: &ScoreArgs, tokenizer: Option<&Tokenizer<'_>>, io: &mut Io<'_>) -> 
     let tokenizer =
         tokenizer.ok_or_else(|| Failure::usage("this loaf has no tokenizer: pass token ids, with --ids 1,2,3"))?;
     let text = match args.file.as_deref() {
-        Some(path) if path != Path::new("-") => {
-            let name = path.display().to_string();
-            let mut file = File::open(path).map_err(|e| Failure::Runtime(format!("{name}: {e}")))?;
-            read_text(&mut file, &name)?
-        }
+        Some(path) if path != Path::new("-") => read_text_file(path)?,
         None if io.stdin_is_terminal => return Err(Failure::usage("no text: pass a file, or pipe it in")),
         _ => io.read_stdin()?,
     };
-    let mut ids = Vec::new();
-    tokenizer.encode(&text, true, &mut Scratch::default(), &mut ids);
-    Ok(ids)
+    Ok(text_ids(tokenizer, &text, args.special))
 }
 
 struct Scorer<'i> {

@@ -1,4 +1,4 @@
-//! The binary `loaf` with a loaf behind it is one program: started as a process, with no other file.
+//! The binary `loaf-small` with a loaf behind it is one program: started as a process, with no other file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use loaf_formats::program::Trailer;
 
 /// The runtime with the committed test vector behind it, in a folder of its own.
 fn program(dir: &Path) -> PathBuf {
-    let runtime = fs::read(env!("CARGO_BIN_EXE_loaf")).expect("built");
+    let runtime = fs::read(env!("CARGO_BIN_EXE_loaf-small")).expect("built");
     let loaf = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vectors/tiny.loaf")).expect("committed");
     let id = Container::open(&loaf).expect("a loaf").artifact_id();
     let trailer = Trailer::after(runtime.len() as u64, loaf.len() as u64, id).expect("small files");

@@ -103,8 +103,8 @@ impl<'a> Tokenizer<'a> {
 
     /// Appends the ids of `text` to `out`.
     pub fn encode_with(&self, text: &str, options: EncodeOptions, scratch: &mut Scratch, out: &mut Vec<u32>) {
-        let all = [0..text.len()];
-        let typed = if options.parse_special { &[][..] } else { &all };
+        let all = 0..text.len();
+        let typed = if options.parse_special { &[] } else { core::slice::from_ref(&all) };
         self.encode_typed(text, typed, options.add_special, scratch, out);
     }
 
