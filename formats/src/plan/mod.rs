@@ -443,6 +443,11 @@ impl Plan {
         self.states.iter().all(|s| s.kind == StateKind::KvCache)
     }
 
+    /// Bytes of the state of one sequence that fills the context.
+    pub fn state_bytes(&self) -> u64 {
+        self.cache_bytes.saturating_add(self.recurrent_bytes)
+    }
+
     /// Bytes of a snapshot of a sequence at `position`: per state, in table order, the ranges of [`State::snapshot_ranges`].
     pub fn snapshot_bytes(&self, position: u64) -> u64 {
         self.states.iter().flat_map(|s| s.snapshot_ranges(position)).map(|r| r.end - r.start).sum()

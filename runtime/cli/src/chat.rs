@@ -14,11 +14,11 @@ use crate::args::ChatArgs;
 use crate::interrupt::Interrupt;
 use crate::{Bytes, Failure, Io, MAX_TEXT_BYTES, model, printable, read_text};
 use loaf_runtime::chat::{ChatTemplate, Inputs, message};
-use loaf_runtime::generate::{Event, GenerateOptions, Generation, Report, StopReason};
-use loaf_runtime::loaf::Loaf;
+use loaf_runtime::generate::{self, Event, GenerateOptions, Generation, Report, StopReason};
+use loaf_runtime::model::{Model as Loaf, SharedTokenizer};
 use loaf_runtime::sample::SamplerOptions;
-use loaf_runtime::session::Session;
-use loaf_runtime::tokenizer::{Scratch, Tokenizer};
+use loaf_runtime::Session;
+use loaf_runtime::tokenizer::Scratch;
 
 const HELP: &str = "\
 /help         this list
@@ -88,8 +88,8 @@ fn read_line(io: &mut Io<'_>) -> Result<Option<String>, Failure> {
 
 struct Conversation<'a> {
     loaf: &'a Loaf,
-    session: Session<'a>,
-    tokenizer: Tokenizer<'a>,
+    session: Session,
+    tokenizer: SharedTokenizer,
     template: ChatTemplate,
     scratch: Scratch,
     args: &'a ChatArgs,
@@ -116,7 +116,7 @@ impl Conversation<'_> {
     /// Generates the next answer and adds it to the conversation. On an error nothing is added.
     fn answer(&mut self, io: &mut Io<'_>) -> Result<(), Failure> {
         let prompt = self.prompt()?;
-        let context = self.session.context() as usize;
+        let context = self.session.engine.context() as usize;
         if prompt.len() >= context {
             let message = format!(
                 "the conversation takes {} tokens, expected fewer than {context} (the context): \
@@ -135,12 +135,15 @@ impl Conversation<'_> {
             log_probs: false,
         };
         self.turns = self.turns.wrapping_add(1);
-        let vocab = self.loaf.plan().vocab;
-        let mut generation = Generation::new(Some(self.tokenizer), vocab, options).map_err(Failure::runtime)?;
+        let held = self.session.position() as usize;
+        let tokenizer = Some(self.tokenizer.clone());
+        let generation = Generation::new(self.loaf, tokenizer, &prompt, held, options);
+        let mut generation = generation.map_err(Failure::runtime)?;
         let interrupt = Interrupt::watch(io.signals);
         let (mut text, mut failure) = (String::new(), None);
-        let report = generation.run(&mut self.session, &prompt, &mut |event| {
-            if let Event::Token(_, piece) | Event::Tail(piece) = event {
+        let Session { engine, sequence } = &mut self.session;
+        let report = generate::run(engine, sequence, &mut generation, &mut |event, piece| {
+            if let Event::Token(_) | Event::Tail = event {
                 text.push_str(piece);
                 if !piece.is_empty() {
                     failure = io.print(piece).err();
@@ -150,7 +153,7 @@ impl Conversation<'_> {
         });
         // Also after an error: the session holds what it was given.
         self.held.clear();
-        self.held.extend(prompt.iter().chain(generation.ids()).take(self.session.pos() as usize));
+        self.held.extend(prompt.iter().chain(generation.ids()).take(self.session.position() as usize));
         if let Some(failure) = failure {
             return Err(failure);
         }
@@ -188,7 +191,7 @@ impl Conversation<'_> {
         };
         let text = self.template.render(&inputs).map_err(Failure::runtime)?;
         let mut ids = Vec::new();
-        self.tokenizer.encode(&text, false, &mut self.scratch, &mut ids);
+        self.tokenizer.get().encode(&text, false, &mut self.scratch, &mut ids);
         Ok(ids)
     }
 
@@ -196,7 +199,7 @@ impl Conversation<'_> {
     fn keep_prefix(&mut self, prompt: &[u32]) -> Result<(), Failure> {
         let shared = self.held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let shared = shared.min(prompt.len().saturating_sub(1));
-        let keep = if shared == self.held.len() || self.session.can_rewind() { shared } else { 0 };
+        let keep = self.session.sequence.rewind_point(shared as u32) as usize;
         self.session.rewind(keep as u32).map_err(Failure::runtime)?;
         self.held.truncate(keep);
         Ok(())
@@ -254,7 +257,7 @@ impl Conversation<'_> {
             self.held.len(),
             plan.context,
             self.messages.len(),
-            Bytes(plan.state_bytes),
+            Bytes(plan.state_bytes()),
             Bytes(plan.arena_bytes),
         ));
         if let Some(report) = &self.last {

@@ -13,13 +13,13 @@ use serde_json::json;
 use crate::args::{BackendArg, CheckArgs};
 use crate::{Failure, Io, model};
 use loaf_runtime::kernels::{Isa, Kernels};
-use loaf_runtime::loaf::Loaf;
+use loaf_runtime::model::Model as Loaf;
 use loaf_runtime::tokenizer::Scratch;
 use loaf_runtime::trace::{Activations, CpuTrace, Difference, Names, Trace};
 
 /// What an engine is held to.
-enum Reference<'a> {
-    Engine(Box<dyn Trace + 'a>),
+enum Reference {
+    Engine(Box<dyn Trace>),
     File(Activations),
 }
 
@@ -32,7 +32,7 @@ struct Row {
 
 pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
-    let mut subject: Box<dyn Trace + '_> = match args.backend {
+    let mut subject: Box<dyn Trace> = match args.backend {
         BackendArg::Cpu => cpu(&loaf, model::kernels(io)?)?,
         BackendArg::Mlx => model::tracer(&loaf, true)?,
         BackendArg::MlxCpu => model::tracer(&loaf, false)?,
@@ -71,7 +71,7 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
 
     let names = Names::new(&loaf);
     let mut rows = Vec::new();
-    let chunk = loaf.plan().families_of(Phase::Prefill).map(|f| f.max_rows).max().unwrap_or(1) as usize;
+    let chunk = loaf.plan().most_rows(Phase::Prefill) as usize;
     // The last token alone, so that decode is compared too.
     let (most, last) = ids.split_at(if ids.len() > 1 { ids.len() - 1 } else { 0 });
     let mut pos = 0;
@@ -87,17 +87,16 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     report(args, against, tolerance, &rows, io)
 }
 
-fn cpu<'a>(loaf: &'a Loaf, kernels: Kernels) -> Result<Box<dyn Trace + 'a>, Failure> {
+fn cpu(loaf: &Loaf, kernels: Kernels) -> Result<Box<dyn Trace>, Failure> {
     Ok(Box::new(CpuTrace::new(loaf, kernels).map_err(Failure::runtime)?))
 }
 
 /// Whether the CPU rounds activations to eight bits, which other engines do not.
 fn quantises(loaf: &Loaf) -> bool {
-    let templates = loaf.plan().families.iter().flat_map(|f| &f.segments);
-    templates.flat_map(|s| records(&s.words)).flatten().any(|r| r.kind == OpKind::Quantize)
+    loaf.plan().templates.iter().flat_map(|t| records(&t.words)).flatten().any(|r| r.kind == OpKind::Quantize)
 }
 
-fn prompt(args: &CheckArgs, loaf: &Loaf, reference: &Reference<'_>, io: &mut Io<'_>) -> Result<Vec<u32>, Failure> {
+fn prompt(args: &CheckArgs, loaf: &Loaf, reference: &Reference, io: &mut Io<'_>) -> Result<Vec<u32>, Failure> {
     if let Reference::File(activations) = reference {
         return Ok(activations.ids.clone());
     }
@@ -114,7 +113,7 @@ fn prompt(args: &CheckArgs, loaf: &Loaf, reference: &Reference<'_>, io: &mut Io<
         None => io.read_stdin()?,
     };
     let mut ids = Vec::new();
-    tokenizer.encode(&text, true, &mut Scratch::default(), &mut ids);
+    tokenizer.get().encode(&text, true, &mut Scratch::default(), &mut ids);
     if ids.is_empty() {
         return Err(Failure::usage("the prompt: expected at least one token, found none"));
     }
@@ -124,13 +123,13 @@ fn prompt(args: &CheckArgs, loaf: &Loaf, reference: &Reference<'_>, io: &mut Io<
 /// Plays some tokens on both sides.
 fn compare(
     subject: &mut dyn Trace,
-    reference: &mut Reference<'_>,
+    reference: &mut Reference,
     (pos, ids): (usize, &[u32]),
     names: &Names,
     tolerance: f32,
     rows: &mut Vec<Row>,
 ) -> Result<(), Failure> {
-    let failure = |e: String| Failure::Runtime(e);
+    let failure = Failure::runtime;
     let place = |i: usize| format!("{} {pos}, result {i}", if ids.len() == 1 { "decode" } else { "prefill" });
     let at = pos as u32;
     match reference {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::args::InfoArgs;
 use crate::{Bytes, Failure, Io, model, printable};
-use loaf_runtime::loaf::Loaf;
+use loaf_runtime::model::Model as Loaf;
 
 /// Longest value of the manifest printed for people, in characters.
 const MAX_VALUE: usize = 200;
@@ -21,9 +21,9 @@ pub(crate) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let state = |kind| plan.states.iter().filter(|s| s.kind == kind).map(|s| s.bytes).fold(0, u64::saturating_add);
     let (kv_bytes, recurrent_bytes) = (state(StateKind::KvCache), state(StateKind::Recurrent));
     let peak_bytes =
-        [plan.weight_bytes, plan.state_bytes, plan.arena_bytes, plan.io.bytes].into_iter().fold(0, u64::saturating_add);
-    let chunks: Vec<u32> = plan.families_of(Phase::Prefill).map(|f| f.max_rows).collect();
-    let tokens = tokenizer.as_ref().map(|t| t.token_count());
+        [plan.weight_bytes, kv_bytes, recurrent_bytes, plan.arena_bytes, plan.io.bytes].into_iter().fold(0, u64::saturating_add);
+    let chunks: Vec<u32> = plan.templates_of(Phase::Prefill).map(|t| t.max_rows).collect();
+    let tokens = tokenizer.as_ref().map(|t| t.get().token_count());
     let section = |kind| container.section(kind).map(<[u8]>::len);
     if args.json {
         let object = json!({
@@ -34,7 +34,7 @@ pub(crate) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
             "prefill_chunks": chunks,
             "memory": {
                 "weights_bytes": plan.weight_bytes,
-                "state_bytes": plan.state_bytes,
+                "state_bytes": plan.state_bytes(),
                 "kv_bytes": kv_bytes,
                 "recurrent_bytes": recurrent_bytes,
                 "arena_bytes": plan.arena_bytes,
@@ -60,7 +60,7 @@ pub(crate) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         "state",
         format!(
             "{} (KV cache {}, recurrent {}), committed as it is used",
-            Bytes(plan.state_bytes),
+            Bytes(plan.state_bytes()),
             Bytes(kv_bytes),
             Bytes(recurrent_bytes)
         ),

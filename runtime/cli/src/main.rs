@@ -4,7 +4,7 @@ use std::io::{IsTerminal, stderr, stdin, stdout};
 use std::process::ExitCode;
 
 use loaf_cli::{Io, main as run, main_of};
-use loaf_runtime::loaf::running_program;
+use loaf_runtime::model::running_program;
 
 fn main() -> ExitCode {
     let mut io = Io {

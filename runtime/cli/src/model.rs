@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use crate::args::{BackendArg, ComputeArgs, ModelArgs};
 use crate::builtin;
 use crate::{Failure, Io};
-use loaf_runtime::backend::Backend;
+use loaf_runtime::Session;
+use loaf_runtime::backend::Device;
+use loaf_runtime::engine::{Engine, EngineOptions};
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::loaf::{Loaf, OpenError};
-use loaf_runtime::session::{Session, SessionOptions};
-use loaf_runtime::tokenizer::Tokenizer;
+use loaf_runtime::model::{Model as Loaf, OpenError, SharedTokenizer};
 use loaf_runtime::trace::Trace;
 
 /// Said when nobody named a model and this build has none of its own.
@@ -45,20 +45,20 @@ pub(crate) fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
 }
 
 /// A session with the backend, threads and kernels asked for.
-pub(crate) fn session<'a>(loaf: &'a Loaf, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session<'a>, Failure> {
-    let session = match compute.backend {
+pub(crate) fn session(loaf: &Loaf, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session, Failure> {
+    let engine = match compute.backend {
         BackendArg::Cpu => {
-            let mut options = SessionOptions { kernels: kernels(io)?, ..SessionOptions::default() };
+            let mut options = EngineOptions { kernels: kernels(io)?, ..EngineOptions::default() };
             options.threads = compute.threads.map_or(options.threads, usize::from);
-            Session::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))?
+            Engine::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))?
         }
-        BackendArg::Mlx => Session::over(loaf, device(loaf, true)?),
-        BackendArg::MlxCpu => Session::over(loaf, device(loaf, false)?),
+        BackendArg::Mlx => Engine::on(loaf, device(loaf, true)?),
+        BackendArg::MlxCpu => Engine::on(loaf, device(loaf, false)?),
     };
     if compute.verbose {
-        io.note(format_args!("loaf: {}, {}", session.engine(), loaf.id()));
+        io.note(format_args!("loaf: {}, {}", engine.name(), loaf.id()));
     }
-    Ok(session)
+    Session::new(engine).map_err(Failure::runtime)
 }
 
 /// What to do where MLX is not to be had.
@@ -66,20 +66,20 @@ const USE_CPU: &str = "--backend cpu needs none of it";
 
 /// The MLX backend, on the GPU or on MLX's own CPU device.
 #[cfg(feature = "mlx")]
-fn open_mlx(loaf: &Loaf, gpu: bool, exact: bool) -> Result<loaf_runtime::backend::mlx::MlxBackend<'_>, Failure> {
-    use loaf_runtime::backend::mlx::{MlxBackend, MlxOptions, array::Type};
+fn open_mlx(loaf: &Loaf, gpu: bool, exact: bool) -> Result<loaf_runtime::backend::mlx::MlxDevice, Failure> {
+    use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, array::Type};
     let options = MlxOptions { gpu, activations: exact.then_some(Type::F32), ..MlxOptions::default() };
-    MlxBackend::open(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; {USE_CPU}")))
+    MlxDevice::open(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; {USE_CPU}")))
 }
 
 #[cfg(feature = "mlx")]
-fn device(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Backend + '_>, Failure> {
+fn device(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Device>, Failure> {
     Ok(Box::new(open_mlx(loaf, gpu, false)?))
 }
 
 /// MLX as something to watch, with f32 activations.
 #[cfg(feature = "mlx")]
-pub(crate) fn tracer(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Trace + '_>, Failure> {
+pub(crate) fn tracer(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Trace>, Failure> {
     Ok(Box::new(open_mlx(loaf, gpu, true)?))
 }
 
@@ -89,19 +89,18 @@ fn without_mlx() -> Failure {
 }
 
 #[cfg(not(feature = "mlx"))]
-fn device(_: &Loaf, _: bool) -> Result<Box<dyn Backend + '_>, Failure> {
+fn device(_: &Loaf, _: bool) -> Result<Box<dyn Device>, Failure> {
     Err(without_mlx())
 }
 
 #[cfg(not(feature = "mlx"))]
-pub(crate) fn tracer(_: &Loaf, _: bool) -> Result<Box<dyn Trace + '_>, Failure> {
+pub(crate) fn tracer(_: &Loaf, _: bool) -> Result<Box<dyn Trace>, Failure> {
     Err(without_mlx())
 }
 
 /// The loaf's tokenizer, if it has one.
-pub(crate) fn tokenizer(loaf: &Loaf) -> Result<Option<Tokenizer<'_>>, Failure> {
-    let open = |section| Tokenizer::open(section).map_err(|e| Failure::Runtime(format!("section tokenizer: {e}")));
-    loaf.tokenizer_section().map(open).transpose()
+pub(crate) fn tokenizer(loaf: &Loaf) -> Result<Option<SharedTokenizer>, Failure> {
+    loaf.tokenizer().map_err(|e| Failure::Runtime(format!("section tokenizer: {e}")))
 }
 
 /// Refuses more tokens than the context has.

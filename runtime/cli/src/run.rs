@@ -7,12 +7,14 @@ use loaf_formats::chat::Answers;
 use serde_json::json;
 
 use crate::args::RunArgs;
+use loaf_runtime::Session;
 use crate::interrupt::Interrupt;
 use crate::shell;
 use crate::{Failure, Io, model};
 use loaf_runtime::chat::{ChatTemplate, Inputs, message};
-use loaf_runtime::generate::{Event, GenerateOptions, Generation, Report, StopReason};
-use loaf_runtime::loaf::Loaf;
+use loaf_runtime::generate::{self, Event, GenerateOptions, Generation, Report, StopReason};
+use loaf_runtime::model::Model as Loaf;
+use loaf_runtime::model::SharedTokenizer;
 use loaf_runtime::tokenizer::{Scratch, Tokenizer};
 
 /// A prompt ready to be evaluated.
@@ -27,7 +29,7 @@ pub(crate) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let sampler = args.sampling.over(&loaf.chat().sampling)?;
     let tokenizer = model::tokenizer(&loaf)?;
-    let prompt = prompt(args, &loaf, tokenizer.as_ref(), io)?;
+    let prompt = prompt(args, &loaf, tokenizer.as_ref().map(SharedTokenizer::get), io)?;
     model::check_fits(prompt.ids.len(), &loaf)?;
     let mut session = model::session(&loaf, &args.compute, io)?;
     let options = GenerateOptions {
@@ -39,13 +41,15 @@ pub(crate) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         log_probs: args.json || loaf.chat().unsure_below.is_some(),
     };
     let has_text = tokenizer.is_some();
-    let mut generation = Generation::new(tokenizer, loaf.plan().vocab, options).map_err(Failure::runtime)?;
+    let generation = Generation::new(&loaf, tokenizer, &prompt.ids, 0, options);
+    let mut generation = generation.map_err(Failure::runtime)?;
     let interrupt = Interrupt::watch(io.signals);
     let record = args.json || loaf.chat().answers == Answers::ShellCommand;
     let silent = args.json;
     let mut out = Output { io, text: String::new(), record, silent, has_text, open_line: false, failure: None };
-    let report = generation.run(&mut session, &prompt.ids, &mut |event| {
-        if interrupt.raised() || out.take(event).is_break() {
+    let Session { engine, sequence } = &mut session;
+    let report = generate::run(engine, sequence, &mut generation, &mut |event, text| {
+        if interrupt.raised() || out.take(event, text).is_break() {
             ControlFlow::Break(())
         } else {
             ControlFlow::Continue(())
@@ -72,7 +76,7 @@ pub(crate) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         io.print("\n")?;
     }
     advise(&text, &report, &loaf, io);
-    if let Some(notes) = session.notes().filter(|_| args.compute.verbose) {
+    if let Some(notes) = session.engine.notes().filter(|_| args.compute.verbose) {
         io.note(format_args!("loaf: {notes}"));
     }
     finish(&report, &loaf, start, args.compute.verbose, io)
@@ -115,7 +119,7 @@ fn finish(report: &Report, loaf: &Loaf, start: Instant, verbose: bool, io: &mut 
 }
 
 /// The prompt's ids, from wherever the arguments say.
-fn prompt(args: &RunArgs, loaf: &Loaf, tokenizer: Option<&Tokenizer<'_>>, io: &mut Io<'_>) -> Result<Prompt, Failure> {
+fn prompt(args: &RunArgs, loaf: &Loaf, tokenizer: Option<Tokenizer<'_>>, io: &mut Io<'_>) -> Result<Prompt, Failure> {
     if let Some(ids) = &args.ids {
         return Ok(Prompt { ids: ids.clone(), continues_text: true });
     }
@@ -184,10 +188,9 @@ struct Output<'i, 'a> {
 }
 
 impl Output<'_, '_> {
-    fn take(&mut self, event: Event<'_>) -> ControlFlow<()> {
+    fn take(&mut self, event: Event, text: &str) -> ControlFlow<()> {
         let printed = match event {
-            Event::Prefill(..) => return ControlFlow::Continue(()),
-            Event::Token(_, text) | Event::Tail(text) if self.has_text => {
+            Event::Token(_) | Event::Tail if self.has_text => {
                 if self.record {
                     self.text.push_str(text);
                 }
@@ -197,13 +200,12 @@ impl Output<'_, '_> {
                 self.open_line = !text.ends_with('\n');
                 self.io.print(text)
             }
-            Event::Token(..) | Event::Tail(_) if self.silent => return ControlFlow::Continue(()),
-            Event::Token(id, _) => {
+            Event::Token(id) if !self.silent => {
                 let gap = if self.open_line { " " } else { "" };
                 self.open_line = true;
                 self.io.print(format_args!("{gap}{id}"))
             }
-            Event::Tail(_) => return ControlFlow::Continue(()),
+            _ => return ControlFlow::Continue(()),
         };
         match printed {
             Ok(()) => ControlFlow::Continue(()),

@@ -13,13 +13,14 @@ use crate::args::ScoreArgs;
 use crate::interrupt::Interrupt;
 use crate::{Failure, Io, model, printable, read_text};
 use loaf_runtime::sample::log_prob;
-use loaf_runtime::session::Session;
+use loaf_runtime::Session;
+use loaf_runtime::model::SharedTokenizer;
 use loaf_runtime::tokenizer::{Scratch, Tokenizer};
 
 pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let tokenizer = model::tokenizer(&loaf)?;
-    let ids = ids(args, tokenizer.as_ref(), io)?;
+    let ids = ids(args, tokenizer.as_ref().map(SharedTokenizer::get).as_ref(), io)?;
     if ids.is_empty() {
         return Err(Failure::usage("nothing to score: expected at least one token, found none"));
     }
@@ -29,7 +30,7 @@ pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let out = args.logits.as_deref().map(|path| LogitsFile::create(path, ids.len(), vocab)).transpose()?;
     let mut scorer = Scorer { ids: &ids, done: 0, log_probs: Vec::with_capacity(ids.len()), out };
     let interrupt = Interrupt::watch(io.signals);
-    let chunk = if args.decode { 1 } else { session.chunk().max(1) as usize };
+    let chunk = if args.decode { 1 } else { session.engine.chunk().max(1) };
     for part in ids.chunks(chunk) {
         if interrupt.raised() {
             return Ok(130);
@@ -54,7 +55,7 @@ pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         return Ok(0);
     }
     for (id, log_prob) in ids[1..].iter().zip(&log_probs) {
-        let text = tokenizer.as_ref().map_or_else(String::new, |t| quoted(t, *id));
+        let text = tokenizer.as_ref().map_or_else(String::new, |t| quoted(&t.get(), *id));
         writeln!(io.stdout, "{id}\t{log_prob:.6}{text}").map_err(Failure::stdout)?;
     }
     match perplexity {
@@ -98,17 +99,22 @@ struct Scorer<'i> {
 
 impl Scorer<'_> {
     /// Evaluates the next ids, of which there are at most a chunk.
-    fn evaluate(&mut self, session: &mut Session<'_>, part: &[u32], decode: bool) -> Result<(), Failure> {
+    fn evaluate(&mut self, session: &mut Session, part: &[u32], decode: bool) -> Result<(), Failure> {
         if !decode {
-            session.prefill_chunk(part).map_err(Failure::runtime)?;
+            session.prefill(part).map_err(Failure::runtime)?;
         }
+        let together = session.engine.limits().decode_rows;
+        let mut wanted = Vec::with_capacity(together as usize);
         for (row, &id) in (0u32..).zip(part) {
             let logits = if decode {
                 session.decode(id).map_err(Failure::runtime)?
             } else {
-                session
-                    .logits_of(row)
-                    .ok_or_else(|| Failure::runtime("prefill: expected a row per token, found fewer"))?
+                if row % together == 0 {
+                    wanted.clear();
+                    wanted.extend(row..(row + together).min(part.len() as u32));
+                    session.engine.logits_of(&wanted).map_err(Failure::runtime)?;
+                }
+                session.engine.logits((row % together) as usize)
             };
             self.done += 1;
             if let Some(&next) = self.ids.get(self.done) {

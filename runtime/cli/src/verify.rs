@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::args::{ComputeArgs, VerifyArgs};
 use crate::{Bytes, Failure, Io, model};
-use loaf_runtime::loaf::Loaf;
+use loaf_runtime::model::Model as Loaf;
 
 /// Time between two reports of progress.
 const TICK: Duration = Duration::from_millis(100);
@@ -58,7 +58,7 @@ fn replay_golden(loaf: &Loaf, io: &mut Io<'_>) -> Result<usize, Failure> {
             if by_token {
                 case.prompt.iter().try_for_each(|id| session.decode(*id).map(drop)).map_err(Failure::runtime)?;
             } else {
-                session.eval(&case.prompt, &mut |_| {}).map_err(Failure::runtime)?;
+                session.eval(&case.prompt).map_err(Failure::runtime)?;
             }
             for (j, expected) in case.greedy.iter().enumerate() {
                 let found = leader(session.logits()).map_or(0, |(id, _)| id);

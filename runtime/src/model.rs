@@ -1,17 +1,22 @@
 //! Opening a loaf: map, verify, ready to replay.
 //!
-//! Nothing is parsed that replay does not need, nothing is copied out of the mapped file but the plan. Everything a
-//! session relies on is proved here, once: [`Loaf`] is that proof.
+//! Nothing is parsed that replay does not need, nothing is copied out of the mapped file but the plan. Everything that
+//! engines rely on is proved here, once: [`Model`] is that proof. It is shared by reference count, so whoever holds one keeps the
+//! mapping alive.
 
 use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use loaf_formats::chat::{Chat, ChatError};
 use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, Leaves, SectionKind};
 use loaf_formats::plan::{Plan, PlanError, VerifiedPlan};
 use loaf_formats::program::{Trailer, TrailerError};
+use loaf_formats::tokenizer;
 use memmap2::{Mmap, MmapOptions};
+
+use crate::tokenizer::Tokenizer;
 
 /// Why a loaf cannot be used.
 #[derive(Debug)]
@@ -87,27 +92,36 @@ fn check_leaves(leaves: &Leaves<'_>) -> Result<(), ContainerError> {
     })
 }
 
-/// An open loaf: bytes, verified plan, chat data.
-pub struct Loaf {
+struct Inner {
     bytes: Bytes,
     plan: VerifiedPlan,
     chat: Chat,
     id: ArtifactId,
 }
 
-impl Loaf {
+/// An open loaf: bytes, verified plan, chat data. Cloning it copies a reference.
+#[derive(Clone)]
+pub struct Model(Arc<Inner>);
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Model").field(&self.0.id.to_string()).finish()
+    }
+}
+
+impl Model {
     /// Maps and verifies a file. Head, table, plan, chat and tokenizer sections are hashed and checked; weights are
-    /// not hashed (see [`Loaf::container`] for that).
+    /// not hashed (see [`Model::container`] for that).
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn open(path: &Path) -> Result<Loaf, OpenError> {
+    pub fn open(path: &Path) -> Result<Model, OpenError> {
         let io = |e| OpenError::Io(path.to_path_buf(), e);
         let file = File::open(path).map_err(io)?;
         // SAFETY: the mapping is read-only and private to us; a file that another process truncates or rewrites
         // while it is mapped breaks every program that maps files, and the hashes catch what was there at open.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        Loaf::from_bytes(Bytes::Mapped(map))
+        Model::from_bytes(Bytes::Mapped(map))
     }
 
     /// Maps and verifies the loaf behind a program that `bake executable` wrote, where it lies: nothing is unpacked,
@@ -115,7 +129,7 @@ impl Loaf {
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn open_embedded(program: &Path) -> Result<Option<Loaf>, OpenError> {
+    pub fn open_embedded(program: &Path) -> Result<Option<Model>, OpenError> {
         let io = |e| OpenError::Io(program.to_path_buf(), e);
         let mut file = File::open(program).map_err(io)?;
         let trailer = Trailer::read(&mut file).map_err(|e| OpenError::Program(program.to_path_buf(), e))?;
@@ -123,9 +137,9 @@ impl Loaf {
         let len = usize::try_from(len).map_err(|_| io(std::io::ErrorKind::OutOfMemory.into()))?;
         // SAFETY: as in `open`; the trailer was checked to name bytes within the file.
         let map = unsafe { MmapOptions::new().offset(offset).len(len).map(&file) }.map_err(io)?;
-        let loaf = Loaf::from_bytes(Bytes::Mapped(map))?;
-        if loaf.id != id {
-            return Err(OpenError::OtherLoaf { expected: id, found: loaf.id });
+        let loaf = Model::from_bytes(Bytes::Mapped(map))?;
+        if loaf.id() != id {
+            return Err(OpenError::OtherLoaf { expected: id, found: loaf.id() });
         }
         Ok(Some(loaf))
     }
@@ -133,7 +147,7 @@ impl Loaf {
     /// Asks that weights be read from the file, and mapped, in large pages where the system can; it may refuse.
     pub(crate) fn advise_large_pages(&self) {
         #[cfg(target_os = "linux")]
-        if let Bytes::Mapped(map) = &self.bytes {
+        if let Bytes::Mapped(map) = &self.0.bytes {
             let at = self.data().as_ptr() as usize - map.as_ptr() as usize;
             // Nothing depends on the answer.
             let _ = map.advise_range(memmap2::Advice::HugePage, at, self.data().len());
@@ -144,11 +158,11 @@ impl Loaf {
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn from_static(bytes: &'static [u8]) -> Result<Loaf, OpenError> {
-        Loaf::from_bytes(Bytes::Static(bytes))
+    pub fn from_static(bytes: &'static [u8]) -> Result<Model, OpenError> {
+        Model::from_bytes(Bytes::Static(bytes))
     }
 
-    fn from_bytes(bytes: Bytes) -> Result<Loaf, OpenError> {
+    fn from_bytes(bytes: Bytes) -> Result<Model, OpenError> {
         let container = Container::open(bytes.get()).map_err(OpenError::Container)?;
         if !container.data().as_ptr().addr().is_multiple_of(64) {
             return Err(OpenError::Misaligned);
@@ -166,7 +180,7 @@ impl Loaf {
             check_leaves(&leaves).map_err(OpenError::Container)?;
         }
         let id = container.artifact_id();
-        Ok(Loaf { plan, chat, id, bytes })
+        Ok(Model(Arc::new(Inner { plan, chat, id, bytes })))
     }
 
     /// The container, for its other sections and for verifying weights.
@@ -174,7 +188,7 @@ impl Loaf {
     /// # Panics
     /// Never: the bytes were opened before and do not change.
     pub fn container(&self) -> Container<'_> {
-        Container::open(self.bytes.get()).expect("opened before")
+        Container::open(self.0.bytes.get()).expect("opened before")
     }
 
     /// The weights region that plan operands address.
@@ -184,22 +198,44 @@ impl Loaf {
 
     /// The verified plan.
     pub fn plan(&self) -> &VerifiedPlan {
-        &self.plan
+        &self.0.plan
     }
 
     /// Chat template, stop ids, sampling defaults.
     pub fn chat(&self) -> &Chat {
-        &self.chat
+        &self.0.chat
     }
 
     /// The hash that names this artifact.
     pub fn id(&self) -> ArtifactId {
-        self.id
+        self.0.id
     }
 
-    /// The verified tokenizer section, if the loaf has one.
-    pub fn tokenizer_section(&self) -> Option<&[u8]> {
-        self.container().section(SectionKind::Tokenizer)
+    /// The tokenizer, if the loaf has one. Opening it verifies its tables.
+    ///
+    /// # Errors
+    /// Tables that are none.
+    pub fn tokenizer(&self) -> Result<Option<SharedTokenizer>, tokenizer::Error> {
+        let Some(section) = self.container().section(SectionKind::Tokenizer) else { return Ok(None) };
+        // SAFETY: the bytes are mapped read-only, or static, and never move while the model lives, which the tokenizer holds on to;
+        // `SharedTokenizer::get` gives them out no longer than itself.
+        let section: &'static [u8] = unsafe { std::slice::from_raw_parts(section.as_ptr(), section.len()) };
+        Ok(Some(SharedTokenizer { tokenizer: Tokenizer::open(section)?, _model: self.clone() }))
+    }
+}
+
+/// A model's tokenizer, which keeps the model.
+#[derive(Clone)]
+pub struct SharedTokenizer {
+    /// Over the model's bytes.
+    tokenizer: Tokenizer<'static>,
+    _model: Model,
+}
+
+impl SharedTokenizer {
+    /// The tokenizer.
+    pub fn get(&self) -> Tokenizer<'_> {
+        self.tokenizer
     }
 }
 

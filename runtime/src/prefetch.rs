@@ -3,34 +3,40 @@
 //! A plan says which matrix comes after the ops at hand, so a thread that is done before the others, or has no part in a short op,
 //! can have the beginning of its share of that matrix on the way. Nothing is read: a hint cannot fault and changes no result.
 
-/// Most bytes that one thread asks for ahead of an op: a part of a core's own second-level cache.
+use std::ops::Range;
+
+/// Most bytes that one thread asks for before an op: a part of a core's own second-level cache.
 const MOST: usize = 256 << 10;
-/// Bytes of one [`Ahead::step`].
+/// Bytes of one [`Prefetch::step`].
 const STEP: usize = 1 << 10;
 
 /// A matrix to come, or what is left of a thread's share of it.
 #[derive(Clone, Copy)]
-pub(crate) struct Ahead {
+pub(crate) struct Prefetch {
     at: *const u8,
     /// Work units, of `unit` bytes each.
     units: usize,
     unit: usize,
 }
 
-impl Ahead {
+impl Prefetch {
     /// Nothing to come.
-    pub const NONE: Ahead = Ahead { at: std::ptr::null(), units: 0, unit: 0 };
+    pub const NONE: Prefetch = Prefetch { at: std::ptr::null(), units: 0, unit: 0 };
 
-    /// `units` work units of `unit` bytes from `at` on, shared out as [`crate::pool`] does.
-    pub fn new(at: *const u8, units: usize, unit: usize) -> Ahead {
-        Ahead { at, units, unit }
+    /// `units` work units of `unit` bytes from `at` on.
+    pub fn new(at: *const u8, units: usize, unit: usize) -> Prefetch {
+        Prefetch { at, units, unit }
     }
 
-    /// The beginning of worker `w`'s share among `active`, in units of a byte.
-    pub fn share(self, w: usize, active: usize) -> Ahead {
-        let units = crate::pool::share(self.units, w, active);
+    /// Work units in all.
+    pub fn units(self) -> usize {
+        self.units
+    }
+
+    /// The beginning of some of the units, in units of a byte.
+    pub fn part(self, units: Range<usize>) -> Prefetch {
         let bytes = (units.len() * self.unit).min(MOST);
-        Ahead { at: self.at.wrapping_add(units.start * self.unit), units: bytes, unit: 1 }
+        Prefetch { at: self.at.wrapping_add(units.start * self.unit), units: bytes, unit: 1 }
     }
 
     /// Asks for the next bytes of a share; false if there are none left.
@@ -70,20 +76,19 @@ mod tests {
     use super::*;
 
     /// Bytes that a share asks for.
-    fn asked(mut share: Ahead) -> usize {
+    fn asked(mut share: Prefetch) -> usize {
         std::iter::from_fn(|| share.step().then_some(STEP)).sum()
     }
 
     #[test]
-    fn a_share_begins_where_the_threads_own_units_do_and_is_bounded() {
+    fn a_part_begins_where_its_units_do_and_is_bounded() {
         let at = 4096 as *const u8;
-        let matrix = Ahead::new(at, 7, 3 << 10);
-        // Units 0..2, 2..4, 4..7, as the pool gives them out.
-        for (worker, (first, units)) in [(0, 2), (2, 2), (4, 3)].into_iter().enumerate() {
-            let share = matrix.share(worker, 3);
-            assert_eq!((share.at as usize, asked(share)), (4096 + first * (3 << 10), units * (3 << 10)));
+        let matrix = Prefetch::new(at, 7, 3 << 10);
+        for units in [0..2, 2..4, 4..7] {
+            let (first, count, part) = (units.start, units.len(), matrix.part(units));
+            assert_eq!((part.at as usize, asked(part)), (4096 + first * (3 << 10), count * (3 << 10)));
         }
-        assert_eq!(asked(Ahead::new(at, 1000, 1 << 20).share(1, 2)), MOST);
-        assert_eq!(asked(Ahead::NONE.share(0, 2)), 0);
+        assert_eq!(asked(Prefetch::new(at, 1000, 1 << 20).part(500..1000)), MOST);
+        assert_eq!(asked(Prefetch::NONE.part(0..0)), 0);
     }
 }
