@@ -1,16 +1,16 @@
 //! Speed of the kernels that take the time of a model, next to what the memory gives.
 //!
 //! `cargo run --release -p loaf-runtime --example kernel_bench`: half a minute; with names after it (`bf16 mxfp4`), those formats
-//! alone. Every figure is the best of several
-//! runs, on one thread (its own processor time) and on all physical cores (wall time). Weights are random bits; results are not looked at.
+//! alone; with `float`, every op that is no integer matmul, on one thread. `LOAF_ISA` names the table of kernels. Every figure is the
+//! best of several runs, on one thread (its own processor time) and on all physical cores (wall time). Weights are random bits; results are not looked at.
 
 use std::ops::Range;
 use std::time::Instant;
 
 use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::op::{MAX_OPERANDS, OpKind};
+use loaf_formats::op::{self, MAX_OPERANDS, OpAttrs, OpKind};
 use loaf_runtime::ceiling::Ceiling;
-use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, scratch_bytes, units};
+use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, Run, scratch_bytes, units};
 use loaf_runtime::pool::{Pool, default_threads};
 
 /// Operand addresses, so that a loop body may be shared between threads.
@@ -50,9 +50,7 @@ fn operands(kind: OpKind, attrs: &[u64]) -> Vec<RawOperand> {
             Types::Is(d) => Some(d),
             Types::Float => Some(DType::F32),
             Types::Cache => Some(DType::F16),
-            Types::Weight => format.map(WeightFormat::weight_dtype),
-            Types::Scales => format.and_then(WeightFormat::scales_dtype),
-            Types::Biases => format.and_then(WeightFormat::biases_dtype),
+            Types::Plane(i) => format.and_then(|f| f.plane(i.into())).map(|p| p.dtype),
         };
         dtype.map_or(RawOperand::ABSENT, |d| {
             let [rows, heads, dim] = o.dims.map(|d| d.value(attrs).unwrap_or(0) as usize);
@@ -71,10 +69,13 @@ fn now(threads: usize) -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Seconds of the fastest of several runs.
-fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
+/// Seconds of the fastest of several runs: the op's rows are one sequence's, from position `pos` on.
+fn time_at(pos: usize, pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
     let operands = operands(kind, attrs);
-    let shared = Shared(OpCall { kind, operands: &operands, attrs }, scratch_bytes(kind, attrs));
+    let runs = [Run { rows: attrs[0] as usize, pos, ..Run::ONE }];
+    let call = OpCall { kind, operands: &operands, attrs, runs: &runs };
+    let (kernel, bytes) = (kernels.get(kind).expect("an op of plans"), scratch_bytes(kind, attrs).expect("a size"));
+    let shared = Shared(call, bytes);
     let scratch: Vec<usize> =
         (0..pool.threads()).map(|_| vec![0u64; shared.1 / 8 + 16].leak().as_mut_ptr() as usize).collect();
     let mut best = f64::INFINITY;
@@ -85,17 +86,95 @@ fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
             let shared = &shared;
             let at = scratch[worker].next_multiple_of(64) as *mut u8;
             // SAFETY: this worker's own scratch, of the size asked for; operands as the table demands.
-            unsafe { kernels.get(kind)(&shared.0, range, std::slice::from_raw_parts_mut(at, shared.1)) }
+            unsafe { kernel(&shared.0, range, std::slice::from_raw_parts_mut(at, shared.1)) }
         };
-        pool.run(units(kind, attrs), &body);
+        pool.run(units(&call), &body);
         best = best.min(now(pool.threads()) - start);
     }
     best
 }
 
+fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
+    time_at(0, pool, kernels, kind, attrs)
+}
+
+fn attention(rows: usize, (heads, kv_heads): (usize, usize), dim: usize, context: usize) -> Vec<u64> {
+    words(op::attention::Attrs {
+        rows,
+        heads,
+        kv_heads,
+        dim,
+        value_dim: dim,
+        context,
+        scale: 0.088,
+        window: 0,
+        soft_cap: 0.0,
+        sinks: 0,
+    })
+}
+
+fn words(attrs: impl OpAttrs) -> Vec<u64> {
+    let (words, n) = attrs.words();
+    words[..n].to_vec()
+}
+
+/// Every kind of op that is no integer matmul, in microseconds.
+fn float_ops(pool: &Pool, kernels: &Kernels) {
+    use OpKind::*;
+    let us = |name: &str, kind: OpKind, attrs: &[u64], pos: usize| {
+        println!("  {name:<36} {:10.2} us", time_at(pos, pool, kernels, kind, attrs) * 1e6);
+    };
+    let dense = [WeightFormat::Dense(DType::F32), WeightFormat::Dense(DType::BF16), WeightFormat::Mxfp8];
+    for format in dense {
+        for (rows, inputs, outputs) in [(1, 64, 512), (1, 1024, 512), (3, 1024, 512), (24, 1024, 64), (64, 1024, 512)] {
+            let attrs = words(op::linear_dense::Attrs { rows, inputs, outputs, format });
+            us(&format!("linear {format} {rows} x {inputs} x {outputs}"), LinearDense, &attrs, 0);
+        }
+    }
+    let (eps, zero) = (u64::from(1e-6f32.to_bits()), 0);
+    for (heads, dim) in [(16, 8), (16, 64), (16, 128), (1, 1024), (1, 4096)] {
+        us(&format!("rms_norm {heads} x {dim}"), RmsNorm, &[1, heads, dim, eps, zero], 0);
+    }
+    us("add_rms_norm 1024", AddRmsNorm, &[1, 1, 1024, eps, zero], 0);
+    us("l2_norm 32 x 128", L2Norm, &[1, 32, 128, eps, eps], 0);
+    us("softmax 128", Softmax, &[1, 128], 0);
+    us("softmax 16 x 512", Softmax, &[16, 512], 0);
+    us("quantize 4096", Quantize, &[1, 1, 4096, 64], 0);
+    us("silu_mul 3072", SiluMul, &[1, 1, 3072], 0);
+    us("add 4096", Add, &[1, 1, 4096], 0);
+    us("rope 16 x 128", Rope, &[1, 16, 128, 64], 0);
+    us("rope_table 64", RopeTable, &[1, 64], 4000);
+    us("kv_write 8 x 128", KvWrite, &[1, 8, 128, 4096], 4000);
+    us("top_k 8 of 128", TopK, &[1, 128, 8, 1], 0);
+    for (rows, heads, dim, pos) in [
+        (1, (16, 8), 128, 31),
+        (1, (16, 8), 128, 1023),
+        (1, (14, 2), 64, 1023),
+        (1, (32, 32), 80, 1023),
+        (1, (16, 2), 256, 1023),
+        (64, (16, 8), 128, 960),
+        (64, (14, 2), 64, 960),
+        (64, (16, 2), 256, 960),
+    ] {
+        let attrs = attention(rows, heads, dim, pos + rows);
+        us(&format!("attention {}/{} x {dim}, {rows} at {pos}", heads.0, heads.1), Attention, &attrs, pos);
+    }
+    for rows in [1, 64] {
+        us(&format!("conv_silu {rows} x 8192"), ConvSilu, &[rows, 1, 8192, 4], 0);
+        us(&format!("gdn_scan {rows} x 32 heads"), GdnScan, &[rows, 16, 32, 128, 128, 0], 0);
+    }
+}
+
 fn main() {
-    let kernels = Kernels::detect();
+    let kernels = match std::env::var("LOAF_ISA") {
+        Ok(name) => Kernels::named(&name).expect("LOAF_ISA"),
+        Err(_) => Kernels::detect(),
+    };
     let only: Vec<String> = std::env::args().skip(1).collect();
+    if only.iter().any(|name| name == "float") {
+        println!("1 thread, {}", kernels.isa().name());
+        return float_ops(&Pool::new(1), &kernels);
+    }
     for threads in [1, default_threads()] {
         let pool = Pool::new(threads);
         let read = Ceiling::new(threads).expect("memory to read").measure() / 1e9;
@@ -120,10 +199,7 @@ fn main() {
                 continue;
             }
             let kind = if format.activation_group().is_some() { OpKind::LinearQuant } else { OpKind::LinearDense };
-            let params = format.scales_dtype().map_or(0, DType::bytes) + format.biases_dtype().map_or(0, DType::bytes);
-            let bytes = |inp: u64, out: u64| {
-                out * (format.row_bytes(inp).unwrap_or(0) + format.row_groups(inp).unwrap_or(0) * params)
-            };
+            let bytes = |inp: u64, out: u64| out * format.row_bytes(inp).unwrap_or(0);
             let (inp, out) = (1024, 3072);
             let small = time(&pool, &kernels, kind, &[1, inp, out, format.code()]);
             // About 64 MB, so that it comes from memory.
@@ -144,13 +220,13 @@ fn main() {
         if !only.is_empty() {
             continue;
         }
-        let scale = u64::from(0.088f32.to_bits());
         for (rows, pos) in [(1, 31), (1, 4095), (128, 3968)] {
-            let s = time(&pool, &kernels, OpKind::Attention, &[rows, 16, 8, 128, pos, scale, 0]);
+            let attrs = attention(rows, (16, 8), 128, pos + rows);
+            let s = time_at(pos, &pool, &kernels, OpKind::Attention, &attrs);
             let macs = (rows * 16 * 128 * 2 * (pos + rows)) as f64;
             println!("  attention 16/8 heads, {rows} row(s) at {pos}: {:.0} us, {:.1} GMAC/s", s * 1e6, macs / s / 1e9);
         }
-        let s = time(&pool, &kernels, OpKind::GdnScan, &[128, 16, 32, 128, 128]);
+        let s = time(&pool, &kernels, OpKind::GdnScan, &[128, 16, 32, 128, 128, 0]);
         println!("  gdn scan 32 heads, 128 rows: {:.0} us", s * 1e6);
     }
 }
