@@ -8,9 +8,9 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use loaf_bake::build::{BuildOptions, Silent, build};
+use loaf_runtime::Model;
 use loaf_runtime::generate::{Event, GenerateOptions, Generation};
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::Model;
 use loaf_runtime::sample::SamplerOptions;
 use loaf_runtime::tokenizer::Tokenizer;
 use loaf_tests::{fixture, session};

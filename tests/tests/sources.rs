@@ -69,11 +69,11 @@ fn the_quantiser_equals_mlx_bit_for_bit() {
 fn decode_all(mlx: &SafeTensors, key: &str, format: WeightFormat) -> Vec<f32> {
     let part = |name: &str| mlx.tensor(&format!("{key}.{name}")).map_or(vec![], |t| t.data().to_vec());
     let (weight, scales, biases) = (part("weight"), part("scales"), part("biases"));
-    let rows = weight.len() / format.row_bytes(256).unwrap() as usize;
+    let rows = weight.len() / format.plane(0).unwrap().row_bytes(256).unwrap() as usize;
     let mut out = vec![0.0; rows * 256];
     for (r, row) in out.chunks_mut(256).enumerate() {
         let of = |all: &[u8]| all[r * (all.len() / rows)..(r + 1) * (all.len() / rows)].to_vec();
-        decode_row(format, 256, &of(&weight), &of(&scales), &of(&biases), row).unwrap();
+        decode_row(format, 256, [&of(&weight), &of(&scales), &of(&biases), &[]], row).unwrap();
     }
     out
 }
