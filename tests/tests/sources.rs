@@ -512,7 +512,7 @@ fn random_weights_depend_on_the_seed_alone_and_are_sane() {
     let mut big = vec![0.0; 2048];
     let format = WeightFormat::Affine { bits: 4, group: 32, params: DType::BF16 };
     let (s, b) = (&one["model.big.scales"][..128], &one["model.big.biases"][..128]);
-    decode_row(format, 2048, &one["model.big.weight"][..1024], s, b, &mut big).unwrap();
+    decode_row(format, 2048, [&one["model.big.weight"][..1024], s, b, &[]], &mut big).unwrap();
     // One row of 2048: the mean within 5 of its standard errors, the variance within a fifth.
     let (mean, variance) = moments(&big);
     assert!(mean.abs() < 5.0 / 2048.0 && (variance * 2048.0 - 1.0).abs() < 0.2, "{mean} {variance}");
