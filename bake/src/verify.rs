@@ -6,11 +6,13 @@ use loaf_formats::chat::{Chat, ChatError};
 use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, SectionKind, hex};
 use loaf_formats::golden::{Golden, GoldenError};
 use loaf_formats::graphs::{FamilyRoot, Graphs, GraphsError};
+use loaf_formats::memory::NoMemory;
 use loaf_formats::plan::{Plan, PlanError};
 use loaf_formats::tokenizer::TokenizerTables;
 use rayon::prelude::*;
 
 use crate::build::Progress;
+use crate::golden::GoldenFailure;
 use crate::graphs::{self, ProofError, Rebuilt};
 
 /// What does not hold.
@@ -30,6 +32,10 @@ pub enum VerifyError {
     Graphs(GraphsError),
     /// Its graphs.
     Proof(ProofError),
+    /// The interpreter's memory.
+    Memory(NoMemory),
+    /// There are golden cases and no token in them: nothing was compared.
+    NoTokens,
     /// A section every loaf has is not there.
     Missing(SectionKind),
 }
@@ -44,6 +50,8 @@ impl fmt::Display for VerifyError {
             VerifyError::Golden(e) => e.fmt(f),
             VerifyError::Graphs(e) => e.fmt(f),
             VerifyError::Proof(e) => e.fmt(f),
+            VerifyError::Memory(e) => e.fmt(f),
+            VerifyError::NoTokens => f.write_str("golden cases: expected at least one token to compare, found none"),
             VerifyError::Missing(kind) => write!(f, "expected a section {kind}, found none"),
         }
     }
@@ -81,7 +89,7 @@ pub fn file(bytes: &[u8], progress: &dyn Progress) -> Result<ArtifactId, VerifyE
 /// Returns how many ids were compared.
 ///
 /// # Errors
-/// No golden section, a recipe that does not fit the file, or the first id that comes out otherwise.
+/// No golden section or no token in it, a recipe that does not fit the file, or the first id that comes out otherwise.
 pub fn golden(bytes: &[u8]) -> Result<usize, VerifyError> {
     let container = Container::open(bytes).map_err(VerifyError::Container)?;
     let section = |kind| match container.section(kind) {
@@ -97,8 +105,15 @@ pub fn golden(bytes: &[u8]) -> Result<usize, VerifyError> {
         .map_err(VerifyError::Proof)?;
     let rebuilt = Rebuilt::new(&container, &manifest, &plan).map_err(VerifyError::Proof)?;
     let differing = rebuilt.lowered().differing(container.data(), &golden);
-    match differing.map_err(|e| VerifyError::Proof(ProofError::Graph(e)))? {
-        None => Ok(golden.cases.iter().map(|c| c.greedy.len()).sum()),
+    let differing = differing.map_err(|e| match e {
+        GoldenFailure::Graph(e) => VerifyError::Proof(ProofError::Graph(e)),
+        GoldenFailure::Memory(e) => VerifyError::Memory(e),
+    })?;
+    match differing {
+        None => match golden.cases.iter().map(|c| c.greedy.len()).sum() {
+            0 => Err(VerifyError::NoTokens),
+            ids => Ok(ids),
+        },
         Some((i, found)) => {
             let expected = format!("{:?}", golden.cases[i].greedy);
             Err(VerifyError::Proof(ProofError::Differs(format!("golden case {i}"), expected, format!("{found:?}"))))

@@ -242,7 +242,9 @@ impl fmt::Display for Error {
             Error::Padding { offset, found } => {
                 write!(f, "padding at data offset {offset}: expected 0x00, found {found:#04x}")
             }
-            Error::Json { message } => write!(f, "header: expected a safetensors header, found {}", text::short(message, 300)),
+            Error::Json { message } => {
+                write!(f, "header: expected a safetensors header, found {}", text::short(message, 300))
+            }
             Error::Name { name, why } => write!(f, "tensor {}: {why}", Quoted(name)),
             Error::Group { name, why } => write!(f, "tensor {}: {why}", Quoted(name)),
             Error::Range { at, offset, len, limit } => {

@@ -124,7 +124,8 @@ fn what_is_no_file_is_refused_and_links_are_followed() {
 fn leftovers_go_and_what_is_in_use_or_not_ours_stays() {
     let folder = Folder::new("leftovers");
     let mine = [".x.12-0.loaf-tmp", ".a.b.c.4000000-7.loaf-tmp"];
-    let others = [".x.12-0.tmp", "x.12-0.loaf-tmp", ".12-0.loaf-tmp", ".x.12.loaf-tmp", ".x.a-0.loaf-tmp", ".x..loaf-tmp"];
+    let others =
+        [".x.12-0.tmp", "x.12-0.loaf-tmp", ".12-0.loaf-tmp", ".x.12.loaf-tmp", ".x.a-0.loaf-tmp", ".x..loaf-tmp"];
     mine.iter().chain(&others).for_each(|name| drop(folder.file(name, "")));
     fs::create_dir(folder.0.join(".dir.1-1.loaf-tmp")).unwrap();
     let held = File::create(folder.0.join(".held.1-1.loaf-tmp")).unwrap();

@@ -10,9 +10,9 @@ use std::fs::{File, OpenOptions};
 use std::path::Path;
 
 #[cfg(unix)]
-pub use unix::{remove_on_signal, remove_unfinished};
-#[cfg(unix)]
 pub(super) use unix::{Entry, free_bytes, without_surprises};
+#[cfg(unix)]
+pub use unix::{remove_on_signal, remove_unfinished};
 
 #[cfg(unix)]
 mod unix {
@@ -146,6 +146,6 @@ mod other {
 }
 
 #[cfg(not(unix))]
-pub use other::{remove_on_signal, remove_unfinished};
-#[cfg(not(unix))]
 pub(super) use other::{Entry, free_bytes, without_surprises};
+#[cfg(not(unix))]
+pub use other::{remove_on_signal, remove_unfinished};

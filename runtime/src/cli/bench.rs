@@ -30,7 +30,13 @@ const DECODE: u32 = 64;
 pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let plan = loaf.plan();
-    let room = plan.context.saturating_sub(args.context);
+    if args.context >= plan.context {
+        let (most, found) = (plan.context.saturating_sub(1), args.context);
+        return Err(Failure::Usage(format!(
+            "--context: expected at most {most}, so that a token has room, found {found}"
+        )));
+    }
+    let room = plan.context - args.context;
     let tokens = |name: &str, asked: Option<u32>, default: u32| match asked {
         Some(n) if n > room => Err(Failure::Usage(format!(
             "--{name}: expected at most {room} tokens (context {} less {}), found {n}",
@@ -86,7 +92,7 @@ pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         for (phase, times) in &ops {
             object["ops"][phase.to_string()] = rows(times, ceiling).iter().map(Row::json).collect();
         }
-        io.print(format_args!("{object}\n"))?;
+        io.show_json(&object)?;
         return Ok(0);
     }
     let mut text = format!(
@@ -112,7 +118,7 @@ pub(super) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         let _ = writeln!(text, "\n{}", Row::head(*phase));
         rows(times, ceiling).iter().for_each(|row| text.push_str(&row.line()));
     }
-    io.print(text)?;
+    io.show(text)?;
     Ok(0)
 }
 

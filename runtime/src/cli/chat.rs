@@ -5,9 +5,11 @@
 //! recurrent state can only keep all or nothing. Whatever goes wrong in a turn, the conversation goes on without it.
 
 use std::fs;
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use loaf_formats::output::{self, Output};
 use serde_json::{Value, json};
 
 use super::args::ChatArgs;
@@ -31,6 +33,9 @@ const HELP: &str = "\
 /exit         leave (so does the end of input)";
 
 pub(super) fn chat(args: &ChatArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+    if io.signals {
+        output::remove_on_signal();
+    }
     let loaf = model::open_model(&args.model, io)?;
     let sampler = args.sampling.over(&loaf.chat().sampling)?;
     let source =
@@ -218,7 +223,7 @@ impl Conversation<'_> {
                 io.note(format_args!("system message {set}, the conversation is empty"));
             }
             "save" => {
-                self.save(file_name(rest, "/save FILE")?)?;
+                self.save(file_name(rest, "/save FILE")?, io)?;
                 io.note(format_args!("{} messages saved to {rest}", self.messages.len()));
             }
             "load" => {
@@ -262,9 +267,12 @@ impl Conversation<'_> {
         }
     }
 
-    fn save(&self, path: &Path) -> Result<(), Failure> {
+    fn save(&self, path: &Path, io: &Io<'_>) -> Result<(), Failure> {
         let text = format!("{:#}\n", json!({ "system": self.system, "messages": self.messages }));
-        fs::write(path, text).map_err(|e| Failure::Runtime(format!("{}: {e}", path.display())))
+        let inputs: Vec<_> = model::path(&self.args.model, io).into_iter().collect();
+        let output = Output::create(path, &inputs).map_err(Failure::runtime)?;
+        let written = output.file().write_all(text.as_bytes()).map_err(output.io("write to it"));
+        written.and_then(|()| output.finish()).map_err(Failure::runtime)
     }
 
     fn load(&mut self, path: &Path) -> Result<(), Failure> {

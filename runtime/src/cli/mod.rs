@@ -25,6 +25,7 @@ use std::io::{self, BufRead, Read, Write};
 use std::path::Path;
 
 use clap::{CommandFactory, Parser};
+use loaf_formats::text;
 
 /// Standard streams and environment, as the program or a test provides them.
 pub struct Io<'a> {
@@ -137,9 +138,19 @@ impl Io<'_> {
         write!(self.stdout, "{text}").and_then(|()| self.stdout.flush()).map_err(Failure::stdout)
     }
 
-    /// Writes a line to standard error; that it cannot be written is no reason to stop.
+    /// Writes lines that a file may have a part in to standard output, without what would steer a terminal.
+    fn show(&mut self, text: impl Display) -> Result<(), Failure> {
+        self.print(text::lines(text))
+    }
+
+    /// Writes one JSON object to standard output, in a line.
+    fn show_json(&mut self, object: &serde_json::Value) -> Result<(), Failure> {
+        self.print(format_args!("{}\n", text::json(object)))
+    }
+
+    /// Writes a line to standard error, without what would steer a terminal; that it cannot be written is no reason to stop.
     fn note(&mut self, text: impl Display) {
-        let _ = writeln!(self.stderr, "{text}");
+        let _ = writeln!(self.stderr, "{}", text::lines(text));
     }
 
     /// Everything on standard input, as text.
@@ -181,7 +192,7 @@ fn one_line(error: &clap::Error) -> String {
 
 /// Text that may come from a file, made safe for a terminal: one line, no control characters.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(2000).collect()
+    text::short(text, 2000)
 }
 
 /// A number of bytes, for people.

@@ -16,10 +16,15 @@ use crate::trace::Trace;
 const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
     'bake build CHECKPOINT -o model.loaf' makes one";
 
+/// The file that the arguments, the running program or the environment name; none for the model that is built in.
+pub(super) fn path(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
+    let from_environment = || (io.var)("LOAF_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from);
+    args.model.clone().or_else(|| args.program.clone()).or_else(from_environment)
+}
+
 /// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment names, or else
 /// the one built in.
 pub(super) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure> {
-    let from_environment = || (io.var)("LOAF_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from);
     let failure = |path: &Path, e| match e {
         // It names the file already.
         OpenError::Io(..) | OpenError::Program(..) => Failure::runtime(e),
@@ -29,7 +34,7 @@ pub(super) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure>
         let loaf = Loaf::open_embedded(program).map_err(|e| failure(program, e))?;
         return loaf.ok_or_else(|| Failure::usage(NO_MODEL));
     }
-    match args.model.clone().or_else(from_environment) {
+    match path(args, io) {
         Some(path) => Loaf::open(&path).map_err(|e| failure(&path, e)),
         None => {
             let bytes = builtin::LOAF.ok_or_else(|| Failure::usage(NO_MODEL))?;
