@@ -91,7 +91,8 @@ impl Lowered<'_> {
                 pos += 1;
             }
             match leader(&logits) {
-                Some((id, lead)) if lead >= MIN_LEAD * scale => ids.push(id),
+                // A model of zeros leads by nothing, of a scale of nothing.
+                Some((id, lead)) if lead > 0.0 && lead >= MIN_LEAD * scale => ids.push(id),
                 _ => break,
             }
         }

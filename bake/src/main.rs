@@ -582,7 +582,11 @@ fn inspect(file: &Path, tensors: bool) -> Result<()> {
         )?;
     }
     if let Some(manifest) = container.section(SectionKind::Manifest) {
-        writeln!(out, "\nmanifest\n{}", String::from_utf8_lossy(manifest))?;
+        // Lines of JSON begin as JSON does; of anything else only one is shown.
+        match serde_json::from_slice::<serde_json::Value>(manifest) {
+            Ok(manifest) => writeln!(out, "\nmanifest\n{manifest:#}")?,
+            Err(e) => writeln!(out, "\nmanifest\nexpected JSON, found {}", text::line(e))?,
+        }
     }
     if tensors {
         writeln!(out, "\ntensors")?;
