@@ -26,7 +26,8 @@ fn crates_depend_on_each_other_one_way() {
         ("loaf-bake", vec!["formats", "recipes"]),
         ("loaf-formats", vec![]),
         ("loaf-recipes", vec!["formats"]),
-        ("loaf-runtime", vec!["formats"]),
+        ("loaf-runtime", vec!["formats", "template"]),
+        ("loaf-template", vec![]),
         ("loaf-tests", vec!["bake", "formats", "recipes", "runtime"]),
     ];
     let expected: BTreeMap<String, Vec<String>> =

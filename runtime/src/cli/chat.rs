@@ -42,7 +42,7 @@ pub(super) fn chat(args: &ChatArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         loaf.chat().template.as_deref().ok_or_else(|| {
             Failure::usage("this model has no chat template: 'loaf run --raw' continues a text instead")
         })?;
-    let template = ChatTemplate::new(source).map_err(Failure::runtime)?;
+    let template = ChatTemplate::parse(source).map_err(Failure::runtime)?;
     let tokenizer = model::tokenizer(&loaf)?
         .ok_or_else(|| Failure::usage("this loaf has no tokenizer: 'loaf run --ids' continues token ids instead"))?;
     let session = model::session(&loaf, &args.compute, io)?;
@@ -191,9 +191,9 @@ impl Conversation<'_> {
             eos_token: chat.eos_token.as_deref(),
             ..Inputs::default()
         };
-        let text = self.template.render(&inputs).map_err(Failure::runtime)?;
+        let prompt = self.template.render(&inputs).map_err(Failure::runtime)?;
         let mut ids = Vec::new();
-        self.tokenizer.encode(&text, false, &mut self.scratch, &mut ids);
+        self.tokenizer.encode(&prompt.text, false, &mut self.scratch, &mut ids);
         Ok(ids)
     }
 

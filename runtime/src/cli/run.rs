@@ -131,7 +131,7 @@ fn prompt(args: &RunArgs, loaf: &Loaf, tokenizer: Option<&Tokenizer<'_>>, io: &m
     let mut ids = Vec::new();
     match loaf.chat().template.as_deref().filter(|_| !args.raw) {
         Some(source) => {
-            let template = ChatTemplate::new(source).map_err(Failure::runtime)?;
+            let template = ChatTemplate::parse(source).map_err(Failure::runtime)?;
             let system = args.system.iter().map(|text| message("system", text));
             let messages: Vec<_> = system.chain([message("user", &text)]).collect();
             let inputs = Inputs {
@@ -142,10 +142,10 @@ fn prompt(args: &RunArgs, loaf: &Loaf, tokenizer: Option<&Tokenizer<'_>>, io: &m
                 eos_token: loaf.chat().eos_token.as_deref(),
                 ..Inputs::default()
             };
-            let text = template
+            let prompt = template
                 .render(&inputs)
                 .map_err(|e| Failure::Runtime(format!("{e}; --raw goes without the template")))?;
-            tokenizer.encode(&text, false, &mut Scratch::default(), &mut ids);
+            tokenizer.encode(&prompt.text, false, &mut Scratch::default(), &mut ids);
             Ok(Prompt { ids, continues_text: false })
         }
         None if args.system.is_some() || args.no_thinking => {

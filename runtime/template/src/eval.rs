@@ -1,14 +1,23 @@
 //! Walking the tree: statements, expressions, scopes.
 //!
-//! Whatever grows is a [`Buf`] or an [`Items`], paid for from the rendering's budget: variables and arguments too, since
-//! recursion multiplies them. Recursion itself is counted.
+//! Whatever grows is paid for from the rendering's budget: variables and arguments too, since recursion multiplies
+//! them. Recursion itself is counted.
 
+use std::ops::Range;
 use std::rc::Rc;
 
-use super::builtins::{self, Given};
-use super::parse::{Args, Expr, For, Kind, Macro, Stmt, Target, Tree};
-use super::value::{Budget, Buf, Items, Loop, Result, Value};
-use super::{MAX_DEPTH, MAX_OUTPUT_BYTES, operators, text_of};
+use crate::error::Result;
+use crate::filters;
+use crate::functions::{self, Arguments, Given};
+use crate::methods;
+use crate::operators;
+use crate::paid::{Buf, Items};
+use crate::predicates;
+use crate::tree::{Args, BLOCK, CALLER, Expr, For, Kind, LOOP, Macro, Stmt, Target, Tree};
+use crate::value::{Context, List, Loop, Map, Symbol, Value};
+
+/// Statements and expressions within each other, macros included.
+const MAX_DEPTH: u32 = 400;
 
 /// What comes after a statement.
 #[derive(Clone, Copy, PartialEq)]
@@ -19,41 +28,48 @@ enum Flow {
 }
 
 /// Variables of one scope, and the scope around it.
-struct Frame<'t> {
-    vars: Items<(&'t str, Value)>,
+struct Frame {
+    vars: Items<(Symbol, Value)>,
     parent: Option<usize>,
 }
 
 /// One rendering.
-pub(super) struct Machine<'t> {
-    budget: Rc<Budget>,
-    macros: Vec<Option<&'t Macro>>,
-    frames: Vec<Frame<'t>>,
+pub(crate) struct Machine<'t> {
+    cx: &'t Context<'t>,
+    macros: Items<Option<&'t Macro>>,
+    frames: Vec<Frame>,
     /// The output, and captured text within it.
     out: Vec<Buf>,
     depth: u32,
+    loops: u32,
 }
 
-/// Renders a tree with these variables.
-pub(super) fn render(tree: &Tree, budget: &Rc<Budget>, vars: [(&'static str, Value); 6]) -> Result<String> {
+/// Renders a tree with these variables: the text, and the ranges of it that came from the caller.
+pub(crate) fn render<'t>(
+    tree: &'t Tree,
+    cx: &'t Context<'t>,
+    vars: impl Iterator<Item = (Symbol, Value)>,
+) -> Result<(String, Vec<Range<usize>>)> {
     let mut machine = Machine {
-        budget: budget.clone(),
-        macros: vec![None; tree.macros],
+        cx,
+        macros: Items::new(&cx.budget)?,
         frames: Vec::new(),
-        out: vec![Buf::new(budget)?],
+        out: vec![Buf::new(&cx.budget)?],
         depth: 0,
+        loops: 0,
     };
+    (0..tree.macros).try_for_each(|_| machine.macros.add(None))?;
     machine.enter(None)?;
     for (name, value) in vars {
         machine.set(name, value)?;
     }
     machine.body(&tree.body)?;
-    Ok(machine.out.pop().map_or_else(String::new, Buf::into_string))
+    Ok(machine.out.pop().map_or_else(Default::default, Buf::into_parts))
 }
 
 impl<'t> Machine<'t> {
     fn enter(&mut self, parent: Option<usize>) -> Result<()> {
-        self.frames.push(Frame { vars: Items::new(&self.budget)?, parent });
+        self.frames.push(Frame { vars: Items::new(&self.cx.budget)?, parent });
         Ok(())
     }
 
@@ -73,7 +89,7 @@ impl<'t> Machine<'t> {
     /// Runs `inner` one level of recursion deeper.
     fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth >= MAX_DEPTH {
-            return Err(self.budget.error(format_args!("expected recursion of at most {MAX_DEPTH} levels")));
+            return Err(self.cx.budget.limit(format_args!("expected recursion of at most {MAX_DEPTH} levels")));
         }
         self.depth += 1;
         let result = inner(self);
@@ -83,9 +99,9 @@ impl<'t> Machine<'t> {
 
     /// What `inner` writes.
     fn captured(&mut self, inner: impl FnOnce(&mut Self) -> Result<()>) -> Result<Value> {
-        self.out.push(Buf::new(&self.budget)?);
+        self.out.push(Buf::new(&self.cx.budget)?);
         let result = inner(self);
-        let text = self.out.pop().map_or(Value::None, Buf::finish);
+        let text = self.out.pop().map_or(Value::None, |out| Value::Str(out.finish()));
         result.map(|()| text)
     }
 
@@ -93,40 +109,44 @@ impl<'t> Machine<'t> {
         let main = self.out.len() == 1;
         let Some(out) = self.out.last_mut() else { return Ok(()) };
         put(out)?;
-        if main && out.as_str().len() > MAX_OUTPUT_BYTES {
-            return Err(self.budget.error(format_args!("expected at most {MAX_OUTPUT_BYTES} bytes of output")));
+        let most = self.cx.budget.limits().output_bytes;
+        if main && out.len() > most {
+            return Err(self.cx.budget.limit(format_args!("expected at most {most} bytes of output")));
         }
         Ok(())
     }
 
-    fn set(&mut self, name: &'t str, value: Value) -> Result<()> {
+    fn set(&mut self, name: Symbol, value: Value) -> Result<()> {
         let here = self.here();
         let vars = &mut self.frames[here].vars;
-        self.budget.work(vars.as_slice().len() * 8)?;
-        match vars.as_mut_slice().iter_mut().find(|(n, _)| *n == name) {
-            Some((_, slot)) => *slot = value,
+        match vars.position(name, |(n, _)| *n)? {
+            Some(i) => {
+                if let Some((_, slot)) = vars.get_mut(i)? {
+                    *slot = value;
+                }
+            }
             None => vars.add((name, value))?,
         }
         Ok(())
     }
 
-    fn get(&self, name: &str) -> Result<Value> {
+    fn get(&self, name: Symbol) -> Result<Value> {
         let mut frame = Some(self.here());
         while let Some(at) = frame {
             let Frame { vars, parent } = &self.frames[at];
-            self.budget.work(vars.as_slice().len() * 8)?;
-            if let Some((_, value)) = vars.as_slice().iter().find(|(n, _)| *n == name) {
-                return Ok(value.clone());
+            if let Some(i) = vars.position(name, |(n, _)| *n)? {
+                return Ok(vars.get(i)?.map_or(Value::Undefined, |(_, value)| value.clone()));
             }
             frame = *parent;
         }
-        Ok(builtins::FUNCTIONS.iter().find(|f| **f == name).map_or(Value::Undefined, |f| Value::Function(f)))
+        let name = self.cx.text(name)?;
+        Ok(functions::named(name.word()?).map_or(Value::Undefined, Value::Function))
     }
 
     fn body(&mut self, body: &'t [Stmt]) -> Result<Flow> {
         self.deeper(|m| {
             for stmt in body {
-                m.budget.work(0)?;
+                m.cx.budget.step()?;
                 let flow = m.statement(stmt)?;
                 if flow != Flow::On {
                     return Ok(flow);
@@ -138,10 +158,13 @@ impl<'t> Machine<'t> {
 
     fn statement(&mut self, stmt: &'t Stmt) -> Result<Flow> {
         match stmt {
-            Stmt::Raw(text) => self.write(|out| out.push(text))?,
+            Stmt::Raw(text) => {
+                let text = self.cx.text(*text)?;
+                self.write(|out| out.push_text(&text))?;
+            }
             Stmt::Emit(expr) => {
                 let value = self.eval(expr)?;
-                self.budget.line.set(expr.line);
+                self.cx.budget.at.set(expr.at);
                 self.write(|out| value.print(out, false))?;
             }
             Stmt::If(arms, otherwise) => {
@@ -152,10 +175,10 @@ impl<'t> Machine<'t> {
                 }
                 return self.body(otherwise);
             }
-            Stmt::For(each) => self.each(each)?,
+            Stmt::For(each) => return self.each(each),
             Stmt::Set(target, expr) => {
                 let value = self.eval(expr)?;
-                self.budget.line.set(expr.line);
+                self.cx.budget.at.set(expr.at);
                 self.assign(target, value)?;
             }
             Stmt::SetBlock(target, filters, body) => {
@@ -168,22 +191,25 @@ impl<'t> Machine<'t> {
             }
             Stmt::With(vars, body) => {
                 let here = self.here();
-                let mut values = Items::new(&self.budget)?;
+                let mut values = Items::new(&self.cx.budget)?;
                 for (name, expr) in vars {
                     let value = self.eval(expr)?;
-                    values.add((name, value))?;
+                    values.add((*name, value))?;
                 }
                 return self.scoped(here, |m| {
-                    values.as_slice().iter().try_for_each(|(name, value)| m.set(name, value.clone()))?;
+                    for entry in values.iter() {
+                        let (name, value) = entry?;
+                        m.set(*name, value.clone())?;
+                    }
                     m.body(body)
                 });
             }
             Stmt::Macro(made) => {
-                let value = self.define(made);
-                self.set(&made.name, value)?;
+                let value = self.define(made)?;
+                self.set(made.name, value)?;
             }
             Stmt::Call(expr, made) => {
-                let caller = self.define(made);
+                let caller = self.define(made)?;
                 let value = self.call(expr, Some(caller))?;
                 self.write(|out| value.print(out, false))?;
             }
@@ -193,9 +219,11 @@ impl<'t> Machine<'t> {
         Ok(Flow::On)
     }
 
-    fn define(&mut self, made: &'t Macro) -> Value {
-        self.macros[made.id] = Some(made);
-        Value::Macro(made.id, self.here())
+    fn define(&mut self, made: &'t Macro) -> Result<Value> {
+        if let Some(slot) = self.macros.get_mut(made.id)? {
+            *slot = Some(made);
+        }
+        Ok(Value::Macro(made.id, self.here()))
     }
 
     /// What a block writes, put through filters.
@@ -203,39 +231,53 @@ impl<'t> Machine<'t> {
         let here = self.here();
         self.scoped(here, |m| {
             let text = m.captured(|m| m.body(body).map(drop))?;
-            m.set("", text)?;
+            m.set(BLOCK, text)?;
             m.eval(filters)
         })
     }
 
     fn assign(&mut self, target: &'t Target, value: Value) -> Result<()> {
         match target {
-            Target::Name(name) => self.set(name, value),
-            Target::Attr(space, name) => match self.get(space)? {
-                Value::Space(space) => space.set(self.budget.text(name)?, value),
-                other => Err(self.budget.error(format_args!("expected a namespace to set, found {}", other.kind()))),
+            Target::Name(name) => self.set(*name, value),
+            Target::Attr(space, name) => match self.get(*space)? {
+                Value::Space(space) => self.cx.space_set(space, self.cx.text(*name)?, value),
+                other => Err(self.cx.budget.error(format_args!("expected a namespace to set, found {}", other.kind()))),
             },
             Target::Names(names) => {
-                let Value::List(items) = value else {
-                    return Err(self.budget.error(format_args!("expected a list to unpack, found {}", value.kind())));
-                };
-                let found = items.as_slice().len();
+                let mut items = List::new(&self.cx.budget)?;
+                match value {
+                    // Of which there are as many as are unpacked, or an error comes first.
+                    Value::List(ref list) if list.len() != names.len() => {}
+                    Value::List(_) | Value::Map(_) | Value::Str(_) => {
+                        functions::iterate(&value, self.cx, &mut |item| items.push(item))?;
+                    }
+                    _ => {
+                        let found = value.kind();
+                        return Err(self.cx.budget.error(format_args!("expected a list to unpack, found {found}")));
+                    }
+                }
+                let found = if let Value::List(list) = &value { list.len() } else { items.len() };
                 if found != names.len() {
                     let expected = names.len();
-                    return Err(self.budget.error(format_args!("expected {expected} values to unpack, found {found}")));
+                    return Err(self
+                        .cx
+                        .budget
+                        .error(format_args!("expected {expected} values to unpack, found {found}")));
                 }
-                names.iter().zip(items.as_slice()).try_for_each(|(name, value)| self.set(name, value.clone()))
+                for (name, item) in names.iter().zip(items.iter()) {
+                    self.set(*name, item?.clone())?;
+                }
+                Ok(())
             }
         }
     }
 
-    fn each(&mut self, each: &'t For) -> Result<()> {
+    fn each(&mut self, each: &'t For) -> Result<Flow> {
         let over = self.eval(&each.over)?;
-        self.budget.line.set(each.over.line);
+        self.cx.budget.at.set(each.over.at);
         let here = self.here();
-        let budget = self.budget.clone();
-        let mut items = Items::new(&budget)?;
-        builtins::iterate(&over, &budget, &mut |item| {
+        let mut items = List::new(&self.cx.budget)?;
+        functions::iterate(&over, self.cx, &mut |item| {
             let keep = match &each.only {
                 None => true,
                 Some(only) => self.scoped(here, |m| {
@@ -246,49 +288,54 @@ impl<'t> Machine<'t> {
             if keep { items.push(item) } else { Ok(()) }
         })?;
         let items = Rc::new(items);
-        if items.as_slice().is_empty() {
-            return self.scoped(here, |m| m.body(&each.otherwise)).map(drop);
+        if items.len() == 0 {
+            return self.scoped(here, |m| m.body(&each.otherwise));
         }
-        for (at, item) in items.as_slice().iter().enumerate() {
+        let depth = self.loops;
+        for (at, item) in items.iter().enumerate() {
+            let item = item?.clone();
+            self.loops = depth + 1;
             let flow = self.scoped(here, |m| {
-                m.assign(&each.target, item.clone())?;
-                m.set("loop", Value::Loop(Rc::new(Loop { items: items.clone(), at })))?;
+                m.assign(&each.target, item)?;
+                m.set(LOOP, Value::Loop(Rc::new(Loop { items: items.clone(), at, depth })))?;
                 m.body(&each.body)
-            })?;
-            if flow == Flow::Break {
+            });
+            self.loops = depth;
+            if flow? == Flow::Break {
                 break;
             }
         }
-        Ok(())
+        Ok(Flow::On)
     }
 
     fn eval(&mut self, expr: &'t Expr) -> Result<Value> {
-        self.budget.work(0)?;
-        let line = self.budget.line.replace(expr.line);
+        self.cx.budget.step()?;
+        let at = self.cx.budget.at.replace(expr.at);
         let value = self.deeper(|m| m.kind(expr))?;
-        self.budget.line.set(line);
+        self.cx.budget.at.set(at);
         Ok(value)
     }
 
     fn kind(&mut self, expr: &'t Expr) -> Result<Value> {
         match &expr.kind {
-            Kind::Name(name) => self.get(name),
-            Kind::Str(text) => self.budget.text(text),
+            Kind::Name(name) => self.get(*name),
+            Kind::Str(text) => self.cx.text(*text).map(Value::Str),
             Kind::Int(i) => Ok(Value::Int(*i)),
             Kind::Float(f) => Ok(Value::Float(*f)),
             Kind::Bool(b) => Ok(Value::Bool(*b)),
             Kind::None => Ok(Value::None),
-            Kind::List(list) => self.list(list),
+            Kind::List(list) => self.list(list).map(List::finish),
+            Kind::Tuple(list) => self.list(list).map(List::finish_tuple),
             Kind::Map(pairs) => self.map(pairs),
             Kind::Attr(object, name) => {
                 let value = self.eval(object)?;
                 self.defined(object, &value)?;
-                builtins::attribute(&value, name, &self.budget)
+                functions::attribute(&value, &self.cx.text(*name)?, self.cx)
             }
             Kind::Item(object, index) => {
                 let (value, index) = (self.eval(object)?, self.eval(index)?);
                 self.defined(object, &value)?;
-                builtins::item(&value, &index, &self.budget)
+                functions::item(&value, &index, self.cx)
             }
             Kind::Slice(object, parts) => {
                 let value = self.eval(object)?;
@@ -299,32 +346,31 @@ impl<'t> Machine<'t> {
                     *bound = match self.eval(part)? {
                         Value::None => None,
                         value => Some(value.int().ok_or_else(|| {
-                            self.budget.error(format_args!("expected integers in a slice, found {}", value.kind()))
+                            self.cx.budget.error(format_args!("expected integers in a slice, found {}", value.kind()))
                         })?),
                     };
                 }
-                operators::slice(&value, bounds, &self.budget)
+                operators::slice(&value, bounds, &self.cx.budget)
             }
             Kind::Call(..) => self.call(expr, None),
             Kind::Filter(value, name, args) => {
                 let value = self.eval(value)?;
-                let (positional, named) = self.args(args)?;
-                let given = Given { positional: positional.as_slice(), named: named.as_slice() };
-                builtins::filter(name, &value, given, &self.budget)
+                let arguments = self.args(args)?;
+                filters::filter(&self.cx.text(*name)?, &value, arguments.given(), self.cx)
             }
             Kind::Test(value, name, args) => {
                 let value = self.eval(value)?;
-                let mut given = Items::new(&self.budget)?;
+                let mut arguments = Arguments::new(&self.cx.budget)?;
                 for arg in args {
                     let arg = self.eval(arg)?;
-                    given.add(arg)?;
+                    arguments.positional.add(arg)?;
                 }
-                builtins::test(name, &value, given.as_slice(), &self.budget).map(Value::Bool)
+                predicates::test(&self.cx.text(*name)?, &value, arguments.given(), self.cx).map(Value::Bool)
             }
             Kind::Not(value) => Ok(Value::Bool(!self.eval(value)?.truth())),
             Kind::Neg(value) => {
                 let value = self.eval(value)?;
-                operators::binary("-", &Value::Int(0), &value, &self.budget)
+                operators::binary("-", &Value::Int(0), &value, &self.cx.budget)
             }
             Kind::And(a, b) => {
                 let left = self.eval(a)?;
@@ -340,13 +386,13 @@ impl<'t> Machine<'t> {
                     self.defined(a, &left)?;
                     self.defined(b, &right)?;
                 }
-                operators::binary(op, &left, &right, &self.budget)
+                operators::binary(op, &left, &right, &self.cx.budget)
             }
             Kind::Compare(first, rest) => {
                 let mut left = self.eval(first)?;
                 for (op, expr) in rest {
                     let right = self.eval(expr)?;
-                    if !operators::compare(op, &left, &right, &self.budget)? {
+                    if !operators::compare(op, &left, &right, &self.cx.budget)? {
                         return Ok(Value::Bool(false));
                     }
                     left = right;
@@ -365,24 +411,25 @@ impl<'t> Machine<'t> {
     fn defined(&self, expr: &Expr, value: &Value) -> Result<()> {
         match (value, &expr.kind) {
             (Value::Undefined, Kind::Name(name) | Kind::Attr(_, name)) => {
-                Err(self.budget.error(format_args!("expected a value, but {} is undefined", text_of(name))))
+                let name = self.cx.text(*name)?;
+                Err(self.cx.budget.error(format_args!("expected a value, but {} is undefined", name.quoted()?)))
             }
-            (Value::Undefined, _) => Err(self.budget.error("expected a value, found an undefined one")),
+            (Value::Undefined, _) => Err(self.cx.budget.error("expected a value, found an undefined one")),
             _ => Ok(()),
         }
     }
 
-    fn list(&mut self, list: &'t [Expr]) -> Result<Value> {
-        let mut items = Items::new(&self.budget)?;
+    fn list(&mut self, list: &'t [Expr]) -> Result<List> {
+        let mut items = List::new(&self.cx.budget)?;
         for expr in list {
             let value = self.eval(expr)?;
             items.push(value)?;
         }
-        Ok(items.finish())
+        Ok(items)
     }
 
     fn map(&mut self, pairs: &'t [(Expr, Expr)]) -> Result<Value> {
-        let mut items = Items::new(&self.budget)?;
+        let mut items = Map::new(&self.cx.budget)?;
         for (key, value) in pairs {
             let key = self.eval(key)?;
             let value = self.eval(value)?;
@@ -391,68 +438,74 @@ impl<'t> Machine<'t> {
         Ok(items.finish())
     }
 
-    fn args(&mut self, args: &'t Args) -> Result<(Items, Items<(&'t str, Value)>)> {
-        let (mut positional, mut named) = (Items::new(&self.budget)?, Items::new(&self.budget)?);
+    fn args(&mut self, args: &'t Args) -> Result<Arguments> {
+        let mut arguments = Arguments::new(&self.cx.budget)?;
         for expr in &args.positional {
             let value = self.eval(expr)?;
-            positional.add(value)?;
+            arguments.positional.add(value)?;
         }
         for (name, expr) in &args.named {
             let value = self.eval(expr)?;
-            named.add((name.as_str(), value))?;
+            arguments.named.add((*name, value))?;
         }
-        Ok((positional, named))
+        Ok(arguments)
     }
 
     fn call(&mut self, expr: &'t Expr, caller: Option<Value>) -> Result<Value> {
-        let Kind::Call(callee, args) = &expr.kind else { return Err(self.budget.error("expected a call")) };
+        let Kind::Call(callee, args) = &expr.kind else { return Err(self.cx.budget.error("expected a call")) };
         if let Kind::Attr(object, name) = &callee.kind {
             let value = self.eval(object)?;
             self.defined(object, &value)?;
-            let (positional, named) = self.args(args)?;
-            let given = Given { positional: positional.as_slice(), named: named.as_slice() };
-            return builtins::method(&value, name, given, &self.budget);
+            let arguments = self.args(args)?;
+            return methods::method(&value, &self.cx.text(*name)?, arguments.given(), self.cx);
         }
         let value = self.eval(callee)?;
         self.defined(callee, &value)?;
-        let (positional, named) = self.args(args)?;
-        let given = Given { positional: positional.as_slice(), named: named.as_slice() };
+        let arguments = self.args(args)?;
+        let given = arguments.given();
         match value {
-            Value::Function(name) => builtins::function(name, given, &self.budget),
-            Value::Macro(id, frame) => match self.macros[id] {
-                Some(made) => self.invoke(made, frame, given, caller),
-                None => Ok(Value::Undefined),
+            Value::Function(name) => functions::function(name, given, self.cx),
+            Value::Macro(id, frame) => match self.macros.get(id)? {
+                Some(Some(made)) => self.invoke(made, frame, given, caller),
+                _ => Ok(Value::Undefined),
             },
-            other => Err(self.budget.error(format_args!("expected a function to call, found {}", other.kind()))),
+            other => Err(self.cx.budget.error(format_args!("expected a function to call, found {}", other.kind()))),
         }
     }
 
     /// Runs a macro in the scope it was defined in. That scope is still there: a macro cannot leave it.
     fn invoke(&mut self, made: &'t Macro, frame: usize, given: Given<'_>, caller: Option<Value>) -> Result<Value> {
-        let name = &made.name;
-        let known = |n: &str| made.params.iter().any(|(p, _)| p == n);
+        let budget = &self.cx.budget;
         if given.positional.len() > made.params.len() {
             let (most, found) = (made.params.len(), given.positional.len());
-            let name = text_of(name);
-            return Err(self.budget.error(format_args!("expected at most {most} arguments of {name}, found {found}")));
+            let name = self.cx.text(made.name)?;
+            let name = name.quoted()?;
+            return Err(budget.error(format_args!("expected at most {most} arguments of {name}, found {found}")));
         }
-        if let Some((wrong, _)) = given.named.iter().find(|(n, _)| !known(n)) {
-            let (name, wrong) = (text_of(name), text_of(wrong));
-            return Err(self.budget.error(format_args!("expected an argument of {name}, found {wrong}")));
+        for argument in given.named.iter() {
+            let (wrong, _) = argument?;
+            budget.touch(made.params.len() * 8)?;
+            if made.params.iter().all(|(known, _)| known != wrong) {
+                let (name, wrong) = (self.cx.text(made.name)?, self.cx.text(*wrong)?);
+                let (name, wrong) = (name.quoted()?, wrong.quoted()?);
+                return Err(budget.error(format_args!("expected an argument of {name}, found {wrong}")));
+            }
         }
         self.scoped(frame, |m| {
             for (i, (param, default)) in made.params.iter().enumerate() {
-                m.budget.work(given.named.len() * 8)?;
-                let named = given.named.iter().find(|(n, _)| n == param).map(|(_, v)| v);
-                let value = match (given.positional.get(i).or(named), default) {
-                    (Some(value), _) => value.clone(),
-                    (None, Some(default)) => m.eval(default)?,
-                    (None, None) => Value::Undefined,
+                let named = given.named.position(*param, |(name, _)| *name)?;
+                let value = match (given.positional.get(i)?, named, default) {
+                    (Some(value), ..) => value.clone(),
+                    (None, Some(named), _) => {
+                        given.named.get(named)?.map_or(Value::Undefined, |(_, value)| value.clone())
+                    }
+                    (None, None, Some(default)) => m.eval(default)?,
+                    (None, None, None) => Value::Undefined,
                 };
-                m.set(param, value)?;
+                m.set(*param, value)?;
             }
             if let Some(caller) = caller {
-                m.set("caller", caller)?;
+                m.set(CALLER, caller)?;
             }
             m.captured(|m| m.body(&made.body).map(drop))
         })
