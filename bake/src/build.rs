@@ -362,8 +362,8 @@ fn bake(
     output.reserve(prepared.layout.weight_bytes)?;
     let vocab = prepared.model.vocab();
     let chat = front::chat(checkpoint, vocab)?;
-    if let Some(Err(problem)) = chat.template.as_deref().map(front::check_template) {
-        progress.warn(&format!("chat template: {problem}; only prompts without it (--raw) will work"));
+    if let Err(problem) = front::check_template(&chat) {
+        progress.warn(&format!("{problem}; the loaf will only answer without its chat template (loaf run --raw)"));
     }
     let chat = chat.encode();
     if chat.len() > MAX_CHAT_BYTES {

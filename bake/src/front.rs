@@ -2,6 +2,7 @@
 
 use loaf_formats::chat::{Answers, Chat, Sampling};
 use loaf_formats::text;
+use loaf_template::{ErrorKind, Inputs, Template, message};
 use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, Error};
@@ -96,12 +97,25 @@ pub fn chat(checkpoint: &Checkpoint, vocab: u32) -> Result<Chat, Error> {
     Ok(Chat { template, bos_token, eos_token, stop_ids, sampling, answers, unsure_below })
 }
 
-/// Whether the chat template's interpreter takes a template.
+/// Whether the chat template of `chat` is one that the runtime's interpreter reads, and renders for a first question. What
+/// the template refuses by itself (`raise_exception`) is its own business.
 ///
 /// # Errors
-/// What it says is wrong, in one line.
-pub fn check_template(_source: &str) -> Result<(), String> {
-    Ok(())
+/// What is wrong with it, where, in one line.
+pub fn check_template(chat: &Chat) -> Result<(), loaf_template::Error> {
+    let Some(source) = &chat.template else { return Ok(()) };
+    let messages = [message("user", "hello")];
+    let inputs = Inputs {
+        messages: &messages,
+        add_generation_prompt: true,
+        bos_token: chat.bos_token.as_deref(),
+        eos_token: chat.eos_token.as_deref(),
+        ..Inputs::default()
+    };
+    match Template::parse(source)?.render(&inputs) {
+        Err(e) if e.kind() != ErrorKind::Refused => Err(e),
+        _ => Ok(()),
+    }
 }
 
 /// A template, or of several named ones the default.

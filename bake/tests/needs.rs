@@ -123,6 +123,31 @@ fn stop_ids_and_sampling_of_the_wrong_kind_are_refused_by_file() {
 }
 
 #[test]
+fn chat_templates_that_do_not_work_are_warned_of() {
+    for (template, expected) in [
+        ("{% if messages %}\n{{ messages[0] }", "line 2"),
+        ("{{ messages | no_such_filter }}", "no_such_filter"),
+        (
+            "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
+            "expected to be done within",
+        ),
+    ] {
+        let source = Source::of(QWEN3);
+        fs::write(source.0.path().join("chat_template.jinja"), template).expect("a writable folder");
+        let (code, said) = source.bake(&[]);
+        assert_eq!((code, said.lines().count()), (0, 1), "{said}");
+        assert!(said.starts_with("bake: warning: ") && said.contains(expected), "{said}");
+    }
+    for fine in
+        ["{% for m in messages %}{{ m.content }}{% endfor %}", "{{ raise_exception('a system message is needed') }}"]
+    {
+        let source = Source::of(QWEN3);
+        fs::write(source.0.path().join("chat_template.jinja"), fine).expect("a writable folder");
+        assert_eq!(source.bake(&[]), (0, String::new()));
+    }
+}
+
+#[test]
 fn weights_that_are_no_numbers_are_refused_by_name_and_place() {
     let norm = "model.layers.1.input_layernorm.weight";
     for (value, found) in [(f32::NAN, "found NaN"), (f32::INFINITY, "found inf"), (f32::NEG_INFINITY, "found -inf")] {

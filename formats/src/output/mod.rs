@@ -74,14 +74,16 @@ impl Output {
         // A name near the system's limit still has a temporary one.
         let plain = |c: char| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' };
         let name: String = name.chars().take(40).map(plain).collect();
-        for attempt in 0..1000 {
-            let temporary = folder.join(format!(".{name}.{}-{attempt}{SUFFIX}", std::process::id()));
+        for _ in 0..1000 {
+            // Processes in different containers may have one number, so the number alone would not do.
+            let temporary = folder.join(format!(".{name}.{}-{}{SUFFIX}", std::process::id(), random()));
+            // Known before it is there, so that no signal finds it there and unknown.
+            let entry = unfinished::Entry::new(&temporary);
             let file = match OpenOptions::new().read(true).write(true).create_new(true).open(&temporary) {
                 Ok(file) => file,
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(failed(error)),
             };
-            let entry = unfinished::Entry::new(&temporary);
             match file.try_lock() {
                 // Another process took it for a leftover before it could be locked, and removes it.
                 Err(TryLockError::WouldBlock) => continue,
@@ -208,6 +210,12 @@ impl Drop for Output {
             let _ = fs::remove_file(&self.temporary);
         }
     }
+}
+
+/// A number from the keys that the standard library draws for its hash maps.
+fn random() -> u32 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish() as u32
 }
 
 /// The file that a write to `path` replaces or makes, behind links.
