@@ -11,7 +11,7 @@ use loaf_formats::plan::{Plan, PlanError};
 use loaf_formats::tokenizer::TokenizerTables;
 use rayon::prelude::*;
 
-use crate::build::Progress;
+use crate::build::{MAX_CONTEXT, Progress};
 use crate::golden::GoldenFailure;
 use crate::graphs::{self, ProofError, Rebuilt};
 
@@ -85,6 +85,15 @@ pub fn file(bytes: &[u8], progress: &dyn Progress) -> Result<ArtifactId, VerifyE
     Ok(container.artifact_id())
 }
 
+/// Refuses a context that no bake gives: a graph is traced or expanded for each of its positions, however many a file claims.
+fn baked_context(plan: &Plan) -> Result<(), VerifyError> {
+    if plan.context <= MAX_CONTEXT {
+        return Ok(());
+    }
+    let (at, expected) = ("plan: context".to_string(), format!("at most {MAX_CONTEXT}"));
+    Err(VerifyError::Proof(ProofError::Differs(at, expected, plan.context.to_string())))
+}
+
 /// Runs the golden cases of a loaf that [`file()`] accepted through the interpreter, on the recipe that its manifest names.
 /// Returns how many ids were compared.
 ///
@@ -98,6 +107,7 @@ pub fn golden(bytes: &[u8]) -> Result<usize, VerifyError> {
     };
     let plan = Plan::decode(section(SectionKind::Plan)?).map_err(VerifyError::Plan)?;
     let plan = plan.verify(container.data().len() as u64).map_err(VerifyError::Plan)?;
+    baked_context(&plan)?;
     let golden = section(SectionKind::Golden)?;
     let golden = Golden::decode(golden, plan.vocab, plan.context).map_err(VerifyError::Golden)?;
     let manifest = serde_json::from_slice(section(SectionKind::Manifest)?)
@@ -142,6 +152,7 @@ pub fn graphs(bytes: &[u8], deep: Deep, progress: &dyn Progress) -> Result<u64, 
     };
     let plan = Plan::decode(section(SectionKind::Plan)?).map_err(VerifyError::Plan)?;
     let plan = plan.verify(container.data().len() as u64).map_err(VerifyError::Plan)?;
+    baked_context(&plan)?;
     let stored = Graphs::decode(section(SectionKind::Graphs)?, &plan).map_err(VerifyError::Graphs)?;
     if deep.graphs {
         let expanded = graphs::expand(&plan, progress);
