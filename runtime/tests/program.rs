@@ -80,7 +80,7 @@ fn scoring_that_is_terminated_or_interrupted_twice_leaves_no_file() {
             std::thread::sleep(Duration::from_millis(1));
         }
         for signal in signals {
-            let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("a POSIX system");
+            let sent = Command::new("kill").arg(signal).arg(child.id().to_string()).status().expect("a POSIX system");
             assert!(sent.success());
         }
         let status = child.wait().expect("a child");
