@@ -1,7 +1,7 @@
 //! Text that came from a file, made safe to show.
 //!
 //! A terminal acts on control characters: a name in a file could clear the screen, retitle the window or hide the rest of
-//! a message. Whoever prints what a file says goes through here: [`line`] for a name or a message within a line,
+//! a message. Whoever prints what a file says goes through here: [`line()`] for a name or a message within a line,
 //! [`lines`] for whole pages, [`json`] for what a machine reads. A program applies one of them at its
 //! boundary too, to everything that it prints, so that a place which forgot is covered.
 //!
@@ -25,7 +25,7 @@ pub fn lines<T: Display>(text: T) -> Safe<T> {
     Safe { text, kept: &['\n', '\t'] }
 }
 
-/// At most `most` characters of the text, as [`line`] has it; `...` stands for what was cut off.
+/// At most `most` characters of the text, as [`line()`] has it; `...` stands for what was cut off.
 pub fn short(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         None => line(text).to_string(),
@@ -48,7 +48,7 @@ pub fn json(text: impl Display) -> String {
     out
 }
 
-/// Displays a text without the characters that steer a terminal; see [`line`] and [`lines`].
+/// Displays a text without the characters that steer a terminal; see [`line()`] and [`lines`].
 #[derive(Clone, Copy, Debug)]
 pub struct Safe<T> {
     text: T,
