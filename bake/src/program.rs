@@ -1,8 +1,8 @@
 //! `bake executable`: one self-contained program, a runtime with a loaf behind it.
 //!
 //! The runtime is copied as it is, the loaf byte for byte behind it, on a page; `loaf_formats::program` draws the file. The
-//! program gets its name last, by renaming a temporary file beside it, so that nobody ever sees half of one. The same runtime
-//! and loaf give the same program.
+//! program is written as every output is (`loaf_formats::output`), so nobody ever sees half of one. The same runtime and loaf
+//! give the same program.
 //!
 //! What this does not do: it does not sign (a platform that wants signed programs needs that after this), and it does not look
 //! whether the runtime is one for this machine.
@@ -13,14 +13,18 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, PAGE_BYTES};
+use loaf_formats::output::{Output, OutputError};
 use loaf_formats::program::{Trailer, TrailerError};
+use loaf_formats::text::line;
 use memmap2::Mmap;
 
 /// Why no program was written. Nothing stays behind.
 #[derive(Debug)]
 pub enum ProgramError {
-    /// A file cannot be read or written.
+    /// A file cannot be read.
     Io(PathBuf, io::Error),
+    /// The program cannot be written.
+    Output(OutputError),
     /// The loaf is none, or damaged.
     Loaf(PathBuf, ContainerError),
     /// What should be a runtime carries a loaf already, or the damaged end of one.
@@ -30,18 +34,25 @@ pub enum ProgramError {
 impl fmt::Display for ProgramError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ProgramError::Io(path, e) => write!(f, "{}: {e}", path.display()),
-            ProgramError::Loaf(path, e) => write!(f, "{}: {e}", path.display()),
+            ProgramError::Io(path, e) => write!(f, "{}: {e}", line(path.display())),
+            ProgramError::Loaf(path, e) => write!(f, "{}: {e}", line(path.display())),
+            ProgramError::Output(e) => e.fmt(f),
             ProgramError::Runtime(path, None) => {
-                let path = path.display();
+                let path = line(path.display());
                 write!(f, "{path}: expected a runtime alone (loaf-small is one), found one that carries a loaf already")
             }
-            ProgramError::Runtime(path, Some(e)) => write!(f, "{}: {e}", path.display()),
+            ProgramError::Runtime(path, Some(e)) => write!(f, "{}: {e}", line(path.display())),
         }
     }
 }
 
 impl std::error::Error for ProgramError {}
+
+impl From<OutputError> for ProgramError {
+    fn from(e: OutputError) -> Self {
+        ProgramError::Output(e)
+    }
+}
 
 /// What was written.
 #[derive(Clone, Copy, Debug)]
@@ -99,17 +110,17 @@ pub fn write(runtime: &Path, loaf: &Path, out: &Path) -> Result<Program, Program
         .ok_or_else(|| ProgramError::Io(out.to_path_buf(), io::ErrorKind::FileTooLarge.into()))?;
     drop(map);
 
-    let folder = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".loaf-program-").tempfile_in(folder).map_err(at(out))?;
+    let output = Output::create(out, &[runtime, loaf])?;
+    let write = |action| output.io(action);
+    let mut file = output.file();
     // The system copies within itself where it can, and shares blocks where the file system knows how.
-    copy_exactly(&mut runtime_file, file.as_file_mut(), runtime_len).map_err(at(runtime))?;
+    copy_exactly(&mut runtime_file, file, runtime_len).map_err(write("copy the runtime"))?;
     let gap = [0; PAGE_BYTES as usize];
-    file.write_all(&gap[..(trailer.offset - runtime_len) as usize]).map_err(at(out))?;
-    copy_exactly(&mut &loaf_file, file.as_file_mut(), trailer.len).map_err(at(loaf))?;
-    file.write_all(&trailer.encode()).map_err(at(out))?;
-    make_executable(file.as_file()).map_err(at(out))?;
-    file.as_file().sync_all().map_err(at(out))?;
-    file.persist(out).map_err(|e| ProgramError::Io(out.to_path_buf(), e.error))?;
+    file.write_all(&gap[..(trailer.offset - runtime_len) as usize]).map_err(write("write to it"))?;
+    copy_exactly(&mut &loaf_file, file, trailer.len).map_err(write("copy the loaf"))?;
+    file.write_all(&trailer.encode()).map_err(write("write to it"))?;
+    output.make_executable()?;
+    output.finish()?;
     Ok(Program { id, offset: trailer.offset, bytes: trailer.offset + trailer.len + trailer.encode().len() as u64 })
 }
 
@@ -122,20 +133,9 @@ fn has_model(executable: &[u8]) -> bool {
     starts.filter_map(length).any(|len| len > 0 && len < 1 << 32)
 }
 
-fn copy_exactly(from: &mut impl Read, to: &mut File, bytes: u64) -> io::Result<()> {
-    match io::copy(&mut from.take(bytes), to)? {
+fn copy_exactly(from: &mut impl Read, mut to: &File, bytes: u64) -> io::Result<()> {
+    match io::copy(&mut from.take(bytes), &mut to)? {
         n if n == bytes => Ok(()),
         _ => Err(io::ErrorKind::UnexpectedEof.into()),
     }
-}
-
-#[cfg(unix)]
-fn make_executable(file: &File) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(std::fs::Permissions::from_mode(0o755))
-}
-
-#[cfg(not(unix))]
-fn make_executable(_: &File) -> io::Result<()> {
-    Ok(())
 }

@@ -272,6 +272,37 @@ fn no_partial_file_stays_behind() {
 }
 
 #[test]
+fn outputs_replace_neither_inputs_nor_what_is_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, prompt, folder) = (dir.path().join("m.loaf"), dir.path().join("text"), dir.path().join("folder"));
+    std::fs::copy(&models().plain, &model).unwrap();
+    std::fs::write(&prompt, "some words").unwrap();
+    std::fs::create_dir(&folder).unwrap();
+    let link = dir.path().join("link");
+    std::fs::hard_link(&model, &link).unwrap();
+    let before = std::fs::read(&model).unwrap();
+    let mut outputs = vec![(&model, "than the input"), (&link, "than the input"), (&prompt, "than the input")];
+    outputs.push((&folder, "found a folder"));
+    for (out, found) in outputs {
+        let ran = loaf(&["score", "-m", text(&model), text(&prompt), "--logits", text(out)]);
+        assert!(ran.error(1).contains(found), "{ran:?}");
+        if out != &prompt {
+            let lines = format!("/save {}\n", out.display());
+            let ran = loaf_with(&[], &lines, &["chat", "-m", text(&model)]);
+            assert!(ran.err.contains(found), "{ran:?}");
+        }
+    }
+    // The environment names an input too.
+    let ran = loaf_with(
+        &[&format!("LOAF_MODEL={}", model.display())],
+        "",
+        &["score", text(&prompt), "--logits", text(&model)],
+    );
+    assert!(ran.error(1).contains("than the input"), "{ran:?}");
+    assert_eq!((std::fs::read(&model).unwrap(), std::fs::read_dir(dir.path()).unwrap().count()), (before, 4));
+}
+
+#[test]
 fn a_resumed_conversation_gives_the_same_answer_as_one_that_reused_its_state() {
     for model in [&models().plain, &models().recurrent] {
         let dir = tempfile::tempdir().unwrap();
@@ -572,6 +603,8 @@ fn bench_counts_what_the_plan_says() {
         let none = loaf(&["bench", "-m", model, "--prefill", "0", "--decode", "0", "--json"]).json();
         assert!(none["prefill_tok_s"].is_null() && none["decode_tok_s"].is_null());
     }
+    let beyond = loaf(&["bench", "-m", text(&models().plain), "--context", "256"]);
+    assert!(beyond.error(2).contains("--context: expected at most 255, so that a token has room, found 256"));
     let too_much = loaf(&["bench", "-m", text(&models().plain), "--context", "200", "--prefill", "57"]);
     assert!(too_much.error(2).contains("at most 56 tokens"));
 }

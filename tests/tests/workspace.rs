@@ -23,7 +23,7 @@ fn edges() -> BTreeMap<String, Vec<String>> {
 #[test]
 fn crates_depend_on_each_other_one_way() {
     let expected = [
-        ("loaf-bake", vec!["formats", "recipes"]),
+        ("loaf-bake", vec!["formats", "recipes", "template"]),
         ("loaf-cli", vec!["formats", "runtime"]),
         ("loaf-formats", vec![]),
         ("loaf-recipes", vec!["formats"]),

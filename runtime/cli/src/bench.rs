@@ -102,7 +102,7 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         for (phase, times) in &ops {
             object["ops"][phase.to_string()] = rows(times, ceiling).iter().map(Row::json).collect();
         }
-        io.print(format_args!("{object}\n"))?;
+        io.show_json(&object)?;
         return Ok(0);
     }
     let mut text = format!(
@@ -128,7 +128,7 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         let _ = writeln!(text, "\n{}", Row::head(*phase));
         rows(times, ceiling).iter().for_each(|row| text.push_str(&row.line()));
     }
-    io.print(text)?;
+    io.show(text)?;
     Ok(0)
 }
 

@@ -8,6 +8,9 @@ mod commands;
 
 use std::fs;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use loaf_formats::output;
 
 use crate::advise::advise;
 use crate::args::ChatArgs;
@@ -26,6 +29,9 @@ use loaf_runtime::sample::SamplerOptions;
 use loaf_runtime::tokenizer::Scratch;
 
 pub(crate) fn chat(args: &ChatArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+    if io.signals {
+        output::remove_on_signal();
+    }
     let loaf = model::open_model(&args.model, io)?;
     let sampler = args.sampling.over(loaf.chat())?;
     let mut talk = Conversation::new(loaf.chat())
@@ -50,6 +56,7 @@ pub(crate) fn chat(args: &ChatArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         verbose: args.compute.verbose,
         turns: 0,
         last: None,
+        inputs: model::path(&args.model, io).into_iter().collect(),
         attached: String::new(),
     };
     let mut lines = Lines::open(args, io);
@@ -152,6 +159,8 @@ struct Chat<'a> {
     /// Answers generated so far; each has its own seed.
     turns: u64,
     last: Option<Report>,
+    /// Files that nothing is written over.
+    inputs: Vec<PathBuf>,
     /// Text of files that goes before the next message.
     attached: String,
 }

@@ -198,7 +198,7 @@ fn report(args: &CheckArgs, against: &str, tolerance: f32, rows: &[Row], io: &mu
     if args.json {
         let all = json!({ "against": against, "tolerance": tolerance, "results": rows.iter().map(object).collect::<Vec<_>>(),
                           "first": diverging.first().map(|r| object(r)) });
-        io.print(format_args!("{all}\n"))?;
+        io.show_json(&all)?;
         return Ok(code);
     }
     let of_scale = |r: &Row| r.difference.max_abs / r.difference.scale.max(f32::MIN_POSITIVE);
@@ -234,6 +234,6 @@ fn report(args: &CheckArgs, against: &str, tolerance: f32, rows: &[Row], io: &mu
         Some(r) => writeln!(text, "first to diverge (last line of the table): {}: {}", r.at, r.name),
         None => writeln!(text, "nothing diverges"),
     };
-    io.print(text)?;
+    io.show(text)?;
     Ok(code)
 }

@@ -48,7 +48,7 @@ pub(crate) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
             "sampling": chat.sampling,
             "manifest": manifest,
         });
-        io.print(format_args!("{object}\n"))?;
+        io.show_json(&object)?;
         return Ok(0);
     }
     let mut lines: Vec<(String, String)> = Vec::new();
@@ -92,7 +92,7 @@ pub(crate) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     for (name, value) in lines {
         let _ = writeln!(text, "{:width$}  {}", printable(&name), printable(&value));
     }
-    io.print(text)?;
+    io.show(text)?;
     Ok(0)
 }
 

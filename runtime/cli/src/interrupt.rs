@@ -1,9 +1,13 @@
-//! Ctrl-C while generating: the first one asks to stop, the second one kills; in a conversation each asks to stop.
+//! Ctrl-C while generating: the first one asks to stop, the second one kills, once the temporary files of unfinished outputs
+//! are gone; in a conversation each asks to stop.
 //!
 //! The handler is installed only while an [`Interrupt`] lives, so everywhere else the signal does what it always does.
 //! On systems without POSIX signals nothing is installed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+
+#[cfg(unix)]
+use loaf_formats::output::remove_unfinished;
 
 static RAISED: AtomicBool = AtomicBool::new(false);
 
@@ -14,8 +18,15 @@ pub(crate) struct Interrupt {
 }
 
 #[cfg(unix)]
-extern "C" fn raise(_: libc::c_int) {
-    RAISED.store(true, Ordering::Relaxed);
+extern "C" fn raise(signal: libc::c_int) {
+    if RAISED.swap(true, Ordering::Relaxed) {
+        remove_unfinished();
+        // SAFETY: both calls are async-signal-safe; the signal has its default effect when this handler returns.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            libc::raise(signal);
+        }
+    }
 }
 
 impl Interrupt {
@@ -42,8 +53,8 @@ impl Interrupt {
         {
             let mut before = None;
             if on {
-                // SAFETY: an all-zero `sigaction` is a valid one; the handler only stores to an atomic, which is
-                // async-signal-safe; both pointers are to live values of the right type.
+                // SAFETY: an all-zero `sigaction` is a valid one; the handler calls what is async-signal-safe alone; both
+                // pointers are to live values of the right type.
                 unsafe {
                     let mut action: libc::sigaction = std::mem::zeroed();
                     let mut old: libc::sigaction = std::mem::zeroed();

@@ -30,6 +30,7 @@ pub mod shell;
 mod style;
 mod verify;
 
+use loaf_formats::text;
 use std::ffi::OsString;
 use std::fmt::{self, Display};
 use std::io::{self, BufRead, Read, Write};
@@ -210,21 +211,31 @@ impl Io<'_> {
         write!(self.stdout, "{text}").and_then(|()| self.stdout.flush()).map_err(Failure::stdout)
     }
 
-    /// Writes a line to standard error; that it cannot be written is no reason to stop.
+    /// Writes lines that a file may have a part in to standard output, without what would steer a terminal.
+    fn show(&mut self, text: impl Display) -> Result<(), Failure> {
+        self.print(text::lines(text))
+    }
+
+    /// Writes one JSON object to standard output, in a line.
+    fn show_json(&mut self, object: &serde_json::Value) -> Result<(), Failure> {
+        self.print(format_args!("{}\n", text::json(object)))
+    }
+
+    /// Writes a line to standard error, without what would steer a terminal; that it cannot be written is no reason to stop.
     fn note(&mut self, text: impl Display) {
-        let _ = writeln!(self.stderr, "{text}");
+        let _ = writeln!(self.stderr, "{}", text::lines(text));
     }
 
     /// An error, as every command says it.
     fn error(&mut self, message: &str) {
         let style = self.stderr_style();
-        self.note(format_args!("loaf: {}{}", style.red("error: "), printable(message)));
+        let _ = writeln!(self.stderr, "loaf: {}{}", style.red("error: "), printable(message));
     }
 
     /// A warning, as every command says it.
     fn warn(&mut self, message: impl Display) {
         let style = self.stderr_style();
-        self.note(format_args!("loaf: {}{message}", style.yellow("warning: ")));
+        let _ = writeln!(self.stderr, "loaf: {}{}", style.yellow("warning: "), text::lines(message));
     }
 
     fn stdout_style(&self) -> Style {
@@ -284,7 +295,7 @@ fn one_line(error: &clap::Error) -> String {
 
 /// Text that may come from a file, made safe for a terminal: one line, no control characters.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(2000).collect()
+    text::short(text, 2000)
 }
 
 /// A number of bytes, for people.

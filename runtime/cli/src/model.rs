@@ -15,6 +15,20 @@ use loaf_runtime::trace::Trace;
 const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
     'bake build CHECKPOINT -o model.loaf' makes one";
 
+/// What the arguments, the environment or the settings name; none for the model that is built in.
+fn named(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
+    let from_environment = || (io.var)("LOAF_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from);
+    args.model.clone().or_else(from_environment).or_else(|| args.configured.clone())
+}
+
+/// The file that a command's model is in, so that nothing is written over it; none for the model that is built in.
+pub(crate) fn path(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
+    if let (None, Some(program)) = (&args.model, &args.program) {
+        return Some(program.clone());
+    }
+    named(args, io).map(|path| if path.exists() { path } else { models::named(&path, io).unwrap_or(path) })
+}
+
 /// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment or the settings
 /// name, or else the one built in.
 pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Model, Failure> {
@@ -27,8 +41,7 @@ pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Model, Failure
         let loaf = Model::open_embedded(program).map_err(|e| failure(program, e))?;
         return loaf.ok_or_else(|| Failure::usage(NO_MODEL));
     }
-    let from_environment = || (io.var)("LOAF_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from);
-    match args.model.clone().or_else(from_environment).or_else(|| args.configured.clone()) {
+    match named(args, io) {
         Some(path) => {
             let path = find(path, io)?;
             Model::open(&path).map_err(|e| failure(&path, e))

@@ -81,7 +81,7 @@ pub(crate) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         object["decode_tok_s"] = report.decode_tok_s().into();
         object["mean_logprob"] = report.mean_log_prob().into();
         object["seed"] = sampler.seed.into();
-        io.print(format_args!("{object}\n"))?;
+        io.show_json(&object)?;
     } else if open_line {
         io.print("\n")?;
     }

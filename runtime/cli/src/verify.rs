@@ -32,7 +32,7 @@ pub(crate) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> 
         if let Some(ids) = golden {
             object["golden_ids"] = ids.into();
         }
-        io.print(format_args!("{object}\n"))?;
+        io.show_json(&object)?;
     } else {
         let golden = golden.map_or_else(String::new, |ids| format!(", {ids} golden ids"));
         io.print(format_args!("ok {}, {}, {weights} tensors{golden}\n", loaf.id(), Bytes(file_bytes)))?;
@@ -73,6 +73,9 @@ fn replay_golden(loaf: &Model, io: &mut Io<'_>) -> Result<usize, Failure> {
         progress.at(done as u64, all as u64, format_args!("{done} of {all} golden prompts"), io);
     }
     progress.clear(io);
+    if compared == 0 {
+        return Err(Failure::runtime("--run: expected at least one golden token to compare, found none"));
+    }
     Ok(compared)
 }
 

@@ -1,8 +1,10 @@
 //! What lines that start with `/` do.
 
-use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::str::FromStr;
+
+use loaf_formats::output::Output;
 
 use super::Chat;
 use crate::{Bytes, Failure, Io, read_text_file};
@@ -55,7 +57,9 @@ impl Chat<'_> {
             "save" => {
                 let path = file_name(rest, "/save FILE")?;
                 let text = format!("{:#}\n", self.talk.save());
-                fs::write(path, text).map_err(|e| Failure::Runtime(format!("{}: {e}", path.display())))?;
+                let output = Output::create(path, &self.inputs).map_err(Failure::runtime)?;
+                let written = output.file().write_all(text.as_bytes()).map_err(output.io("write to it"));
+                written.and_then(|()| output.finish()).map_err(Failure::runtime)?;
                 io.note(format_args!("{} messages saved to {rest}", self.talk.messages().len()));
             }
             "load" => {
