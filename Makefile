@@ -3,10 +3,13 @@ CARGO ?= cargo
 DEMO = "show the ten largest files under src" "replace foo with bar in every rust file" "how much disk space is free" \
        "compress the logs folder into backup.tar.gz" "undo the last commit but keep the changes"
 
-.PHONY: demo test fmt lint docs default-model verify-artifacts mlx test-mlx test-neon bench-kernels bench-bake bench-peers bench-mlx
+.PHONY: demo small test fmt lint docs default-model verify-artifacts mlx test-mlx test-neon bench-kernels bench-bake bench-peers bench-mlx
 
 demo:            ## Run the built-in default model on a handful of requests (needs Rust alone).
-	@$(CARGO) build --release -p loaf-cli && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
+	@$(CARGO) build --release -p loaf-cli --bin loaf && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
+
+small:           ## target/small/loaf-small, the program of at most 4 MB for `bake executable MODEL -o PROGRAM --runtime`.
+	$(CARGO) build --profile small -p loaf-cli --bin loaf-small
 
 test:            ## Pass everything: format, lints, documentation, tests, published artifacts.
 	$(CARGO) fmt --all --check && $(MAKE) lint docs && $(CARGO) test --workspace && $(MAKE) verify-artifacts test-mlx

@@ -457,6 +457,9 @@ fn a_request_needs_no_command() {
     assert_eq!(loaf(&[model, "--greedy", "-n", "3", "hello", "big", "world"]), expected);
     assert_eq!(loaf(&["-m", model, "--greedy", "-n", "3", "hello", "big", "world"]), expected);
     assert_eq!(loaf_with(&[], "hello big world\n", &[model, "--greedy", "-n", "3"]), expected);
+    assert_eq!(loaf(&["run", model, "--greedy", "-n", "3", "hello big world"]), expected);
+    let help = loaf(&[]);
+    assert!(help.code == 0 && help.out.contains("loaf show the largest files"), "{help:?}");
     assert_eq!(
         loaf_with(&[&format!("LOAF_MODEL={model}")], "", &["hello", "big", "world", "--greedy", "-n", "3"]),
         expected

@@ -42,14 +42,16 @@ fn kernels() -> String {
 fn environment() -> String {
     format!(
         "Environment:
-  LOAF_MODEL  the loaf to use where -m is not given: a file, or a name that 'loaf list' shows
-  LOAF_HOME   folder of models/ and config.toml (default: loaf in the data and config folders of XDG,
-              ~/.local/share and ~/.config)
-  LOAF_ISA    kernels to use, of those this CPU has: {} (default: the first; results are the same)
+  LOAF_MODEL  the loaf to use where -m is not given: a file, or a name of 'loaf list'
+  LOAF_HOME   folder of models/ and config.toml; without it they are in
+              ~/.local/share/loaf and ~/.config/loaf, or where XDG_DATA_HOME and
+              XDG_CONFIG_HOME say
+  LOAF_ISA    kernels to use, of those this CPU has (the same results with all):
+              {}
   NO_COLOR    no colour, if set to anything
 
-config.toml sets, a line each, KEY = VALUE: model, threads, max_tokens, temperature, top_k, top_p,
-min_p, repeat_penalty, presence_penalty, frequency_penalty.",
+config.toml sets, a line each, KEY = VALUE: model, threads, max_tokens, temperature,
+top_k, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty.",
         kernels()
     )
 }

@@ -183,6 +183,11 @@ impl Chat<'_> {
         let text = format!("{}{text}", self.attached);
         self.talk.push_user(&text);
         match self.answer(io) {
+            Ok((answer, Answered::Interrupted)) if answer.is_empty() => {
+                self.talk.pop();
+                io.note("loaf: your message was not added");
+                Ok(())
+            }
             // What was said so far is part of the conversation.
             Ok((answer, _)) => {
                 self.talk.push_answer(&answer);

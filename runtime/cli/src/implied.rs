@@ -1,7 +1,7 @@
 //! What a command line means that names no command: a request, or a loaf and a request to it.
 //!
 //! `loaf show the largest files` is `loaf run show the largest files`, and `loaf model.loaf hello` is
-//! `loaf run -m model.loaf hello`. A first word that is a command's name is that command; one argument with a space in it never
+//! `loaf run -m model.loaf hello`; a loaf right behind a command is its model. A first word that is a command's name is that command; one argument with a space in it never
 //! is. A single word that looks like a command mistyped is not run as a request. Nothing is looked up on disk.
 
 use std::ffi::{OsStr, OsString};
@@ -19,7 +19,7 @@ pub(crate) enum Implied {
 }
 
 /// Finds out what `args`, program name first, mean to a program that has the commands `known`. `terminal` says that a
-/// person sits at standard input, so that nothing is to be read there.
+/// person sits at standard input, or that it is empty: nothing is to be read there.
 pub(crate) fn command(mut args: Vec<OsString>, known: &[&str], terminal: bool) -> Result<Implied, Failure> {
     let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned());
     let Some(first) = first else {
@@ -30,6 +30,10 @@ pub(crate) fn command(mut args: Vec<OsString>, known: &[&str], terminal: bool) -
         return Ok(Implied::Command(args));
     };
     if known.contains(&first.as_str()) || ["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
+        // `loaf info model.loaf` is `loaf info -m model.loaf`; `rm` has names.
+        if first != "rm" && args.get(2).is_some_and(|arg| is_loaf(arg)) {
+            args.insert(2, "-m".into());
+        }
         return Ok(Implied::Command(args));
     }
     if is_loaf(&args[1]) {
@@ -47,10 +51,10 @@ pub(crate) fn command(mut args: Vec<OsString>, known: &[&str], terminal: bool) -
     Ok(Implied::Command(args))
 }
 
-/// Whether an argument names a loaf by its ending.
+/// Whether an argument names a loaf by its ending, and is no sentence that ends so.
 fn is_loaf(arg: &OsStr) -> bool {
-    Path::new(arg).extension().is_some_and(|e| e == "loaf") && !arg.to_string_lossy().contains(' ')
-        || Path::new(arg).extension().is_some_and(|e| e == "loaf") && arg.to_string_lossy().contains('/')
+    let text = arg.to_string_lossy();
+    Path::new(arg).extension().is_some_and(|e| e == "loaf") && (!text.contains(' ') || text.contains('/'))
 }
 
 /// Whether `word` is `name` with one letter wrong, missing, added, or two exchanged.
@@ -98,7 +102,9 @@ mod tests {
 
     #[test]
     fn requests_are_told_from_commands() {
-        let cases: [(&[&str], &[&str]); 12] = [
+        let cases: [(&[&str], &[&str]); 14] = [
+            (&["loaf", "chat", "a.loaf"], &["loaf", "chat", "-m", "a.loaf"]),
+            (&["loaf", "rm", "a.loaf"], &["loaf", "rm", "a.loaf"]),
             (&["loaf", "chat"], &["loaf", "chat"]),
             (&["loaf", "--version"], &["loaf", "--version"]),
             (&["loaf", "show", "files"], &["loaf", "run", "show", "files"]),

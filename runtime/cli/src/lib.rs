@@ -150,7 +150,9 @@ fn start<F: Front>(args: Vec<OsString>, program: Option<&Path>, io: &mut Io<'_>)
     let mut command = F::command();
     command.build();
     let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
-    let result = match implied::command(args, &known, io.stdin_is_terminal) {
+    // Whether there is something to read is asked only where nothing else says what to do.
+    let idle = args.len() < 2 && (io.stdin_is_terminal || io.stdin.fill_buf().is_ok_and(<[u8]>::is_empty));
+    let result = match implied::command(args, &known, idle) {
         Ok(implied::Implied::Help) => io.print(implied::short_help(program)).map(|()| 0),
         Ok(implied::Implied::Command(args)) => match F::try_parse_from(args) {
             Ok(front) => front.dispatch(program, io),
