@@ -3,7 +3,7 @@ CARGO ?= cargo
 DEMO = "show the ten largest files under src" "replace foo with bar in every rust file" "how much disk space is free" \
        "compress the logs folder into backup.tar.gz" "undo the last commit but keep the changes"
 
-.PHONY: demo small test fmt lint docs default-model verify-artifacts mlx test-mlx test-neon bench-kernels bench-bake bench-peers bench-mlx
+.PHONY: demo small test fmt lint docs default-model verify-artifacts mlx test-mlx test-neon templates-peer bench-kernels bench-bake bench-peers bench-mlx
 
 demo:            ## Run the built-in default model on a handful of requests (needs Rust alone).
 	@$(CARGO) build --release -p loaf-cli --bin loaf && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
@@ -22,6 +22,9 @@ test-mlx:        ## The MLX suites alone; says so and passes if MLX cannot be fe
 
 test-neon:       ## The NEON kernels on emulated CPUs (needs a cross linker and qemu; not part of test).
 	./tests/neon.sh
+
+templates-peer:  ## Published chat templates beside Jinja (downloads packages that carry them; TEMPLATES="FOLDER --only qwen" and more).
+	python3 tests/templates_peer.py $(TEMPLATES)
 
 fmt:             ## Format the code.
 	$(CARGO) fmt --all
