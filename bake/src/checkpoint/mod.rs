@@ -145,7 +145,7 @@ impl Checkpoint {
             generation_config: Some(described.generation_config),
             quantisation: QuantConfig::default(),
             tensors: BTreeMap::new(),
-            files: gguf.files.clone(),
+            files: gguf.files().map(|(_, name)| name).collect(),
             made,
             gguf: Some(gguf),
         })
@@ -310,8 +310,11 @@ impl Checkpoint {
     /// # Errors
     /// I/O errors.
     pub fn source_hashes(&self) -> Result<Vec<SourceFile>, Error> {
-        let folder = self.gguf.as_ref().map_or(&self.dir, |gguf| &gguf.folder);
-        self.files.par_iter().map(|name| hash_file(&folder.join(name), name)).collect()
+        if let Some(gguf) = &self.gguf {
+            let files: Vec<_> = gguf.files().collect();
+            return files.par_iter().map(|(path, name)| hash_file(path, name)).collect();
+        }
+        self.files.par_iter().map(|name| hash_file(&self.dir.join(name), name)).collect()
     }
 }
 

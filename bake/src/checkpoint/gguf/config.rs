@@ -172,6 +172,14 @@ pub(super) fn read(metadata: &Metadata, tensors: &BTreeMap<String, Tensor>) -> R
         config["shared_expert_intermediate_size"] = r.dim_or("expert_shared_feed_forward_length", inner)?.into();
     }
     let delta = if hybrid { Some(delta(&r, &mut config)?) } else { None };
+    let recurrent_key = r.key("attention.recurrent_layers");
+    if let Some(recurrent) = metadata.numbers(&recurrent_key)?.filter(|_| hybrid) {
+        if (recurrent.len() as u64) < layers {
+            return metadata.refuse(&recurrent_key, format!("a flag for each of {layers} layers"));
+        }
+        let kind = |flag: &f64| if *flag == 0.0 { "full_attention" } else { "linear_attention" };
+        config["layer_types"] = recurrent[..layers as usize].iter().map(kind).collect();
+    }
     rope(&r, head_dim, tensors, &mut config)?;
     Ok((config, Facts { layers, permuted: arch == "llama", heads, kv_heads, delta }))
 }

@@ -331,7 +331,7 @@ mod tests {
             // Exponents of subnormals up to those of 32.
             for at in halves {
                 let high = block[at + 1];
-                block[at + 1] = high & 0x83 | (high >> 2 & 31) % 21 << 2;
+                block[at + 1] = high & 0x83 | (((high >> 2 & 31) % 21) << 2);
             }
             match kind {
                 IQ1_M => block[55] &= 0xbf,

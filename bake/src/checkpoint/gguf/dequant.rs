@@ -230,7 +230,7 @@ pub(super) fn tq1_0_code(b: &[u8], i: usize) -> u8 {
         160..240 => (32 + i % 16, (i - 160) / 16),
         _ => (48 + i % 4, (i - 240) / 4),
     };
-    (u16::from(byte(b, at).wrapping_mul(POWERS[digit % 5])) * 3 >> 8) as u8
+    ((u16::from(byte(b, at).wrapping_mul(POWERS[digit % 5])) * 3) >> 8) as u8
 }
 
 /// `d | low[32] | high u16[8]`: scale, code of -1 to 1, offset.

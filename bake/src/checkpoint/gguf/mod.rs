@@ -29,10 +29,8 @@ use super::{Error, Shard};
 /// The files of a model and what stands in them.
 #[derive(Debug)]
 pub struct Gguf {
-    /// Folder of the files.
-    pub(super) folder: PathBuf,
-    /// File names, in the order of parts.
-    pub(super) files: Vec<String>,
+    /// The files, in the order of parts.
+    paths: Vec<PathBuf>,
     version: u32,
     metadata: Metadata,
     types: BTreeMap<GgmlType, (u64, u64)>,
@@ -76,13 +74,13 @@ impl Gguf {
     /// or a feature that no recipe has; each in one line with the file's name.
     pub(super) fn open(paths: &[PathBuf]) -> Result<(Gguf, Described), Error> {
         let parts = open_parts(paths)?;
-        let mut files = Vec::new();
+        let mut paths = Vec::new();
         let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
         let mut types: BTreeMap<GgmlType, (u64, u64)> = BTreeMap::new();
         let mut first = None;
         for Part { shard, header } in parts {
             let shard = Arc::new(shard);
-            files.push(file_name(shard.path()));
+            paths.push(shard.path().to_path_buf());
             for info in header.tensors {
                 let counts = types.entry(info.kind).or_default();
                 counts.0 += 1;
@@ -105,9 +103,13 @@ impl Gguf {
             tokenizer_config: tokenizer::tokenizer_config(&metadata)?,
             tokenizer: tokenizer::tokenizer(&metadata)?,
         };
-        let folder = metadata.shard.path().parent().unwrap_or(Path::new("")).to_path_buf();
         let norms_shifted = facts.delta.is_some();
-        Ok((Gguf { folder, files, version, metadata, types, weights, unused, norms_shifted, wide: false }, described))
+        Ok((Gguf { paths, version, metadata, types, weights, unused, norms_shifted, wide: false }, described))
+    }
+
+    /// The files, in the order of parts, with their names.
+    pub(super) fn files(&self) -> impl Iterator<Item = (&Path, String)> {
+        self.paths.iter().map(|path| (path.as_path(), file_name(path)))
     }
 
     /// Where the rows of a canonical weight lie.

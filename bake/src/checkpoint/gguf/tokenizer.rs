@@ -115,9 +115,9 @@ impl<'a> Vocabulary<'a> {
 
 /// The tokenizer.json; `None` for a file without a vocabulary.
 pub(super) fn tokenizer(m: &Metadata) -> Result<Option<Json>, Error> {
-    let Some(vocabulary) = Vocabulary::read(m)? else { return Ok(None) };
     let key = "tokenizer.ggml.model";
-    let mut file = match m.text(key)? {
+    let (model, Some(vocabulary)) = (m.text(key)?, Vocabulary::read(m)?) else { return Ok(None) };
+    let mut file = match model {
         Some("gpt2") => byte_level(m, &vocabulary)?,
         Some("llama") => sentence_piece(m, &vocabulary)?,
         _ => return m.refuse(key, "gpt2 or llama"),
