@@ -254,7 +254,8 @@ fn what_no_recipe_computes_is_refused_by_key() {
             file.key(key, value.clone());
         }
     };
-    let cases: Vec<(Box<dyn Fn(&mut File)>, &str)> = vec![
+    type Edit = Box<dyn Fn(&mut File)>;
+    let cases: Vec<(Edit, &str)> = vec![
         (
             Box::new(set("general.architecture", "gemma".into())),
             "m.gguf, key \"general.architecture\": expected one of llama",
@@ -324,7 +325,7 @@ fn a_split_model_is_found_by_any_part_and_missed_parts_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let whole = tiny(0x3c00, |_| {});
     let name = |no: usize| format!("m-{:05}-of-00003.gguf", no + 1);
-    let mut parts = vec![File::default(), File::default(), File::default()];
+    let mut parts = [File::default(), File::default(), File::default()];
     for (no, part) in parts.iter_mut().enumerate() {
         if no == 0 {
             part.keys = whole.keys.clone();
