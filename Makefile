@@ -6,7 +6,7 @@ DEMO = "show the ten largest files under src" "replace foo with bar in every rus
 .PHONY: demo test fmt lint docs default-model verify-artifacts mlx test-mlx test-neon bench-kernels bench-bake bench-peers bench-mlx
 
 demo:            ## Run the built-in default model on a handful of requests (needs Rust alone).
-	@$(CARGO) build --release -p loaf-runtime && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
+	@$(CARGO) build --release -p loaf-cli && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
 
 test:            ## Pass everything: format, lints, documentation, tests, published artifacts.
 	$(CARGO) fmt --all --check && $(MAKE) lint docs && $(CARGO) test --workspace && $(MAKE) verify-artifacts test-mlx

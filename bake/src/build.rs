@@ -25,8 +25,8 @@ use crate::checkpoint::{Checkpoint, Error as CheckpointError};
 use crate::front;
 use crate::golden::{self, Lowered};
 use crate::passes::{Facts, discover_groups};
-use crate::plan::family::{FamilyError, Proof};
 use crate::plan::lower::WeightPlace;
+use crate::plan::template::{Proof, TemplateError};
 use crate::plan::{self, Layout};
 use crate::tokenizer;
 use crate::weights::{Becoming, ProduceError, QuantOptions, Resolved, produce, resolve, resolve_random};
@@ -88,7 +88,7 @@ pub enum BuildError {
     /// The recipe.
     Graph(GraphError),
     /// The graphs.
-    Family(FamilyError),
+    Template(TemplateError),
     /// The file.
     Container(ContainerError),
     /// The options contradict the model or each other.
@@ -102,7 +102,7 @@ impl fmt::Display for BuildError {
             BuildError::Config(e) => e.fmt(f),
             BuildError::Tokenizer(e) => e.fmt(f),
             BuildError::Graph(e) => e.fmt(f),
-            BuildError::Family(e) => e.fmt(f),
+            BuildError::Template(e) => e.fmt(f),
             BuildError::Container(e) => e.fmt(f),
             BuildError::Options(what) => f.write_str(what),
         }
@@ -121,7 +121,7 @@ macro_rules! from_error {
     };
 }
 from_error!(CheckpointError => Checkpoint, ConfigError => Config, tokenizer::Error => Tokenizer, GraphError => Graph,
-    FamilyError => Family, ContainerError => Container);
+    TemplateError => Template, ContainerError => Container);
 
 /// A model whose weights are located and whose file is laid out: all a bake knows before graphs and bytes.
 pub struct Prepared {
@@ -215,9 +215,7 @@ impl Prepared {
             .map(|((in_dim, &format), ix)| WeightPlace {
                 format,
                 in_dim,
-                weight: offset(&ix[0]),
-                scales: ix.get(1).map_or(0, offset),
-                biases: ix.get(2).map_or(0, offset),
+                planes: std::array::from_fn(|i| ix.get(i).map_or(0, offset)),
             })
             .collect();
         let all_f32 = resolved.iter().all(|r| r.format == WeightFormat::Dense(DType::F32));
@@ -236,13 +234,13 @@ impl Prepared {
         Lowered { model: &self.model, facts: self.facts(), layout: &self.layout }
     }
 
-    /// Plans every family, proven.
+    /// Plans every phase, proven.
     ///
     /// # Errors
-    /// See [`FamilyError`].
+    /// See [`TemplateError`].
     pub fn plan(&self, progress: &dyn Progress) -> Result<(Plan, Vec<Proof>), BuildError> {
         let specs = plan::specs(&self.model, &self.chunks);
-        let starts = specs.iter().map(|s| u64::from((s.positions - 1) / s.step + 1)).sum();
+        let starts = specs.iter().map(|s| u64::from(s.starts())).sum();
         progress.begin("graphs", starts, "positions");
         Ok(plan::build(&self.model, &self.facts(), &self.layout, &self.chunks, &|n| progress.step(n))?)
     }
@@ -259,7 +257,7 @@ impl Prepared {
         proofs: &[Proof],
     ) -> Result<Vec<(SectionKind, Vec<u8>)>, BuildError> {
         let manifest = manifest(checkpoint, self, options, plan, proofs)?;
-        let graphs = Graphs { families: proofs.iter().map(|p| p.root).collect() };
+        let graphs = Graphs { templates: proofs.iter().map(|p| p.root).collect() };
         Ok(vec![
             (SectionKind::Plan, plan.encode()),
             (SectionKind::Manifest, serde_json::to_vec_pretty(&manifest).expect("a JSON value is JSON")),
@@ -268,7 +266,7 @@ impl Prepared {
     }
 }
 
-/// Declares every stored tensor: fused weights side by side (all their packed codes, then scales, then biases).
+/// Declares every stored tensor: fused weights side by side, plane by plane.
 fn lay_out(
     model: &Model,
     resolved: &[Resolved],
@@ -483,13 +481,13 @@ fn manifest(
     };
     let model = &prepared.model;
     let graphs: Vec<Value> = plan
-        .families
+        .templates
         .iter()
         .zip(proofs)
-        .map(|(f, proof)| {
+        .map(|(t, proof)| {
             json!({
-                "phase": f.phase.to_string(), "rows": f.max_rows, "positions": f.positions,
-                "templates": f.segments.len(), "graphs_proved": proof.graphs,
+                "phase": t.phase.to_string(), "rows": t.max_rows, "positions": t.positions,
+                "graphs_proved": proof.graphs,
             })
         })
         .collect();

@@ -47,10 +47,10 @@ enum Command {
     Explain {
         /// The loaf.
         file: PathBuf,
-        /// Position of the first token (for the head: the hidden row).
+        /// Position of the first token.
         #[arg(long, default_value_t = 0)]
         position: u32,
-        /// Which family.
+        /// Which phase.
         #[arg(long, value_enum, default_value_t = PhaseArg::Decode)]
         phase: PhaseArg,
         /// Valid rows [default: 1, or the largest chunk for prefill].
@@ -127,7 +127,7 @@ enum Command {
         /// Position of the first token.
         #[arg(long, default_value_t = 0)]
         position: u32,
-        /// Which family.
+        /// Which phase.
         #[arg(long, value_enum, default_value_t = PhaseArg::Decode)]
         phase: PhaseArg,
         /// Valid rows [default: 1, or the largest chunk for prefill].
@@ -169,7 +169,7 @@ struct ModelArgs {
     /// Positions a session has room for [default: the config's max_position_embeddings].
     #[arg(long)]
     context: Option<u32>,
-    /// Rows of a prefill; several, comma-separated, bake several families [default: 128, for mixtures of experts 128,512].
+    /// Rows of a prefill; several, comma-separated, bake several templates [default: 128, for mixtures of experts 128,512].
     #[arg(long, value_delimiter = ',')]
     chunk: Vec<u32>,
     /// Element type of KV caches [default: f32 for models that are f32 throughout, else f16].
@@ -222,7 +222,7 @@ enum Kv {
 enum PhaseArg {
     Decode,
     Prefill,
-    Head,
+    LmHead,
 }
 
 impl From<PhaseArg> for Phase {
@@ -230,7 +230,7 @@ impl From<PhaseArg> for Phase {
         match p {
             PhaseArg::Decode => Phase::Decode,
             PhaseArg::Prefill => Phase::Prefill,
-            PhaseArg::Head => Phase::Head,
+            PhaseArg::LmHead => Phase::LmHead,
         }
     }
 }
@@ -356,7 +356,7 @@ fn lock(root: &Path, names: &[String], update: bool) -> Result<()> {
 fn executable(file: &Path, output: &Path, runtime: Option<PathBuf>) -> Result<()> {
     let runtime = runtime.map_or_else(program::runtime_beside, Ok).context("the folder of this program")?;
     if !runtime.is_file() {
-        bail!("{}: no runtime there; build loaf-runtime, or say where it is with --runtime", runtime.display());
+        bail!("{}: no runtime there; build loaf-cli, or say where it is with --runtime", runtime.display());
     }
     let written = program::write(&runtime, file, output)?;
     let (bytes, offset) = (written.bytes, written.offset);
@@ -375,7 +375,7 @@ fn run(command: Command) -> Result<()> {
             let (container, plan) = open(&map)?;
             let names = explain::Names::new(&container, &plan)?;
             let phase = Phase::from(phase);
-            let rows = rows.unwrap_or_else(|| plan.families_of(phase).map(|f| f.max_rows).max().unwrap_or(1));
+            let rows = rows.unwrap_or(if phase == Phase::Prefill { plan.most_rows(phase) } else { 1 });
             match explain::graph(&names, phase, position, rows) {
                 Some(text) if !proof => print(&text),
                 Some(text) => print(&(text + &merkle_proof(&container, &plan, phase, position, rows)?)),
@@ -438,11 +438,11 @@ fn merkle_proof(container: &Container<'_>, plan: &VerifiedPlan, phase: Phase, p:
     let stored = Graphs::decode(container.verify_section(SectionKind::Graphs)?, plan)?;
     let Some(proof) = graphs::inclusion(plan, phase, p.into(), n.into(), &loaf_bake::build::Silent) else {
         bail!(
-            "the {phase} graph at position {p} with {n} rows is no leaf: leaves are whole chunks at multiples of the chunk"
+            "the {phase} graph at position {p} with {n} rows is no leaf: leaves have as many rows as fit, at multiples of the step"
         );
     };
-    let family = stored.families.iter().find(|f| f.root == proof.root);
-    let Some(family) = family.filter(|f| f.phase == phase) else {
+    let template = stored.templates.iter().find(|t| t.root == proof.root);
+    let Some(template) = template.filter(|t| t.phase == phase) else {
         bail!("expected the {phase} root recorded in the loaf, found {}", hex(&proof.root));
     };
     let mut out = format!("\nleaf {} of {}  {}\n", proof.index, proof.count, hex(&proof.leaf));
@@ -451,8 +451,8 @@ fn merkle_proof(container: &Container<'_>, plan: &VerifiedPlan, phase: Phase, p:
     }
     out += &format!(
         "{phase} root, {} rows  {}\nall graphs  {}\n",
-        family.max_rows,
-        hex(&family.root),
+        template.max_rows,
+        hex(&template.root),
         hex(&stored.root())
     );
     Ok(out)
@@ -536,21 +536,19 @@ fn inspect(file: &Path, tensors: bool) -> Result<()> {
     }
     writeln!(
         out,
-        "\nmemory\n  state {:>16} bytes\n  arena {:>16} bytes\n  io    {:>16} bytes",
-        plan.state_bytes, plan.arena_bytes, plan.io.bytes
+        "\nmemory\n  caches    {:>16} bytes a sequence\n  recurrent {:>16} bytes a sequence\n  arena     {:>16} bytes\n  io        {:>16} bytes",
+        plan.cache_bytes, plan.recurrent_bytes, plan.arena_bytes, plan.io.bytes
     )?;
-    writeln!(out, "\nfamilies (context {}, vocab {}, hidden {})", plan.context, plan.vocab, plan.hidden)?;
-    for f in &plan.families {
-        let words: usize = f.segments.iter().map(|s| s.words.len()).sum();
-        let patches: usize = f.segments.iter().map(|s| s.patches.len()).sum();
-        let ops = loaf_formats::plan::records(&f.segments[0].words).count();
+    writeln!(out, "\ntemplates (context {}, vocab {}, hidden {})", plan.context, plan.vocab, plan.hidden)?;
+    for t in &plan.templates {
+        let ops = loaf_formats::plan::records(&t.words).count();
         writeln!(
             out,
-            "  {:<8} {:>7} positions, up to {:>4} rows: {} templates, {ops} ops, {words} words, {patches} patches",
-            f.phase.to_string(),
-            f.positions,
-            f.max_rows,
-            f.segments.len()
+            "  {:<8} {:>7} positions, up to {:>4} rows: {ops} ops, {} words",
+            t.phase.to_string(),
+            t.positions,
+            t.max_rows,
+            t.words.len()
         )?;
     }
     if let Some(manifest) = container.section(SectionKind::Manifest) {

@@ -97,7 +97,7 @@ fn diff_says_what_differs_and_how_it_went_by_exit_code() {
     assert!(!text.contains("\nplan\n"), "equal graphs: {text}");
     let text = differ(&half, &full);
     assert!(text.contains("options.kv: \"f16\" -> \"f32\""), "{text}");
-    assert!(text.contains("state bytes: ") && text.contains("decode of 1 rows, template 0: kv_write: "), "{text}");
+    assert!(text.contains("cache bytes: ") && text.contains("decode of 16 rows: kv_write: "), "{text}");
     assert!(!text.contains("\nweights\n"), "equal weights: {text}");
 
     let (code, line) = refused(&["diff", &one, concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]);
@@ -142,7 +142,7 @@ fn an_executable_without_a_runtime_says_how_to_get_one() {
     let [out, none] = [&out, &none].map(|p| p.to_str().expect("UTF-8"));
     let (code, line) = refused(&["executable", VECTOR, "-o", out, "--runtime", none]);
     assert_eq!(code, 1);
-    assert!(line.ends_with("no runtime there; build loaf-runtime, or say where it is with --runtime"), "{line}");
+    assert!(line.ends_with("no runtime there; build loaf-cli, or say where it is with --runtime"), "{line}");
     let text = stdout(&["executable", VECTOR, "-o", out, "--runtime", env!("CARGO_BIN_EXE_bake")]);
     assert!(text.contains("bytes, the loaf at "), "{text}");
 }

@@ -2,14 +2,14 @@
 //!
 //! The contract between `bake` and `loaf`, and the only thing they share: element types and weight formats
 //! ([`dtype`]), the closed op set ([`op`]), plan records with their encoding and verifier ([`plan`]), the hash tree over
-//! the graphs they expand to ([`graphs`]), what their records move ([`ledger`]). Neither side may know more of the other than what stands here.
+//! the graphs they expand to ([`graphs`]), what their records move ([`cost`]). Neither side may know more of the other than what stands here.
 
 pub mod chat;
 pub mod container;
+pub mod cost;
 pub mod dtype;
 pub mod golden;
 pub mod graphs;
-pub mod ledger;
 pub mod op;
 pub mod plan;
 pub mod program;

@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use loaf_bake::build::{BuildOptions, Silent, build};
 use loaf_runtime::generate::{Event, GenerateOptions, Generation};
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::loaf::Loaf;
+use loaf_runtime::Model;
 use loaf_runtime::sample::SamplerOptions;
 use loaf_runtime::tokenizer::Tokenizer;
 use loaf_tests::{fixture, session};
@@ -59,8 +59,9 @@ fn allocations(config: &str, sampler: SamplerOptions, leak: bool) -> u64 {
     let path = dir.path().join("model.loaf");
     let options = BuildOptions { random: Some(3), context: Some(192), ..BuildOptions::default() };
     build(dir.path(), &path, &options, &Silent).unwrap();
-    let loaf = Loaf::open(&path).unwrap();
-    let tokenizer = Tokenizer::open(loaf.tokenizer_section().unwrap()).unwrap();
+    let loaf = Model::open(&path).unwrap();
+    let shared = loaf.tokenizer().expect("valid tables").expect("a tokenizer");
+    let tokenizer = shared.get();
     let mut session = session(&loaf, Kernels::detect(), 1);
     let options = GenerateOptions {
         max_tokens: Some(100),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use loaf_bake::build::{BuildOptions, Silent, build};
-use loaf_runtime::cli::{Io, main};
+use loaf_cli::{Io, main};
 use loaf_runtime::kernels::Kernels;
 use loaf_tests::{Expected, bake, fixture};
 use safetensors::SafeTensors;
@@ -166,8 +166,9 @@ fn text_is_that_of_the_ids_and_goes_on_where_the_prompt_ends() {
     let model = text(&models().raw);
     let object =
         loaf(&["run", "-m", model, "--json", "-n", "60", "--temperature", "1.5", "--seed", "4", "The end"]).json();
-    let open = loaf_runtime::loaf::Loaf::open(&models().raw).unwrap();
-    let tokenizer = loaf_runtime::tokenizer::Tokenizer::open(open.tokenizer_section().unwrap()).unwrap();
+    let open = loaf_runtime::Model::open(&models().raw).unwrap();
+    let shared = open.tokenizer().expect("valid tables").expect("a tokenizer");
+    let tokenizer = shared.get();
     let all = [numbers(&object["prompt_ids"]), numbers(&object["ids"])].concat();
     assert_eq!(format!("The end{}", object["text"].as_str().unwrap()), tokenizer.decode(&all, true));
 }

@@ -1,9 +1,9 @@
 //! The built-in model: the locked artifact, and what it is for.
 
+use loaf_cli::builtin;
 use loaf_formats::chat::Answers;
 use loaf_formats::container::Container;
-use loaf_runtime::builtin;
-use loaf_runtime::loaf::Loaf;
+use loaf_runtime::Model;
 use loaf_tests::command_line;
 
 #[test]
@@ -14,7 +14,7 @@ fn the_built_in_model_is_the_locked_artifact() {
     let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../artifacts/lock.toml")).expect("a lock");
     let entry = lock.split("[[artifact]]").find(|e| e.contains("name = \"default\"")).expect("an entry");
     assert!(entry.contains(&id), "expected the locked artifact, found {id}: {entry}");
-    let loaf = Loaf::from_static(bytes).expect("a verified loaf");
+    let loaf = Model::from_static(bytes).expect("a verified loaf");
     assert_eq!(loaf.chat().answers, Answers::ShellCommand);
     assert!(loaf.chat().unsure_below.is_some());
 }

@@ -25,7 +25,7 @@ use loaf_formats::plan::{Plan, records};
 use loaf_formats::tokenizer::TokenizerTables;
 use loaf_runtime::chat::{ChatTemplate, Inputs, message};
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::loaf::Loaf;
+use loaf_runtime::Model;
 use loaf_runtime::session::{Session, SessionOptions};
 use loaf_runtime::tokenizer::{Scratch, Tokenizer};
 use loaf_tests::fixture;
@@ -175,13 +175,13 @@ impl Base {
 /// Opens, prefills and decodes with two kernel tables; gives the bits of the logits of the first. Memory that the system refuses is an answer.
 fn replay(path: &Path) -> Vec<Option<Vec<u32>>> {
     let mut given = Vec::new();
-    let Ok(loaf) = Loaf::open(path) else { return given };
+    let Ok(loaf) = Model::open(path) else { return given };
     for (i, kernels) in [Kernels::naive(), Kernels::detect()].into_iter().enumerate() {
         let Ok(mut session) = Session::new(&loaf, SessionOptions { threads: 1, kernels }) else { continue };
         let bits = |logits: &[f32]| logits.iter().map(|l| l.to_bits()).collect::<Vec<u32>>();
         let vocab = loaf.plan().vocab;
         let ids: Vec<u32> = (0..6).map(|i| i * 37 % vocab).collect();
-        let mut run = vec![session.eval(&ids, &mut |_| {}).ok().map(bits)];
+        let mut run = vec![session.eval(&ids).ok().map(bits)];
         run.extend(ids[..3].iter().map(|id| session.decode(*id).ok().map(bits)));
         let _ = session.rewind(0);
         if i == 0 {
@@ -246,7 +246,7 @@ fn damage_that_hashes_do_not_fit_never_passes() {
         let hit = bytes.len() != base.bytes.len() || eager.iter().any(|r| bytes[r.clone()] != base.bytes[r.clone()]);
         if hit {
             fs::write(&path, &bytes).expect("a writable folder");
-            assert!(Loaf::open(&path).is_err(), "case {seed} opens");
+            assert!(Model::open(&path).is_err(), "case {seed} opens");
         }
     }
     println!("{} of 6000 damaged files have a head that is in order", unhashed.get());

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use loaf_bake::build::BuildOptions;
 use loaf_bake::program;
-use loaf_runtime::cli::{Io, main, main_of};
-use loaf_runtime::loaf::Loaf;
+use loaf_cli::{Io, main, main_of};
+use loaf_runtime::Model;
 use loaf_tests::bake;
 
 /// Exit code, standard output, standard error of the command line of `program`, or of the bare runtime.
@@ -95,12 +95,12 @@ fn a_damaged_program_is_an_error_and_a_bare_runtime_is_none() {
     let baked = bake("hf/qwen3", &BuildOptions { context: Some(32), ..BuildOptions::default() });
     let dir = baked.dir.path();
     let (runtime, program) = (runtime(dir), dir.join("program"));
-    assert!(Loaf::open_embedded(&runtime).expect("a readable file").is_none());
+    assert!(Model::open_embedded(&runtime).expect("a readable file").is_none());
     program::write(&runtime, &baked.path, &program).expect("a program");
     let whole = fs::read(&program).expect("written");
     let opened = |bytes: &[u8]| {
         fs::write(&program, bytes).expect("a writable folder");
-        Loaf::open_embedded(&program).map(|l| l.map(|l| l.id())).map_err(|e| e.to_string())
+        Model::open_embedded(&program).map(|l| l.map(|l| l.id())).map_err(|e| e.to_string())
     };
     assert_eq!(opened(&whole), Ok(Some(baked.loaf.id())));
     let end = whole.len();

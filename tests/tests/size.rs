@@ -12,15 +12,7 @@ fn the_program_without_its_model_is_at_most_4_mb() {
     // A folder of its own, so that a program built with the model stays what it is.
     let target = root.join("target/without-model");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args([
-        "build",
-        "--release",
-        "--locked",
-        "--package",
-        "loaf-runtime",
-        "--no-default-features",
-        "--target-dir",
-    ]);
+    cargo.args(["build", "--release", "--locked", "--package", "loaf-cli", "--no-default-features", "--target-dir"]);
     let output = cargo.arg(&target).current_dir(&root).env_remove("RUSTFLAGS").output().expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let program = target.join("release/loaf");

@@ -260,7 +260,7 @@ impl Checkpoint {
         }
         let expected = scales.shape.split_last().and_then(|(groups, rows)| {
             let in_dim = groups.checked_mul(format.group()?)?;
-            Some([rows, &[format.row_elems(in_dim)?]].concat())
+            Some([rows, &[format.plane(0)?.row_elems(in_dim)?]].concat())
         });
         match expected {
             Some(expected) if expected == weight.shape && expected.len() >= 2 => Ok(format),

@@ -66,7 +66,7 @@ fn resolve_gguf(gguf: &Gguf, decls: &[WeightDecl], quant: &QuantOptions) -> Resu
     Ok(Resolution { weights, unused, became })
 }
 
-/// A piece that was found: its tensors in the order weight, scales, biases, with the bytes of a row in each.
+/// A piece that was found: its tensors in the order of the format's planes, with the bytes of a row in each.
 struct Found<'a> {
     tensors: Vec<(&'a Entry, u64)>,
     format: WeightFormat,
@@ -134,12 +134,10 @@ fn find_piece<'a>(
         }
     };
     let mut tensors = vec![(piece.tensor.clone(), weight)];
-    for (suffix, dtype) in [("scales", format.scales_dtype()), ("biases", format.biases_dtype())] {
-        if dtype.is_some() {
-            let name = format!("{module}.{suffix}");
-            let tensor = entry(&name)?;
-            tensors.push((name, tensor));
-        }
+    for plane in format.planes().into_iter().flatten().skip(1) {
+        let name = format!("{module}.{}", plane.name);
+        let tensor = entry(&name)?;
+        tensors.push((name, tensor));
     }
     let mut logical = weight.shape.clone();
     if let (Some(last), Some(group), Some((_, scales))) = (logical.last_mut(), format.group(), tensors.get(1)) {

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use loaf_formats::dtype::DType;
 
-use super::LANES;
+use super::EIGHT;
 use super::avx2::{Avx2, E2M1_LUT, unpack32};
 use super::elementwise::floats;
 use super::rows::Rows;
@@ -399,7 +399,6 @@ impl Wide for Avx512<false> {
     type Keys = [__m512; 4];
 
     const EIGHTS: usize = 2;
-    const QUERIES: usize = 4;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
@@ -427,6 +426,11 @@ impl Wide for Avx512<false> {
         unsafe { <Self as Rows>::store_n(p, x, n) }
     }
     #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
         // SAFETY: the same condition.
         unsafe { <Self as Rows>::mul(a, b) }
@@ -449,7 +453,7 @@ impl Wide for Avx512<false> {
                     let v = _mm256_and_si256(v, _mm256_set1_epi16(!0x4000));
                     _mm512_mul_ps(_mm512_cvtph_ps(v), _mm512_set1_ps(256.0))
                 }
-                DType::F16 | DType::BF16 if n == LANES => {
+                DType::F16 | DType::BF16 if n == EIGHT => {
                     let low = _mm256_castsi128_si256(_mm_loadu_si128(p.cast()));
                     let v = _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(q.cast()));
                     if dtype == DType::F16 {
@@ -463,7 +467,7 @@ impl Wide for Avx512<false> {
         }
     }
     #[inline(always)]
-    unsafe fn each(x: &[f32; LANES]) -> __m512 {
+    unsafe fn each(x: &[f32; EIGHT]) -> __m512 {
         // SAFETY: as `splat`.
         unsafe { eights(_mm256_set1_ps(x[0]), _mm256_set1_ps(x[1])) }
     }

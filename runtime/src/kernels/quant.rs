@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use loaf_formats::op::OpKind;
+use loaf_formats::op::{OpAttrs, OpKind, expert_linear_quant as expert, linear_quant as linear};
 
 use super::rows::{PerLane, Rows};
 use super::scratch::Scratch;
@@ -130,25 +130,35 @@ pub(super) unsafe fn product<S: Rows>(
     scratch: &mut [u8],
 ) {
     let packing = Packing { kind, group };
-    let (o, rows) = (call.operands, call.count(0));
-    let linear = call.kind == OpKind::LinearQuant;
-    let (inp, out) = if linear { (call.count(1), call.count(2)) } else { (call.count(3), call.count(4)) };
-    let (k, experts, x_slots) = if linear { (1, 1, 1) } else { (call.count(1), call.count(2), call.count(6)) };
-    let w = if linear { &o[3..6] } else { &o[5..8] };
+    let is_linear = call.kind == OpKind::LinearQuant;
+    // A linear op as one expert; what it lacks is not read.
+    let (a, o) = if is_linear {
+        let (a, o) = (linear::Attrs::of(call.attrs), linear::Operands::of(call.operands));
+        let (rows, inputs, outputs, format) = (a.rows, a.inputs, a.outputs, a.format);
+        let (none, codes, xscales, xsums) = (RawOperand::ABSENT, o.codes, o.xscales, o.xsums);
+        (
+            expert::Attrs { rows, k: 1, experts: 1, inputs, outputs, format, x_slots: 1 },
+            expert::Operands { codes, xscales, xsums, order: none, starts: none, weight: o.weight, out: o.out },
+        )
+    } else {
+        (expert::Attrs::of(call.attrs), expert::Operands::of(call.operands))
+    };
+    let (inp, out, x) = (a.inputs, a.outputs, [o.codes, o.xscales, o.xsums]);
     // SAFETY: the kernel's contract; starts are clamped to the slots there are.
     unsafe {
-        let (slots, panels) = prepare::<S>(packing, &o[..3], &o[o.len() - 1], (rows, k, x_slots), inp, scratch);
-        for e in 0..experts {
-            let list = if linear {
-                (std::ptr::null(), rows)
+        let (slots, panels) = prepare::<S>(packing, &x, &o.out, (a.rows, a.k, a.x_slots), inp, scratch);
+        for e in 0..a.experts {
+            let list = if is_linear {
+                (std::ptr::null(), a.rows)
             } else {
-                let (order, starts) = (o[3].at::<u32>(0, 0), o[4].at::<u32>(0, 0));
+                let (order, starts) = (o.order.at::<u32>(0, 0), o.starts.at::<u32>(0, 0));
                 let end = (*starts.add(e + 1) as usize).min(slots.total);
                 let start = (*starts.add(e) as usize).min(end);
                 (order.add(start).cast_const(), end - start)
             };
             if list.1 > 0 {
-                let m = Matrix { packing, w, base: e * out, inp, out };
+                let w = if is_linear { o.weight } else { o.weight.map(|plane| plane.expert(e)) };
+                let m = Matrix { packing, w: &w, base: 0, inp, out };
                 multiply::<S>(&m, &slots, list, &panels, units.clone());
             }
         }

@@ -1,0 +1,116 @@
+//! From arguments and environment to an open loaf, a session and a tokenizer.
+
+use std::path::{Path, PathBuf};
+
+use crate::args::{BackendArg, ComputeArgs, ModelArgs};
+use crate::builtin;
+use crate::{Failure, Io};
+use loaf_runtime::Session;
+use loaf_runtime::backend::Device;
+use loaf_runtime::engine::{Engine, EngineOptions};
+use loaf_runtime::kernels::Kernels;
+use loaf_runtime::model::{Model as Loaf, OpenError, SharedTokenizer};
+use loaf_runtime::trace::Trace;
+
+/// Said when nobody named a model and this build has none of its own.
+const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
+    'bake build CHECKPOINT -o model.loaf' makes one";
+
+/// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment names, or else
+/// the one built in.
+pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure> {
+    let from_environment = || (io.var)("LOAF_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let failure = |path: &Path, e| match e {
+        // It names the file already.
+        OpenError::Io(..) | OpenError::Program(..) => Failure::runtime(e),
+        e => Failure::Runtime(format!("{}: {e}; is it a loaf that 'bake build' made, and whole?", path.display())),
+    };
+    if let (None, Some(program)) = (&args.model, &args.program) {
+        let loaf = Loaf::open_embedded(program).map_err(|e| failure(program, e))?;
+        return loaf.ok_or_else(|| Failure::usage(NO_MODEL));
+    }
+    match args.model.clone().or_else(from_environment) {
+        Some(path) => Loaf::open(&path).map_err(|e| failure(&path, e)),
+        None => {
+            let bytes = builtin::LOAF.ok_or_else(|| Failure::usage(NO_MODEL))?;
+            Loaf::from_static(bytes).map_err(|e| Failure::Runtime(format!("the built-in model: {e}")))
+        }
+    }
+}
+
+/// The kernels that `LOAF_ISA` names, or else the best there are.
+pub(crate) fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
+    let Some(name) = (io.var)("LOAF_ISA").filter(|v| !v.is_empty()) else { return Ok(Kernels::detect()) };
+    Kernels::named(&name.to_string_lossy()).map_err(|e| Failure::Usage(format!("LOAF_ISA: {e}; found {name:?}")))
+}
+
+/// A session with the backend, threads and kernels asked for.
+pub(crate) fn session(loaf: &Loaf, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session, Failure> {
+    let engine = match compute.backend {
+        BackendArg::Cpu => {
+            let mut options = EngineOptions { kernels: kernels(io)?, ..EngineOptions::default() };
+            options.threads = compute.threads.map_or(options.threads, usize::from);
+            Engine::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))?
+        }
+        BackendArg::Mlx => Engine::on(loaf, device(loaf, true)?),
+        BackendArg::MlxCpu => Engine::on(loaf, device(loaf, false)?),
+    };
+    if compute.verbose {
+        io.note(format_args!("loaf: {}, {}", engine.name(), loaf.id()));
+    }
+    Session::new(engine).map_err(Failure::runtime)
+}
+
+/// What to do where MLX is not to be had.
+const USE_CPU: &str = "--backend cpu needs none of it";
+
+/// The MLX backend, on the GPU or on MLX's own CPU device.
+#[cfg(feature = "mlx")]
+fn open_mlx(loaf: &Loaf, gpu: bool, exact: bool) -> Result<loaf_runtime::backend::mlx::MlxDevice, Failure> {
+    use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, array::Type};
+    let options = MlxOptions { gpu, activations: exact.then_some(Type::F32), ..MlxOptions::default() };
+    MlxDevice::open(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; {USE_CPU}")))
+}
+
+#[cfg(feature = "mlx")]
+fn device(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Device>, Failure> {
+    Ok(Box::new(open_mlx(loaf, gpu, false)?))
+}
+
+/// MLX as something to watch, with f32 activations.
+#[cfg(feature = "mlx")]
+pub(crate) fn tracer(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Trace>, Failure> {
+    Ok(Box::new(open_mlx(loaf, gpu, true)?))
+}
+
+#[cfg(not(feature = "mlx"))]
+fn without_mlx() -> Failure {
+    Failure::Runtime(format!("MLX: this loaf was built without it (feature 'mlx'; see 'make mlx'); {USE_CPU}"))
+}
+
+#[cfg(not(feature = "mlx"))]
+fn device(_: &Loaf, _: bool) -> Result<Box<dyn Device>, Failure> {
+    Err(without_mlx())
+}
+
+#[cfg(not(feature = "mlx"))]
+pub(crate) fn tracer(_: &Loaf, _: bool) -> Result<Box<dyn Trace>, Failure> {
+    Err(without_mlx())
+}
+
+/// The loaf's tokenizer, if it has one.
+pub(crate) fn tokenizer(loaf: &Loaf) -> Result<Option<SharedTokenizer>, Failure> {
+    loaf.tokenizer().map_err(|e| Failure::Runtime(format!("section tokenizer: {e}")))
+}
+
+/// Refuses more tokens than the context has.
+pub(crate) fn check_fits(tokens: usize, loaf: &Loaf) -> Result<(), Failure> {
+    let context = loaf.plan().context;
+    if tokens > context as usize {
+        let message = format!(
+            "prompt: expected at most {context} tokens (the context), found {tokens}; shorten it, or bake with a larger --context"
+        );
+        return Err(Failure::Runtime(message));
+    }
+    Ok(())
+}
