@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use loaf_bake::build::{BuildOptions, Prepared, Progress, build};
+use loaf_bake::build::{BuildOptions, Prepared, Progress, build, build_from};
 use loaf_bake::checkpoint::Checkpoint;
+use loaf_bake::checkpoint::gguf::GgmlType;
 use loaf_bake::lock::{self, Lock, LockError};
 use loaf_bake::passes::{Pass, Pipeline};
 use loaf_bake::program;
@@ -35,7 +36,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Bake a checkpoint folder into a loaf.
+    /// Bake a checkpoint folder or a GGUF file into a loaf.
     Build(BuildArgs),
     /// Show what a loaf holds.
     Inspect {
@@ -145,8 +146,10 @@ enum Command {
 
 #[derive(Args)]
 struct BuildArgs {
-    /// Folder with config.json and weights: Hugging Face safetensors or an MLX conversion.
-    source: PathBuf,
+    /// Folder with config.json and weights (Hugging Face safetensors or an MLX conversion), or a GGUF file; of a split
+    /// model any part, the others lying beside it, or all parts.
+    #[arg(required = true)]
+    source: Vec<PathBuf>,
     /// The loaf to write.
     #[arg(short, long)]
     output: PathBuf,
@@ -270,7 +273,7 @@ impl Progress for Bars {
     fn begin(&self, stage: &str, total: u64, unit: &str) {
         let bar = ProgressBar::new(total);
         let counts = if unit == "bytes" { "{bytes}/{total_bytes} {bytes_per_sec}" } else { "{pos}/{len}" };
-        let style = format!("{{prefix:>8}} {{wide_bar}} {counts} {{elapsed}}");
+        let style = format!("{{prefix:>8}} {{wide_bar}} {counts} {{elapsed}}, {{eta}} left");
         bar.set_style(ProgressStyle::with_template(&style).unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.set_prefix(stage.to_string());
         *self.0.lock().unwrap_or_else(|e| e.into_inner()) = bar;
@@ -504,7 +507,11 @@ fn print(text: &str) -> Result<()> {
 
 fn run_build(args: &BuildArgs) -> Result<()> {
     let bars = Bars(std::sync::Mutex::new(ProgressBar::hidden()));
-    let report = build(&args.source, &args.output, &args.options.options(), &bars)?;
+    let options = args.options.options();
+    let report = match args.source.as_slice() {
+        [one] => build(one, &args.output, &options, &bars)?,
+        parts => build_from(Checkpoint::open_gguf(parts)?, &args.output, &options, &bars)?,
+    };
     let graphs: u64 = report.proofs.iter().map(|p| p.graphs).sum();
     if args.json {
         let json = serde_json::json!({
@@ -552,6 +559,26 @@ fn open(bytes: &[u8]) -> Result<(Container<'_>, VerifiedPlan)> {
     Ok((container, plan))
 }
 
+/// How many bits a weight takes, and what became of each type of a GGUF model; what a manifest does not say is left out.
+fn weight_types(manifest: &[u8]) -> String {
+    use std::fmt::Write;
+    let manifest: serde_json::Value = serde_json::from_slice(manifest).unwrap_or_default();
+    let mut out = String::new();
+    if let (Some(weights), Some(bytes)) = (manifest["parameters"].as_u64(), manifest["weight_bytes"].as_u64()) {
+        let bits = bytes as f64 * 8.0 / weights.max(1) as f64;
+        let _ = writeln!(out, "\nweights\n  {weights} in {bytes} bytes, {bits:.2} bits a weight");
+    }
+    for row in manifest["source"]["gguf"]["stored"].as_array().into_iter().flatten() {
+        let (Some(name), Some(format)) = (row["type"].as_str(), row["format"].as_str()) else { continue };
+        let (Some(bytes), Some(stored)) = (row["bytes"].as_u64(), row["stored_bytes"].as_u64()) else { continue };
+        let there = GgmlType::from_name(name).map_or(0.0, GgmlType::bits_per_weight);
+        let here = there * stored as f64 / bytes.max(1) as f64;
+        let tensors = row["tensors"].as_u64().unwrap_or(0);
+        let _ = writeln!(out, "  {tensors:>5} {name:<8} as {format:<10} {there:>6.2} -> {here:>5.2} bits a weight");
+    }
+    out
+}
+
 fn inspect(file: &Path, tensors: bool) -> Result<()> {
     use std::fmt::Write;
     let map = map(file)?;
@@ -580,6 +607,7 @@ fn inspect(file: &Path, tensors: bool) -> Result<()> {
         )?;
     }
     if let Some(manifest) = container.section(SectionKind::Manifest) {
+        out += &weight_types(manifest);
         // Lines of JSON begin as JSON does; of anything else only one is shown.
         match serde_json::from_slice::<serde_json::Value>(manifest) {
             Ok(manifest) => writeln!(out, "\nmanifest\n{manifest:#}")?,

@@ -4,6 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use loaf_bake::checkpoint::gguf::{GgmlType, convert, dequant, parse_header as parse_gguf};
 use loaf_bake::checkpoint::parse_header;
 use loaf_formats::container::Container;
 use loaf_formats::plan::{Plan, Region, records};
@@ -112,6 +113,31 @@ pub fn safetensors(bytes: &[u8]) {
     let Ok(entries) = parse_header(bytes) else { return };
     for entry in entries {
         assert!(entry.begin <= entry.end && entry.end <= bytes.len() as u64);
+    }
+}
+
+/// Any bytes as a GGUF file's header: refused in one line, or tensors that lie in order within the file, and blocks of any
+/// type from the rest decoded and converted.
+pub fn gguf(bytes: &[u8]) {
+    match parse_gguf(bytes) {
+        Ok(header) => {
+            let mut end = 0;
+            for t in header.tensors {
+                assert!(end <= t.begin && t.begin <= t.end && t.end <= bytes.len() as u64);
+                end = t.end;
+            }
+        }
+        Err(e) => assert!(!e.to_string().contains(char::is_control)),
+    }
+    let mut out = vec![0.0; 512];
+    for kind in GgmlType::all() {
+        let Some(row) = kind.row_bytes(512).and_then(|n| bytes.get(..n as usize)) else { continue };
+        dequant::dequantise(kind, row, &mut out);
+        for wide in [false, true] {
+            if let Some(format) = convert::lossless(kind, 512, wide) {
+                let _ = convert::convert_row(kind, format, row, &mut convert::StoredRows::default());
+            }
+        }
     }
 }
 

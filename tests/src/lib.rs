@@ -1,6 +1,7 @@
 //! What the tests that cross crates share: fixtures, baking them, running them.
 
 pub mod engines;
+pub mod gguf;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;

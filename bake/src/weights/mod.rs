@@ -8,6 +8,7 @@
 //! What always holds: the bytes depend on checkpoint, declarations and options alone, never on threads or block
 //! order; quantised tensors of the checkpoint are copied untouched; memory is bounded by threads times a block.
 
+mod gguf;
 mod names;
 mod options;
 mod produce;
@@ -21,6 +22,7 @@ use loaf_formats::dtype::{DType, WeightFormat};
 use crate::checkpoint::{Error, Shard};
 use options::WIDTHS;
 
+pub use gguf::Becoming;
 pub use loaf_recipes::model::{WeightClass, WeightDecl};
 pub use options::{QuantOptions, QuantRule};
 pub use produce::{BLOCK_BYTES, ProduceError, produce};
@@ -68,6 +70,8 @@ enum Origin {
     Copy(Vec<Stretches>),
     /// The stored tensors are the quantised form of these stretches of `dtype` elements.
     Quantise { source: Stretches, dtype: DType },
+    /// The stored tensors are made of the rows of a GGUF tensor.
+    Gguf(Box<gguf::GgufRows>),
     /// Each stored tensor is drawn.
     Random(Vec<random::Fill>),
 }
