@@ -1,8 +1,10 @@
 //! Speed of the kernels that take the time of a model, next to what the memory gives.
 //!
-//! `cargo run --release -p loaf-runtime --example kernel_bench`: half a minute; with names after it (`bf16 mxfp4`), those formats
-//! alone. Every figure is the best of several
-//! runs, on one thread (its own processor time) and on all physical cores (wall time). Weights are random bits; results are not looked at.
+//! `cargo run --release -p loaf-runtime --example kernel_bench`: half a minute; with names after it
+//! (`bf16 mxfp4`), those formats alone; with a number among them, on so many threads alone.
+//! `LOAF_ISA` names the table of kernels. Every figure is the best of several runs, on one thread
+//! (its own processor time) and on all physical cores (wall time). Weights are random bits; results
+//! are not looked at.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -94,9 +96,13 @@ fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
 }
 
 fn main() {
-    let kernels = Kernels::detect();
-    let only: Vec<String> = std::env::args().skip(1).collect();
-    for threads in [1, default_threads()] {
+    let kernels = match std::env::var("LOAF_ISA") {
+        Ok(name) => Kernels::named(&name).expect("LOAF_ISA"),
+        Err(_) => Kernels::detect(),
+    };
+    let (numbers, only): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|a| a.parse::<usize>().is_ok());
+    let numbers: Vec<usize> = numbers.iter().filter_map(|n| n.parse().ok()).collect();
+    for threads in if numbers.is_empty() { vec![1, default_threads()] } else { numbers } {
         let pool = Pool::new(threads);
         let read = Ceiling::new(threads).expect("memory to read").measure() / 1e9;
         println!("{} thread(s), {}: plain read {read:.1} GB/s", threads, kernels.isa().name());
@@ -125,19 +131,22 @@ fn main() {
                 out * (format.row_bytes(inp).unwrap_or(0) + format.row_groups(inp).unwrap_or(0) * params)
             };
             let (inp, out) = (1024, 3072);
+            let tiny = time(&pool, &kernels, kind, &[1, inp, 512, format.code()]);
             let small = time(&pool, &kernels, kind, &[1, inp, out, format.code()]);
             // About 64 MB, so that it comes from memory.
             let long = (64 << 20) / bytes(4096, 1) / 8 * 8;
             let large = time(&pool, &kernels, kind, &[1, 4096, long, format.code()]);
-            let chunk = time(&pool, &kernels, kind, &[128, inp, out, format.code()]);
+            let [chunk32, chunk] = [32, 128].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]));
             let few = [2, 3, 4, 6, 8].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]) * 1e6);
             println!(
-                "  {:<12} decode 3072x1024 {:6.1} GB/s ({:6.1} us), 64 MB {:6.1} GB/s; 128 rows {:6.1} GMAC/s; \
-                 2, 3, 4, 6, 8 rows {few:.0?} us",
+                "  {:<12} decode 512x1024 {:5.1} GB/s, 3072x1024 {:5.1} GB/s ({:6.1} us), 64 MB {:5.1} GB/s; \
+                 32 rows {:5.1}, 128 rows {:5.1} GMAC/s; 2, 3, 4, 6, 8 rows {few:.0?} us",
                 format.to_string(),
+                bytes(inp, 512) as f64 / tiny / 1e9,
                 bytes(inp, out) as f64 / small / 1e9,
                 small * 1e6,
                 bytes(4096, long) as f64 / large / 1e9,
+                (32 * inp * out) as f64 / chunk32 / 1e9,
                 (128 * inp * out) as f64 / chunk / 1e9,
             );
         }

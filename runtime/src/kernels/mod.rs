@@ -383,13 +383,14 @@ pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> usize {
         }
 }
 
-/// Scratch of a quantised matmul over `x_rows` activation rows: permuted codes, their integer group sums, two
-/// unpacked panels of at most sixteen weight rows, and the panels' scales and biases.
+/// Scratch of a quantised matmul over `x_rows` activation rows: permuted codes, their integer group sums, four
+/// arranged rows, two unpacked panels of at most sixteen weight rows, and the panels' scales and biases.
 fn quant_scratch(x_rows: usize, inp: usize, format: u64) -> usize {
     let group = WeightFormat::from_code(format).and_then(|f| f.group()).unwrap_or(32) as usize;
     let padded = inp.next_multiple_of(128);
     let groups = inp.div_ceil(group).next_multiple_of(16);
-    x_rows * (padded + groups * 4) + 2 * QUANT_ROWS * padded + 4 * QUANT_ROWS * groups * 4
+    let arranged = 4 * rows::ARRANGED * padded;
+    x_rows * (padded + groups * 4) + arranged + 2 * QUANT_ROWS * padded + 4 * QUANT_ROWS * groups * 4
 }
 
 /// Rough cost of an op in bytes touched (a multiply-add of a matmul counts a quarter), so that a caller runs
