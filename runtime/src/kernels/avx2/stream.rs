@@ -17,17 +17,20 @@ use super::super::simd::{Simd, layout};
 use super::{Avx2, E2M1_LUT, EVENS_ODDS, both, permute32};
 
 /// Groups that [`dots`] takes at once: those that share 32 packed bytes.
+#[inline(always)]
 pub(super) const fn parts(kind: u8, group: usize) -> usize {
     let bytes = group * layout::bits(kind) / 8;
     if is_planes(kind) && bytes < 32 { 32 / bytes } else { 1 }
 }
 
 /// Whether products are made by planes, not by pairs.
+#[inline(always)]
 const fn is_planes(kind: u8) -> bool {
     matches!(layout::bits(kind), 2 | 4)
 }
 
 /// Bytes of an arranged activation code.
+#[inline(always)]
 pub(super) const fn arranged_bytes(kind: u8) -> usize {
     if is_planes(kind) { 1 } else { 2 }
 }
@@ -75,6 +78,7 @@ impl Pairs {
         out
     }
 
+    #[inline(always)]
     const fn of(kind: u8) -> &'static Pairs {
         match kind {
             3 => &PAIRS_3,
@@ -185,6 +189,7 @@ unsafe fn row(kind: u8, group: usize, w: *const u8, x: *const i8) -> __m256i {
 }
 
 /// Levels of addition, of [`fold`]'s, that [`row`]'s i16 sums have room for.
+#[inline(always)]
 const fn levels(kind: u8, group: usize) -> usize {
     let largest = match kind {
         2 => 3,
@@ -230,23 +235,23 @@ pub(super) unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: us
                 if levels == $level { _mm256_madd_epi16($sums, _mm256_set1_epi16(1)) } else { $sums }
             };
         }
-        let narrow = |level: usize| is_planes(kind) && level < levels;
-        // Vector i: sums of rows 2i and 2i + 1.
-        let mut two = [_mm256_setzero_si256(); 4];
-        // Vector i: a lane for each of rows 4i..4i+4, in each half; not if there are four groups.
-        let mut four = [_mm256_setzero_si256(); 2];
-        for i in 0..2 {
-            for j in [2 * i, 2 * i + 1] {
-                let a = widen!(row(kind, group, rows[2 * j].add(at), x), 0);
-                let b = widen!(row(kind, group, rows[2 * j + 1].add(at), x), 0);
-                two[j] = widen!(fold(a, b, 0, parts, narrow(0)), 1);
-            }
-            if parts < 4 {
-                four[i] = widen!(fold(two[2 * i], two[2 * i + 1], 1, parts, narrow(1)), 2);
-            }
+        // Sums of two rows: a lane for each, in each half; or a lane for each group of each.
+        macro_rules! two {
+            ($i:literal) => {{
+                let a = widen!(row(kind, group, rows[$i].add(at), x), 0);
+                let b = widen!(row(kind, group, rows[$i + 1].add(at), x), 0);
+                widen!(fold(a, b, 0, parts, is_planes(kind) && levels > 0), 1)
+            }};
         }
-        let mut out = [four[0]; 8];
+        // Sums of four rows: a lane for each, in each half.
+        macro_rules! four {
+            ($a:expr, $b:expr) => {
+                widen!(fold($a, $b, 1, parts, is_planes(kind) && levels > 1), 2)
+            };
+        }
+        let mut out = [_mm256_setzero_si256(); 8];
         if parts == 4 {
+            let mut two = [two!(0), two!(2), two!(4), two!(6)];
             if levels == 2 {
                 for i in 0..4 {
                     two[i] = _mm256_madd_epi16(two[i], _mm256_set1_epi16(1));
@@ -267,8 +272,9 @@ pub(super) unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: us
             out[3] = _mm256_permute2x128_si256::<0x31>(high[0], high[1]);
             return out;
         }
-        out[0] = _mm256_permute2x128_si256::<0x20>(four[0], four[1]);
-        out[1] = _mm256_permute2x128_si256::<0x31>(four[0], four[1]);
+        let (low, high) = (four!(two!(0), two!(2)), four!(two!(4), two!(6)));
+        out[0] = _mm256_permute2x128_si256::<0x20>(low, high);
+        out[1] = _mm256_permute2x128_si256::<0x31>(low, high);
         if parts == 1 {
             out[0] = _mm256_add_epi32(out[0], out[1]);
             if !is_planes(kind) {
