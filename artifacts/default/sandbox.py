@@ -105,12 +105,14 @@ class Sandbox:
         self.home = self.box / "home"
         self.bin = self.box / "bin"
         self.bin.mkdir()
+        (self.box / "scratch").mkdir()
         self.programs = set()
         for name in PROGRAMS:
             if found := shutil.which(name):
                 (self.bin / name).symlink_to(os.path.realpath(found) if name == "git" else found)
                 self.programs.add(name)
-        self.environment = {**ENVIRONMENT, "PATH": f"{self.bin}:{self.home / 'bin'}", "HOME": str(self.home), "PWD": str(self.home)}
+        self.environment = {**ENVIRONMENT, "PATH": f"{self.bin}:{self.home / 'bin'}", "HOME": str(self.home), "PWD": str(self.home),
+                            "TMPDIR": str(self.box / "scratch")}  # fmt: skip
         self.bash = shutil.which("bash")
         self.templates, self.states, self.effects = {}, {}, {}
         self.ready = None  # the tree that lies in the home folder, untouched
