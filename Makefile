@@ -45,8 +45,8 @@ bench-mlx:       ## Loaf beside mlx-lm on one GPU, same random 4-bit weights (ML
 verify-artifacts: ## Bake every published artifact again and compare its id with artifacts/lock.toml.
 	$(CARGO) run --release --quiet -p loaf-bake -- lock --check
 
-test-requests:   ## The closed test set of the default model, and its judge, on themselves (a twelfth of it; QUICK= for all).
-	python3 artifacts/default/judge.py --self-test $(QUICK)
+test-requests:   ## The default model's closed test set and judge on themselves (a twelfth; QUICK= for all), and its task files.
+	python3 artifacts/default/judge.py --self-test $(QUICK) && cd artifacts/default && python3 check_tasks.py && python3 check_tasks.py --canary
 
 bench-bake:      ## Trace and prove every graph of five published models, their weights absent.
 	$(CARGO) run --release --quiet -p loaf-bake -- bench-graphs --quant q4 $(sort $(dir $(wildcard tests/fixtures/configs/*/config.json)))
