@@ -21,10 +21,8 @@ use sha2::{Digest as _, Sha256};
 use std::fmt;
 
 use crate::container::{Digest, hash_leaf, root};
-use crate::plan::{Phase, Plan, Template};
+use crate::plan::{MAX_TEMPLATES, Phase, Plan, Template};
 
-/// Most templates a section lists; a plan has few.
-const MAX_TEMPLATES: usize = 64;
 const HEAD_BYTES: usize = 40;
 const TEMPLATE_BYTES: usize = 56;
 

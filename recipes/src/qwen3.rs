@@ -6,7 +6,7 @@ use crate::decoder::{Decoder, Ffn, Layer, Mixer, attention_sizes, plain};
 use crate::model::{ConfigError, Decls};
 use crate::{Options, rope};
 
-/// Attention of the Qwen3 families: plain q/k norms, no gate, no window.
+/// Attention of the Qwen3 model families: plain q/k norms, no gate, no window.
 ///
 /// # Errors
 /// Config keys.
@@ -25,7 +25,7 @@ pub(crate) fn attention(c: Config<'_>, style: NormStyle) -> Result<AttentionSpec
 /// Config keys.
 pub fn declare(d: &mut Decls, c: Config<'_>, options: &Options) -> Result<Decoder, ConfigError> {
     plain(c)?;
-    let style = NormStyle { eps: c.real("rms_norm_eps")? as f32, zero_centred: false, shifted: false };
+    let style = NormStyle { eps: c.epsilon("rms_norm_eps")?, zero_centred: false, shifted: false };
     let spec = attention(c, style)?;
     let inner = c.dim("intermediate_size")?;
     let rope = rope::declare(d, c, spec.dim, 1.0)?;

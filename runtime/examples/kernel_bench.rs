@@ -1,8 +1,10 @@
 //! Speed of the kernels that take the time of a model, next to what the memory gives.
 //!
-//! `cargo run --release -p loaf-runtime --example kernel_bench`: half a minute; with names after it (`bf16 mxfp4`), those formats
-//! alone; with `float`, every op that is no integer matmul, on one thread. `LOAF_ISA` names the table of kernels. Every figure is the
-//! best of several runs, on one thread (its own processor time) and on all physical cores (wall time). Weights are random bits; results are not looked at.
+//! `cargo run --release -p loaf-runtime --example kernel_bench`: half a minute; with names after it
+//! (`bf16 mxfp4`), those formats alone; with a number among them, on so many threads alone.
+//! `LOAF_ISA` names the table of kernels. Every figure is the best of several runs, on one thread
+//! (its own processor time) and on all physical cores (wall time). Weights are random bits; results
+//! are not looked at. With `float`, every op that is no integer matmul, on one thread.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -69,8 +71,8 @@ fn now(threads: usize) -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Seconds of the fastest of several runs: the op's rows are one sequence's, from position `pos` on.
-fn time_at(pos: usize, pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
+/// Seconds of the fastest of the runs that fit into so many milliseconds: the op's rows are one sequence's, from position `pos` on.
+fn time_at(pos: usize, ms: u128, pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
     let operands = operands(kind, attrs);
     let runs = [Run { rows: attrs[0] as usize, pos, ..Run::ONE }];
     let call = OpCall { kind, operands: &operands, attrs, runs: &runs };
@@ -80,7 +82,7 @@ fn time_at(pos: usize, pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u6
         (0..pool.threads()).map(|_| vec![0u64; shared.1 / 8 + 16].leak().as_mut_ptr() as usize).collect();
     let mut best = f64::INFINITY;
     let begin = Instant::now();
-    while begin.elapsed().as_millis() < 150 {
+    while begin.elapsed().as_millis() < ms {
         let start = now(pool.threads());
         let body = |range: Range<usize>, worker: usize| {
             let shared = &shared;
@@ -94,8 +96,12 @@ fn time_at(pos: usize, pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u6
     best
 }
 
+fn time_for(ms: u128, pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
+    time_at(0, ms, pool, kernels, kind, attrs)
+}
+
 fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
-    time_at(0, pool, kernels, kind, attrs)
+    time_for(150, pool, kernels, kind, attrs)
 }
 
 fn attention(rows: usize, (heads, kv_heads): (usize, usize), dim: usize, context: usize) -> Vec<u64> {
@@ -122,7 +128,7 @@ fn words(attrs: impl OpAttrs) -> Vec<u64> {
 fn float_ops(pool: &Pool, kernels: &Kernels) {
     use OpKind::*;
     let us = |name: &str, kind: OpKind, attrs: &[u64], pos: usize| {
-        println!("  {name:<36} {:10.2} us", time_at(pos, pool, kernels, kind, attrs) * 1e6);
+        println!("  {name:<36} {:10.2} us", time_at(pos, 150, pool, kernels, kind, attrs) * 1e6);
     };
     let dense = [WeightFormat::Dense(DType::F32), WeightFormat::Dense(DType::BF16), WeightFormat::Mxfp8];
     for format in dense {
@@ -170,12 +176,16 @@ fn main() {
         Ok(name) => Kernels::named(&name).expect("LOAF_ISA"),
         Err(_) => Kernels::detect(),
     };
-    let only: Vec<String> = std::env::args().skip(1).collect();
-    if only.iter().any(|name| name == "float") {
+    if std::env::args().skip(1).any(|name| name == "float") {
         println!("1 thread, {}", kernels.isa().name());
         return float_ops(&Pool::new(1), &kernels);
     }
-    for threads in [1, default_threads()] {
+    let (numbers, only): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|a| a.parse::<usize>().is_ok());
+    let short = only.iter().any(|a| a == "short");
+    let only: Vec<_> = only.into_iter().filter(|a| a != "short").collect();
+    let short_ms = if short { 600 } else { 150 };
+    let numbers: Vec<usize> = numbers.iter().filter_map(|n| n.parse().ok()).collect();
+    for threads in if numbers.is_empty() { vec![1, default_threads()] } else { numbers } {
         let pool = Pool::new(threads);
         let read = Ceiling::new(threads).expect("memory to read").measure() / 1e9;
         println!("{} thread(s), {}: plain read {read:.1} GB/s", threads, kernels.isa().name());
@@ -201,19 +211,35 @@ fn main() {
             let kind = if format.activation_group().is_some() { OpKind::LinearQuant } else { OpKind::LinearDense };
             let bytes = |inp: u64, out: u64| out * format.row_bytes(inp).unwrap_or(0);
             let (inp, out) = (1024, 3072);
+            // Some microseconds in the second cache, tried often: neighbours on the same core slow the rest.
+            let tiny = time_for(short_ms, &pool, &kernels, kind, &[1, inp, 512, format.code()]);
+            let tiles = time_for(short_ms, &pool, &kernels, kind, &[24, inp, 64, format.code()]);
+            if short {
+                println!(
+                    "  {:<12} 512x1024: 1 row {:5.1} GB/s, {:5.2} us; 64x1024: 24 rows {:5.1} GMAC/s",
+                    format.to_string(),
+                    bytes(inp, 512) as f64 / tiny / 1e9,
+                    tiny * 1e6,
+                    (24 * inp * 64) as f64 / tiles / 1e9,
+                );
+                continue;
+            }
             let small = time(&pool, &kernels, kind, &[1, inp, out, format.code()]);
             // About 64 MB, so that it comes from memory.
             let long = (64 << 20) / bytes(4096, 1) / 8 * 8;
             let large = time(&pool, &kernels, kind, &[1, 4096, long, format.code()]);
-            let chunk = time(&pool, &kernels, kind, &[128, inp, out, format.code()]);
+            let [chunk32, chunk] = [32, 128].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]));
             let few = [2, 3, 4, 6, 8].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]) * 1e6);
             println!(
-                "  {:<12} decode 3072x1024 {:6.1} GB/s ({:6.1} us), 64 MB {:6.1} GB/s; 128 rows {:6.1} GMAC/s; \
-                 2, 3, 4, 6, 8 rows {few:.0?} us",
+                "  {:<12} decode 512x1024 {:5.1} GB/s, 24 rows of 64x1024 {:5.1} GMAC/s; decode 3072x1024 {:5.1} GB/s ({:6.1} us), 64 MB {:5.1} GB/s; \
+                 32 rows {:5.1}, 128 rows {:5.1} GMAC/s; 2, 3, 4, 6, 8 rows {few:.0?} us",
                 format.to_string(),
+                bytes(inp, 512) as f64 / tiny / 1e9,
+                (24 * inp * 64) as f64 / tiles / 1e9,
                 bytes(inp, out) as f64 / small / 1e9,
                 small * 1e6,
                 bytes(4096, long) as f64 / large / 1e9,
+                (32 * inp * out) as f64 / chunk32 / 1e9,
                 (128 * inp * out) as f64 / chunk / 1e9,
             );
         }
@@ -222,7 +248,7 @@ fn main() {
         }
         for (rows, pos) in [(1, 31), (1, 4095), (128, 3968)] {
             let attrs = attention(rows, (16, 8), 128, pos + rows);
-            let s = time_at(pos, &pool, &kernels, OpKind::Attention, &attrs);
+            let s = time_at(pos, 150, &pool, &kernels, OpKind::Attention, &attrs);
             let macs = (rows * 16 * 128 * 2 * (pos + rows)) as f64;
             println!("  attention 16/8 heads, {rows} row(s) at {pos}: {:.0} us, {:.1} GMAC/s", s * 1e6, macs / s / 1e9);
         }

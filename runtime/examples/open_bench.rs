@@ -3,16 +3,15 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use loaf_runtime::loaf::Loaf;
-use loaf_runtime::tokenizer::Tokenizer;
+use loaf_runtime::Model;
 
 fn main() {
     let path = PathBuf::from(std::env::args_os().nth(1).expect("the path of a loaf"));
     let mut times: Vec<f64> = (0..101)
         .map(|_| {
             let begun = Instant::now();
-            let loaf = Loaf::open(&path).expect("a loaf");
-            let tokenizer = loaf.tokenizer_section().map(Tokenizer::open).transpose().expect("tables");
+            let loaf = Model::open(&path).expect("a loaf");
+            let tokenizer = loaf.tokenizer().expect("tables");
             std::hint::black_box(&tokenizer);
             begun.elapsed().as_secs_f64() * 1e3
         })

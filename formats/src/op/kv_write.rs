@@ -14,6 +14,6 @@ op! {
 
 impl Rules for Attrs {
     fn touched(&self, operand: &str, _: u64) -> Option<Touched> {
-        (operand == "cache").then(|| Touched { read: 0, written: self.rows as u64 })
+        (operand == "cache").then_some(Touched { read: 0, written: self.rows as u64 })
     }
 }

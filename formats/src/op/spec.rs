@@ -238,6 +238,8 @@ impl OpSpec {
 pub const MAX_COUNT: u64 = 1 << 31;
 /// Most operands an op has.
 pub const MAX_OPERANDS: usize = 12;
+/// Numbers of operands, in record order.
+pub(super) const INDICES: [usize; MAX_OPERANDS] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
 /// Most attributes an op has.
 pub const MAX_ATTRS: usize = 12;
 
@@ -407,6 +409,13 @@ macro_rules! op {
             pub fn of(operands: &[T]) -> Operands<T> {
                 let mut list = operands.iter();
                 Operands { $($operand: <op!(@field $types T) as spec::Take<T>>::take(&mut list)),* }
+            }
+        }
+
+        impl Operands<usize> {
+            /// Where each operand stands in a record.
+            pub fn indices() -> Operands<usize> {
+                Operands::of(&spec::INDICES)
             }
         }
     };

@@ -350,6 +350,8 @@ pub struct Plan {
 pub const MAX_PLAN_BYTES: usize = 64 << 20;
 /// Most words of a template.
 pub const MAX_WORDS: usize = 1 << 22;
+/// Most templates of a plan.
+pub const MAX_TEMPLATES: usize = 64;
 /// Rows that decode and LM head templates take at most.
 pub const MAX_DECODE_ROWS: u32 = 16;
 /// Rows that prefill templates take at most.
@@ -439,6 +441,11 @@ impl Plan {
     /// Whether a sequence can be cut back to any prefix: true without recurrent state.
     pub fn is_rewindable(&self) -> bool {
         self.states.iter().all(|s| s.kind == StateKind::KvCache)
+    }
+
+    /// Bytes of the state of one sequence that fills the context.
+    pub fn state_bytes(&self) -> u64 {
+        self.cache_bytes.saturating_add(self.recurrent_bytes)
     }
 
     /// Bytes of a snapshot of a sequence at `position`: per state, in table order, the ranges of [`State::snapshot_ranges`].

@@ -3,25 +3,32 @@
 //! It shares no code with the planner, and takes nothing on trust:
 //!
 //! - Records are well formed, attributes in range and what their op's file demands.
-//! - Every operand's extent lies in its region. Extents grow with the rows and nothing else, linearly, so what holds at one row and at
-//!   the most holds in between.
-//! - The arena and the ports of the IO region hold *values*: a value is what one op wrote, contiguous, and lives until a later one is written
-//!   over any of its bytes. An op reads within one living value of the same type, the same one at both ends. So no byte is read
-//!   that was not written, and no op sees half of one value and half of another.
-//! - What an op writes overlaps none of its other operands, except that an output may be the very view of an input that the op's file
-//!   names (`over`). So threads that compute parts of an op cannot meet.
-//! - Caches and recurrent state are exactly what the state table says; recurrent state is updated once in every step, since its next version is
-//!   made by that.
-//! - Nothing is written to weights.
+//! - Every operand's extent lies in its region. Extents grow with the rows and nothing else,
+//!   linearly, so what holds at one row and at the most holds in between.
+//! - The arena and the ports of the IO region hold *values*: a value is what one op wrote,
+//!   contiguous, and lives until a later one is written over any of its bytes. An op reads within
+//!   one living value of the same type, the same one at both ends. So no byte is read that was not
+//!   written, and no op sees half of one value and half of another.
+//! - Numbers that choose rows, slots or experts (`u32`) are the whole of a value made as what they
+//!   are read as: an order is an order, ids are ids. So a permutation is one.
+//! - What an op writes overlaps none of its other operands, except that an output may be the very
+//!   view of an input that the op's file names (`over`). So threads that compute parts of an op
+//!   cannot meet.
+//! - Caches and recurrent state are exactly what the state table says. A decode or prefill graph
+//!   updates each once, a cache before it is read; so a row never sees what another sequence left
+//!   behind at its position. An LM head has no state and no positions.
+//! - Nothing is written to weights, nor to ports that are not the phase's.
+//!
+//! All of it takes time that grows with the plan's length, times its logarithm at most.
 
 use std::collections::BTreeMap;
 
 use super::{
-    MAX_DECODE_ROWS, MAX_PREFILL_ROWS, MAX_WORDS, Operand, Phase, Plan, PlanError, Record, Region, StateKind, Template,
-    VerifiedPlan, records, refuse,
+    MAX_DECODE_ROWS, MAX_PREFILL_ROWS, MAX_TEMPLATES, MAX_WORDS, Operand, Phase, Plan, PlanError, Record, Region,
+    StateKind, Template, VerifiedPlan, records, refuse,
 };
 use crate::dtype::{DType, WeightFormat};
-use crate::op::{MAX_COUNT, Mode, OperandSpec, Types};
+use crate::op::{MAX_COUNT, Mode, OpAttrs, OpKind, OperandSpec, Types, embed};
 
 impl Plan {
     /// Proves the plan safe to replay against a weights region of `weights_len` bytes.
@@ -51,8 +58,9 @@ impl Plan {
         self.verify_states()?;
         self.verify_templates()?;
         self.verify_io()?;
+        let states = StatePlaces::new(&self);
         for template in &self.templates {
-            self.verify_template(template)?;
+            self.verify_template(template, &states)?;
         }
         Ok(VerifiedPlan(self))
     }
@@ -85,6 +93,9 @@ impl Plan {
     }
 
     fn verify_templates(&self) -> Result<(), PlanError> {
+        if self.templates.len() > MAX_TEMPLATES {
+            return refuse("templates", format!("at most {MAX_TEMPLATES}"), self.templates.len());
+        }
         let phases: Vec<_> = self.templates.iter().map(|t| (t.phase, t.max_rows)).collect();
         if !phases.is_sorted() || phases.windows(2).any(|w| w[0] == w[1]) {
             return refuse("templates", "ordered by phase and rows, each once", format!("{phases:?}"));
@@ -128,7 +139,7 @@ impl Plan {
         Ok(())
     }
 
-    fn verify_template(&self, template: &Template) -> Result<(), PlanError> {
+    fn verify_template(&self, template: &Template, states: &StatePlaces) -> Result<(), PlanError> {
         for record in records(&template.words) {
             let record = record.or_else(|w| refuse(format!("{}, word {w}", template.phase), "an op record", "none"))?;
             if record.attrs.first() != Some(&0) {
@@ -140,7 +151,7 @@ impl Plan {
         let mut sources = [Vec::new(), Vec::new()];
         for (n, sources) in [1, template.max_rows].into_iter().zip(&mut sources) {
             template.expand(u64::from(n), &mut words);
-            self.verify_graph(template.phase, &words, u64::from(n), sources)
+            self.verify_graph(template.phase, &words, u64::from(n), states, sources)
                 .map_err(|e| PlanError { at: format!("{} with {n} rows, {}", template.phase, e.at), ..e })?;
         }
         let [one, most] = sources;
@@ -158,10 +169,17 @@ impl Plan {
         phase: Phase,
         words: &[u64],
         n: u64,
+        states: &StatePlaces,
         sources: &mut Vec<(usize, usize)>,
     ) -> Result<(), PlanError> {
-        let mut values = Values::given(self, phase, n);
-        let mut updated = vec![false; self.states.len()];
+        let mut step = Step {
+            phase,
+            states,
+            values: Values::given(self, phase, n),
+            updated: vec![false; self.states.len()],
+            sources,
+            seen: Vec::new(),
+        };
         for record in records(words).flatten() {
             let spec = record.kind.spec();
             let at = || format!("word {}, {}", record.at, spec.name);
@@ -171,40 +189,35 @@ impl Plan {
             if let Err((name, expected)) = spec.check(record.attrs) {
                 return refuse(format!("{}, {name}", at()), expected, format!("{:x?}", record.attrs));
             }
-            self.verify_operands(&record, &mut values, &mut updated, sources)
+            if phase == Phase::LmHead && record.kind == OpKind::RopeTable {
+                return refuse(at(), "no positions in an LM head", "an op over them");
+            }
+            // Ids are checked against the plan's vocabulary before a step, so that is the table's.
+            if record.kind == OpKind::Embed && embed::Attrs::of(record.attrs).vocab as u64 != u64::from(self.vocab) {
+                return refuse(at(), format!("a table of {} rows", self.vocab), format!("{:?}", record.attrs));
+            }
+            self.verify_operands(&record, &mut step)
                 .map_err(|e| PlanError { at: format!("{}, {}", at(), e.at), ..e })?;
         }
-        let made: &[Port] = match phase {
-            Phase::Decode => &[Port::Hidden, Port::Logits],
-            Phase::Prefill => &[Port::Hidden],
-            Phase::LmHead => &[Port::Logits],
-        };
-        for port in made {
+        for &port in Port::made(phase) {
             let span = (port.offset(self), port.offset(self) + n * port.row_bytes(self));
-            if values.holding(Region::Io, span).is_none_or(|v| v.by == GIVEN) {
+            if step.values.holding(Region::Io, span).is_none_or(|v| v.by == GIVEN) {
                 return refuse(format!("io {}", port.name()), "every row written", "no such value");
             }
         }
-        if phase != Phase::LmHead {
-            for (s, updated) in self.states.iter().zip(updated) {
-                if !updated && s.kind == StateKind::Recurrent {
-                    return refuse(format!("state {:?}", s.name), "one update a step", "none");
-                }
-            }
+        if phase != Phase::LmHead
+            && let Some((s, _)) = self.states.iter().zip(&step.updated).find(|(_, updated)| !**updated)
+        {
+            return refuse(format!("state {:?}", s.name), "one update a step", "none");
         }
         Ok(())
     }
 
-    fn verify_operands(
-        &self,
-        record: &Record<'_>,
-        values: &mut Values,
-        updated: &mut [bool],
-        sources: &mut Vec<(usize, usize)>,
-    ) -> Result<(), PlanError> {
+    fn verify_operands(&self, record: &Record<'_>, step: &mut Step<'_>) -> Result<(), PlanError> {
         let spec = record.kind.spec();
         let format = spec.format_attr().and_then(|i| WeightFormat::from_code(record.attrs[i]));
-        let mut seen: Vec<Seen> = Vec::with_capacity(spec.operands.len());
+        let mut seen = std::mem::take(&mut step.seen);
+        seen.clear();
         for (i, rule) in spec.operands.iter().enumerate() {
             let at = || format!("operand {:?}", rule.name);
             let Some(operand) = record.operand_words(i).and_then(Operand::from_words) else {
@@ -232,16 +245,20 @@ impl Plan {
             if span.1 > len || span.0 % align != 0 {
                 return refuse(at(), format!("a multiple of {align} that ends by {len}"), format!("{span:?}"));
             }
-            self.verify_place(rule, &operand, dims, updated)
+            self.verify_place(rule, &operand, dims, step)
                 .map_err(|e| PlanError { at: format!("{}, {}", at(), e.at), ..e })?;
             if rule.mode == Mode::In && matches!(operand.region, Region::Arena | Region::Io) {
-                match values.holding(operand.region, span) {
-                    Some(value) if value.dtype == operand.dtype => sources.push((record.at, value.by)),
-                    Some(value) => return refuse(at(), format!("a value of type {}", value.dtype), operand.dtype),
-                    None => {
-                        return refuse(at(), "a value that an op wrote, whole", format!("{} {span:?}", operand.region));
-                    }
+                let Some(value) = step.values.holding(operand.region, span) else {
+                    return refuse(at(), "a value that an op wrote, whole", format!("{} {span:?}", operand.region));
+                };
+                if value.dtype != operand.dtype {
+                    return refuse(at(), format!("a value of type {}", value.dtype), operand.dtype);
                 }
+                if operand.dtype == DType::U32 && (value.name, (value.start, value.end)) != (rule.name, span) {
+                    let found = format!("{} {:?}", value.name, (value.start, value.end));
+                    return refuse(at(), format!("all of {:?}, {span:?}", rule.name), found);
+                }
+                step.sources.push((record.at, value.by));
             }
             for other in &seen {
                 let meets = other.operand.region == operand.region && other.span.0 < span.1 && span.0 < other.span.1;
@@ -255,8 +272,9 @@ impl Plan {
             seen.push(Seen { name: rule.name, mode: rule.mode, operand, dims, span });
         }
         for s in seen.iter().filter(|s| s.mode == Mode::Out) {
-            values.write(s.operand.region, s.span, s.operand.dtype, record.at);
+            step.values.write(s.operand.region, s.span, s.operand.dtype, s.name, record.at);
         }
+        step.seen = seen;
         Ok(())
     }
 
@@ -277,7 +295,7 @@ impl Plan {
         rule: &OperandSpec,
         o: &Operand,
         dims: [u64; 3],
-        updated: &mut [bool],
+        step: &mut Step<'_>,
     ) -> Result<(), PlanError> {
         let [rows, heads, dim] = dims;
         let within = heads == 1 || u64::from(o.head_stride) == dim;
@@ -292,14 +310,15 @@ impl Plan {
                 let ok = if heads == 1 { contiguous } else { within && apart };
                 if ok { Ok(()) } else { refuse("strides", format!("contiguous rows of {dim}"), format!("{o:?}")) }
             }
-            (mode, Types::Cache) => self.verify_state(o, StateKind::KvCache, dims, mode != Mode::In, updated),
+            (mode, Types::Cache) => self.verify_state(o, StateKind::KvCache, dims, mode != Mode::In, step),
             (Mode::InOut, _) => {
                 if !contiguous {
                     return refuse("strides", "contiguous state", format!("{o:?}"));
                 }
-                self.verify_state(o, StateKind::Recurrent, dims, true, updated)
+                self.verify_state(o, StateKind::Recurrent, dims, true, step)
             }
             (Mode::In, _) => match o.region {
+                Region::Weights if o.dtype == DType::U32 => refuse("region", "values", o.region),
                 Region::Weights | Region::Arena | Region::Io => Ok(()),
                 other => refuse("region", "weights or values", other),
             },
@@ -310,13 +329,13 @@ impl Plan {
                 match o.region {
                     Region::Arena => Ok(()),
                     Region::Io => {
-                        let port = [Port::Hidden, Port::Logits].into_iter().find(|p| p.offset(self) == o.offset);
-                        let bytes = port.map(|p| p.row_bytes(self));
+                        let port = Port::made(step.phase).iter().find(|p| p.offset(self) == o.offset);
+                        let port = port.map(|p| (p.row_bytes(self), p.dtype()));
                         let row = heads.checked_mul(dim).and_then(|n| n.checked_mul(o.dtype.bytes()));
-                        if port.is_some() && bytes == row {
+                        if port.is_some() && port == row.map(|row| (row, o.dtype)) {
                             Ok(())
                         } else {
-                            refuse("offset", "a port's rows", o.offset)
+                            refuse("offset", "rows of a port that the phase makes", o.offset)
                         }
                     }
                     other => refuse("region", "one that may be written", other),
@@ -332,13 +351,16 @@ impl Plan {
         kind: StateKind,
         dims: [u64; 3],
         updates: bool,
-        updated: &mut [bool],
+        step: &mut Step<'_>,
     ) -> Result<(), PlanError> {
         let region = if kind == StateKind::KvCache { Region::Cache } else { Region::Recurrent };
         if o.region != region {
             return refuse("region", region.to_string(), o.region);
         }
-        let Some(i) = self.states.iter().position(|s| s.kind == kind && s.offset == o.offset) else {
+        if step.phase == Phase::LmHead {
+            return refuse("region", "no state in an LM head", o.region);
+        }
+        let Some(i) = step.states.at(kind, o.offset) else {
             return refuse("offset", "a state of the table", o.offset);
         };
         let (s, [rows, heads, dim]) = (&self.states[i], dims);
@@ -352,10 +374,12 @@ impl Plan {
         if bytes != Some(s.bytes) || !head_major {
             return refuse("extent", format!("{s:?}"), format!("{dims:?} of {o:?}"));
         }
-        if updates && std::mem::replace(&mut updated[i], true) {
-            return refuse(format!("state {:?}", s.name), "one update a step", "two");
+        let before = std::mem::replace(&mut step.updated[i], true);
+        match (updates, before) {
+            (true, true) => refuse(format!("state {:?}", s.name), "one update a step", "two"),
+            (false, false) => refuse(format!("state {:?}", s.name), "an update before it is read", "none"),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -378,6 +402,39 @@ struct Seen {
     span: (u64, u64),
 }
 
+/// What is known while a graph is played.
+struct Step<'a> {
+    phase: Phase,
+    states: &'a StatePlaces,
+    values: Values,
+    /// Per state of the table.
+    updated: Vec<bool>,
+    sources: &'a mut Vec<(usize, usize)>,
+    /// The operands of a record; kept for its memory.
+    seen: Vec<Seen>,
+}
+
+/// Indices in the state table by kind and offset; each kind in order of offset, which was proved.
+struct StatePlaces {
+    caches: Vec<(u64, usize)>,
+    recurrent: Vec<(u64, usize)>,
+}
+
+impl StatePlaces {
+    fn new(plan: &Plan) -> StatePlaces {
+        let of = |kind| {
+            let all = plan.states.iter().enumerate().filter(move |(_, s)| s.kind == kind);
+            all.map(|(i, s)| (s.offset, i)).collect()
+        };
+        StatePlaces { caches: of(StateKind::KvCache), recurrent: of(StateKind::Recurrent) }
+    }
+
+    fn at(&self, kind: StateKind, offset: u64) -> Option<usize> {
+        let list = if kind == StateKind::KvCache { &self.caches } else { &self.recurrent };
+        list.binary_search_by_key(&offset, |s| s.0).ok().map(|i| list[i].1)
+    }
+}
+
 /// What of the IO region means something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Port {
@@ -391,6 +448,16 @@ impl Port {
     /// In the order in which they lie.
     const ALL: [Port; 4] = [Port::Ids, Port::Select, Port::Hidden, Port::Logits];
 
+    /// What the graphs of a phase leave behind.
+    fn made(phase: Phase) -> &'static [Port] {
+        match phase {
+            Phase::Decode => &[Port::Hidden, Port::Logits],
+            Phase::Prefill => &[Port::Hidden],
+            Phase::LmHead => &[Port::Logits],
+        }
+    }
+
+    /// As operands are named that read it, where the name matters.
     fn name(self) -> &'static str {
         match self {
             Port::Ids => "ids",
@@ -442,8 +509,11 @@ const GIVEN: usize = usize::MAX;
 
 #[derive(Clone, Copy)]
 struct Value {
+    start: u64,
     end: u64,
     dtype: DType,
+    /// Name of the operand that wrote it, or of the port.
+    name: &'static str,
     /// Word of the record that wrote it.
     by: usize,
 }
@@ -458,7 +528,7 @@ impl Values {
         let mut values = Values::default();
         let mut give = |port: Port, rows: u64| {
             let start = port.offset(plan);
-            values.write(Region::Io, (start, start + rows * port.row_bytes(plan)), port.dtype(), GIVEN);
+            values.write(Region::Io, (start, start + rows * port.row_bytes(plan)), port.dtype(), port.name(), GIVEN);
         };
         match phase {
             Phase::Decode | Phase::Prefill => give(Port::Ids, n),
@@ -477,13 +547,13 @@ impl Values {
     }
 
     /// Writes a value; those it touches die.
-    fn write(&mut self, region: Region, (start, end): (u64, u64), dtype: DType, by: usize) {
+    fn write(&mut self, region: Region, (start, end): (u64, u64), dtype: DType, name: &'static str, by: usize) {
         while let Some((&key, value)) = self.0.range((region, 0)..(region, end)).next_back() {
             if value.end <= start {
                 break;
             }
             self.0.remove(&key);
         }
-        self.0.insert((region, start), Value { end, dtype, by });
+        self.0.insert((region, start), Value { start, end, dtype, name, by });
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Prefill takes random ids from the position `--context` on, decode one random id after another from the same position; each is
 //! repeated, and the spread is printed. The context before it is not evaluated: its cache rows are filled with one pattern,
-//! which takes as long to read. Bytes are those of the plan's ledger. Sampling and text take no part. The read ceiling is measured
+//! which takes as long to read. Bytes are those of the plan's cost model. Sampling and text take no part. The read ceiling is measured
 //! before every repetition of decode, which is judged by that one; their median is printed.
 //!
 //! With `--ops` one more, untimed repetition is replayed with a clock around every op. Reading the clock costs some tens of
@@ -11,17 +11,18 @@
 use std::fmt::{self, Write as _};
 use std::time::Instant;
 
-use loaf_formats::ledger::{Traffic, graph};
+use loaf_formats::cost::{Traffic, graph};
 use loaf_formats::op::OpKind;
 use loaf_formats::plan::Phase;
 use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
+use crate::progress::Progress;
 use crate::{Failure, Io, model};
+use loaf_runtime::Session;
 use loaf_runtime::ceiling::Ceiling;
 use loaf_runtime::op_times::{OpRow, OpTimes};
 use loaf_runtime::sample::SamplerOptions;
-use loaf_runtime::session::Session;
 
 /// Tokens measured where the arguments say nothing and the context has room.
 const PREFILL: u32 = 512;
@@ -30,7 +31,12 @@ const DECODE: u32 = 64;
 pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let plan = loaf.plan();
-    let room = plan.context.saturating_sub(args.context);
+    if args.context >= plan.context {
+        let (context, found) = (plan.context, args.context);
+        let message = format!("--context: expected below {context} (the context of this loaf), found {found}");
+        return Err(Failure::Usage(message));
+    }
+    let room = plan.context - args.context;
     let tokens = |name: &str, asked: Option<u32>, default: u32| match asked {
         Some(n) if n > room => Err(Failure::Usage(format!(
             "--{name}: expected at most {room} tokens (context {} less {}), found {n}",
@@ -40,13 +46,23 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     };
     let (prefill, decode) = (tokens("prefill", args.prefill, PREFILL)?, tokens("decode", args.decode, DECODE)?);
     let mut session = model::session(&loaf, &args.compute, io)?;
-    let (threads, engine) = (session.threads(), session.engine());
+    let (threads, engine) = (session.engine.limits().threads, session.engine.name());
     let ceiling =
         Ceiling::new(threads).map_err(|e| Failure::Runtime(format!("memory to measure the read ceiling: {e}")))?;
     let mut runner = Runner { session: &mut session, vocab: plan.vocab, context: args.context, drawn: 1 };
-    let prefills = runner.measure(Phase::Prefill, prefill, args.repeat, &mut || ())?;
+    let (mut progress, mut done) = (Progress::new(io), 0);
+    let all = u64::from(args.repeat) * (u64::from(prefill > 0) + u64::from(decode > 0));
+    let mut tick = || {
+        progress.at(done, all, format_args!("{done} of {all} repetitions"), io);
+        done += 1;
+    };
+    let prefills = runner.measure(Phase::Prefill, prefill, args.repeat, &mut tick)?;
     let mut ceilings = vec![];
-    let decodes = runner.measure(Phase::Decode, decode, args.repeat, &mut || ceilings.push(ceiling.measure()))?;
+    let decodes = runner.measure(Phase::Decode, decode, args.repeat, &mut || {
+        tick();
+        ceilings.push(ceiling.measure());
+    })?;
+    progress.clear(io);
     if ceilings.is_empty() {
         ceilings.push(ceiling.measure());
     }
@@ -60,8 +76,8 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     }
 
     let mut per_token = Traffic::default();
-    for family in plan.families_of(Phase::Decode) {
-        (args.context..args.context + decode).for_each(|p| per_token += graph(family, p.into(), 1));
+    for template in plan.templates_of(Phase::Decode) {
+        (args.context..args.context + decode).for_each(|p| per_token += graph(template, p.into(), 1));
     }
     let per_token = per_token / u64::from(decode.max(1));
     let speed = decodes.as_ref().map(|s| s.median * per_token.bytes() as f64);
@@ -86,7 +102,7 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         for (phase, times) in &ops {
             object["ops"][phase.to_string()] = rows(times, ceiling).iter().map(Row::json).collect();
         }
-        io.print(format_args!("{object}\n"))?;
+        io.show_json(&object)?;
         return Ok(0);
     }
     let mut text = format!(
@@ -105,14 +121,14 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
             "decode {decode:<6}{s}, {mb:.1} MB a token, {gb_s:.1} GB/s, {median:.0} % of the ceiling ({min:.0} to {max:.0})"
         );
     }
-    if let Some(notes) = session.notes() {
+    if let Some(notes) = session.engine.notes() {
         let _ = writeln!(text, "{notes}");
     }
     for (phase, times) in &ops {
         let _ = writeln!(text, "\n{}", Row::head(*phase));
         rows(times, ceiling).iter().for_each(|row| text.push_str(&row.line()));
     }
-    io.print(text)?;
+    io.show(text)?;
     Ok(0)
 }
 
@@ -151,14 +167,14 @@ impl fmt::Display for Spread {
     }
 }
 
-struct Runner<'s, 'a> {
-    session: &'s mut Session<'a>,
+struct Runner<'s> {
+    session: &'s mut Session,
     vocab: u32,
     context: u32,
     drawn: u64,
 }
 
-impl Runner<'_, '_> {
+impl Runner<'_> {
     /// A random id; the same ones in every run of the program.
     fn id(&mut self) -> u32 {
         self.drawn = self.drawn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -167,14 +183,15 @@ impl Runner<'_, '_> {
 
     /// Seconds that `n` tokens take after the context: as one prompt, logits of its last token included, or one by one.
     fn run(&mut self, phase: Phase, n: u32) -> Result<f64, Failure> {
-        self.session.pretend(self.context).map_err(Failure::runtime)?;
+        let Session { engine, sequence } = &mut *self.session;
+        engine.pretend(sequence, self.context).map_err(Failure::runtime)?;
         let ids: Vec<u32> = (0..n).map(|_| self.id()).collect();
-        if phase == Phase::Decode && self.session.can_sample() {
+        if phase == Phase::Decode && self.session.engine.chooser().is_some() {
             return self.sample(ids[0], n);
         }
         let start = Instant::now();
         if phase == Phase::Prefill {
-            self.session.eval(&ids, &mut |_| {}).map_err(Failure::runtime)?;
+            self.session.eval(&ids).map_err(Failure::runtime)?;
         } else {
             ids.iter().try_for_each(|&id| self.session.decode(id).map(drop)).map_err(Failure::runtime)?;
         }
@@ -185,11 +202,14 @@ impl Runner<'_, '_> {
     /// clock starts when the first is there, and the second on its way.
     fn sample(&mut self, id: u32, n: u32) -> Result<f64, Failure> {
         self.session.decode(id).map_err(Failure::runtime)?;
-        self.session.start_sampling(&SamplerOptions::default(), self.vocab, &[]).map_err(Failure::runtime)?;
-        let first = self.session.sample(false, true);
+        let (pos, context) = (self.session.position(), self.session.engine.context());
+        let Some(chooser) = self.session.engine.chooser() else { return Ok(0.0) };
+        chooser.start(&SamplerOptions::default(), self.vocab, &[]).map_err(Failure::runtime)?;
+        let first = chooser.next(pos, true);
         let start = Instant::now();
-        let chosen = first.and_then(|_| (0..n).try_for_each(|_| self.session.sample(true, true).map(drop)));
-        self.session.end_sampling();
+        let mut after = (pos + 1)..=(pos + n);
+        let chosen = first.and_then(|_| after.try_for_each(|p| chooser.next(p, p < context).map(drop)));
+        chooser.end();
         chosen.map_err(Failure::runtime)?;
         Ok(start.elapsed().as_secs_f64())
     }
@@ -215,9 +235,9 @@ impl Runner<'_, '_> {
 
     /// What every kind of op took in one repetition.
     fn ops(&mut self, phase: Phase, n: u32) -> Result<OpTimes, Failure> {
-        self.session.watch_ops(Some(OpTimes::default()));
+        self.session.engine.watch_ops(Some(OpTimes::default()));
         let ran = self.run(phase, n);
-        let times = self.session.watch_ops(None);
+        let times = self.session.engine.watch_ops(None);
         ran.map(|_| times.unwrap_or_default())
     }
 }
