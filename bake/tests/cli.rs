@@ -62,6 +62,25 @@ fn verify_runs_the_golden_cases_on_the_recipe_of_the_manifest() {
 }
 
 #[test]
+fn inspect_shows_what_became_of_the_types_of_a_gguf_model() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let out = dir.path().join("mixed.loaf").to_str().expect("UTF-8").to_string();
+    stdout(&["build", concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/gguf/mixed/model.gguf"), "-o", &out]);
+    let text = stdout(&["inspect", &out]);
+    for line in [
+        "      1 Q4_K     as q4g32/f32    4.50 ->  6.00 bits a weight",
+        "      1 Q6_K     as f32          6.56 -> 32.00 bits a weight",
+        "      1 Q5_1     as q5g32/f16    6.00 ->  6.00 bits a weight",
+        "bits a weight\n",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let missing = dir.path().join("none.gguf");
+    let (code, line) = refused(&["build", missing.to_str().expect("UTF-8"), "-o", &out]);
+    assert_eq!((code, line.contains("none.gguf")), (1, true), "{line}");
+}
+
+#[test]
 fn diff_says_what_differs_and_how_it_went_by_exit_code() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let (one, two) = (build(&dir, "one", "1", &[]), build(&dir, "two", "2", &[]));

@@ -8,14 +8,15 @@ use crate::model::{ConfigError, Decls};
 
 /// Declares the table of inverse frequencies of a head of `head_dim`, of which `partial_rotary_factor` rotates.
 ///
-/// `theta_i = base^(-2i/d)` for `i < d/2`; scaling `llama3` (Llama 3.x) and `linear` are known, anything else is refused.
+/// `theta_i = base^(-2i/d)` for `i < d/2`; scaling `llama3` (Llama 3.x), `linear` and `divisors` (a divisor for each
+/// frequency, as GGUF files have them) are known, anything else is refused.
 ///
 /// # Errors
 /// A key that is absent, malformed or asks for an unknown scaling.
 pub fn declare(d: &mut Decls, c: Config<'_>, head_dim: u64, default_partial: f64) -> Result<WeightId, ConfigError> {
     // Published configs carry `rope_theta` and `rope_scaling`; newer ones one `rope_parameters` object.
-    let parameters = c.section("rope_parameters");
-    let scaling = c.section("rope_scaling").section("rope_parameters");
+    let parameters = c.section("rope_parameters")?;
+    let scaling = c.section("rope_scaling")?.section("rope_parameters")?;
     let base = parameters.real_or("rope_theta", c.real_or("rope_theta", 10_000.0)?)?;
     let partial = parameters.real_or("partial_rotary_factor", c.real_or("partial_rotary_factor", default_partial)?)?;
     let width = (head_dim as f64 * partial) as u64;
@@ -24,16 +25,36 @@ pub fn declare(d: &mut Decls, c: Config<'_>, head_dim: u64, default_partial: f64
     }
     let mut freqs: Vec<f64> = (0..width / 2).map(|i| libm::pow(base, -2.0 * i as f64 / width as f64)).collect();
     let has_scaling = c.get("rope_scaling").is_some() || c.get("rope_parameters").is_some();
-    match scaling.text("rope_type").or(scaling.text("type")).filter(|_| has_scaling) {
+    let kind = if has_scaling { scaling.text("rope_type")?.or(scaling.text("type")?) } else { None };
+    match kind {
+        // Factors of a scaling without a name would be passed over.
+        None if has_scaling && scaling.get("factor").is_some() => {
+            return scaling.refuse("rope_type", "default, linear or llama3");
+        }
         None | Some("default") => {}
         Some("linear") => {
             let factor = scaling.real("factor")?;
+            if factor <= 0.0 {
+                return scaling.refuse("factor", "a number above 0");
+            }
             freqs.iter_mut().for_each(|f| *f /= factor);
         }
         Some("llama3") => llama3(&mut freqs, scaling)?,
-        Some(_) => return scaling.refuse("rope_type", "default, linear or llama3"),
+        Some("divisors") => {
+            let divisors = scaling.get("divisors").and_then(|d| d.as_array()).filter(|d| d.len() == freqs.len());
+            let divisors: Option<Vec<f64>> = divisors.and_then(|d| d.iter().map(|v| v.as_f64()).collect());
+            match divisors.filter(|d| d.iter().all(|v| *v > 0.0)) {
+                Some(divisors) => freqs.iter_mut().zip(divisors).for_each(|(f, d)| *f /= d),
+                None => return scaling.refuse("divisors", format!("{} positive numbers", freqs.len())),
+            }
+        }
+        Some(_) => return scaling.refuse("rope_type", "default, linear, llama3 or divisors"),
     }
-    Ok(d.constant("rope.inv_freq", freqs.into_iter().map(|f| f as f32).collect()))
+    let freqs: Vec<f32> = freqs.into_iter().map(|f| f as f32).collect();
+    if freqs.iter().any(|f| !f.is_finite()) {
+        return c.refuse("rope_theta", "a base and a scaling that give finite frequencies");
+    }
+    Ok(d.constant("rope.inv_freq", freqs))
 }
 
 /// Llama 3's scaling by wavelength: long waves are slowed by `factor`, short ones kept, those between blended.

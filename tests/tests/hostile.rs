@@ -15,7 +15,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use loaf_bake::build::{BuildOptions, Silent, build};
+use loaf_bake::build::{BuildOptions, Prepared, Silent, build};
+use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::verify::{self, Deep};
 use loaf_bake::weights::QuantOptions;
 use loaf_formats::chat::Chat;
@@ -516,6 +517,54 @@ fn tables_templates_and_cases_are_refused_or_usable() {
     }
     println!("accepted: {:?} tables, templates, golden sections", accepted.get());
     assert!(accepted.get().iter().all(|n| *n > 0), "some mutations of each kind are harmless: {:?}", accepted.get());
+}
+
+/// The values of a config, wherever they stand.
+fn leaves<'a>(value: &'a mut Value, out: &mut Vec<&'a mut Value>) {
+    match value {
+        Value::Object(map) => map.values_mut().for_each(|v| leaves(v, out)),
+        Value::Array(list) => list.iter_mut().for_each(|v| leaves(v, out)),
+        leaf => out.push(leaf),
+    }
+}
+
+#[test]
+fn configs_are_refused_or_prepared_in_bounded_time() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let families = ["llama3", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe"].map(|name| {
+        let text = fs::read_to_string(fixture(&format!("hf/{name}/config.json"))).unwrap_or_default();
+        serde_json::from_str::<Value>(&text).ok()
+    });
+    let families: Vec<Value> = families.into_iter().flatten().collect();
+    assert!(families.len() >= 4, "{} families", families.len());
+    let prepared = Cell::new(0);
+    for seed in 0..3_000 {
+        let _case = Case::new("configs", seed);
+        let mut rng = Rng(0xA076_1D64_78BD_642F ^ (seed + 1));
+        let mut config = families[rng.below(families.len())].clone();
+        for _ in 0..=rng.below(3) {
+            let mut all = Vec::new();
+            leaves(&mut config, &mut all);
+            let i = rng.below(all.len());
+            *all[i] = match rng.next() % 10 {
+                0 => json!(-1),
+                1 => json!("x"),
+                2 => json!([1, null]),
+                3 => json!(1e300),
+                4 => json!({}),
+                5 => Value::Null,
+                _ => json!(rng.value(all[i].as_u64().unwrap_or(64))),
+            };
+        }
+        fs::write(dir.path().join("config.json"), config.to_string()).expect("a writable folder");
+        let options = BuildOptions { random: Some(1), context: Some(64), ..BuildOptions::default() };
+        let Ok(checkpoint) = Checkpoint::open_config(dir.path()) else { continue };
+        if Prepared::new(&checkpoint, &options, &Silent).is_ok() {
+            prepared.set(prepared.get() + 1);
+        }
+    }
+    println!("{} of 3000 configs prepared", prepared.get());
+    assert!((100..2_900).contains(&prepared.get()), "some are and some are not: {}", prepared.get());
 }
 
 #[test]
