@@ -225,7 +225,7 @@ impl Lowering {
             };
             words.extend_from_slice(&operand.words());
         }
-        words.extend_from_slice(node.attrs());
+        words.extend_from_slice(&node.attrs());
         Ok(())
     }
 
