@@ -73,7 +73,7 @@ def set_up():
         libraries = ["-lllama", "-lggml", "-lggml-base", "-lggml-cpu"]
         run(os.environ.get("CC", "cc"), "-O2", "-Wall", f"-I{site / 'include'}", source, "-o", PEER, f"-L{lib}", *libraries,
             f"-Wl,-rpath,{lib}")
-    run("cargo", "build", "--release", "-p", "loaf-runtime", "-p", "loaf-bake", cwd=HERE.parent)
+    run("cargo", "build", "--release", "-p", "loaf-cli", "-p", "loaf-bake", cwd=HERE.parent)
 
 
 def machine():

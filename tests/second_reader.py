@@ -90,7 +90,7 @@ def read_head(head, file_len, n):
     need(head[:8] == b"loafhead", "head: magic")
     major, minor, length, required, _optional, total, json_len, data_len, count, leaf_log2 = \
         struct.unpack_from("<HHIQQQQQII", head, 8)
-    need(major == 1, "head: version")
+    need(major == 2, "head: version")
     need(sha(head[:2016]) == head[2016:], "head: artifact id")
     need(required == 0, "head: required features")
     need((length, leaf_log2) == (2048, 22) and count <= 16, "head: constants")
@@ -187,28 +187,28 @@ def read_plan(data):
         name = b.take(b.u()).decode("utf-8")
         return {"name": name, **b.us("kind offset bytes heads row_bytes")}
 
-    def segment():
-        return {"first": b.u(), "words": b.list(b.u), "patches": b.list(lambda: b.us("word per_pos per_row"))}
+    def template():
+        return {**b.us("phase max_rows positions step"), "words": b.list(b.u)}
 
-    def family():
-        return {**b.us("phase max_rows positions step"), "segments": b.list(segment)}
-
-    plan = b.us("context vocab hidden weight_bytes state_bytes arena_bytes")
-    plan["io"] = b.us("ids hidden logits bytes")
-    plan["states"], plan["families"] = b.list(state), b.list(family)
+    plan = b.us("context vocab hidden weight_bytes cache_bytes recurrent_bytes arena_bytes")
+    plan["io"] = b.us("ids select hidden logits bytes")
+    plan["states"], plan["templates"] = b.list(state), b.list(template)
     need(b.at == len(data), "plan: trailing bytes")
     return plan
 
 
-def count_records(words):
-    """Op records: `kind | operands << 8 | attributes << 16`, three words per operand, one per attribute."""
-    at = count = 0
+def row_words(words):
+    """Where the row counts stand: the first attribute of each record, which is `kind | operands << 8 |
+    attributes << 16`, three words per operand, one per attribute. They are 0 in a template."""
+    at, rows = 0, []
     while at < len(words):
-        need(words[at] >> 24 == 0, "plan: record at word %d" % at)
-        at += 1 + 3 * (words[at] >> 8 & 255) + (words[at] >> 16 & 255)
-        count += 1
+        operands, attributes = words[at] >> 8 & 255, words[at] >> 16 & 255
+        need(words[at] >> 24 == 0 and attributes > 0, "plan: record at word %d" % at)
+        rows.append(at + 1 + 3 * operands)
+        at += 1 + 3 * operands + attributes
     need(at == len(words), "plan: the last record is cut off")
-    return count
+    need(not any(words[i] for i in rows), "plan: a row count")
+    return rows
 
 
 # The tree over all concrete graphs, and the section that records it.
@@ -217,32 +217,23 @@ def words64(*values):
     return struct.pack("<%dQ" % len(values), *values)
 
 
-def family_root(family):
-    """Expands every graph that is a leaf; returns how many there are, and the root over them."""
-    skeletons = []
-    for segment in family["segments"]:
-        words, at = list(segment["words"]), [p["word"] for p in segment["patches"]]
-        for i in at:
-            words[i] = 0
-        skeletons.append(sha(b"\x02" + words64(len(words), *words, len(at), *at)))
-    leaves, current = [], 0
-    for p in range(0, family["positions"], family["step"]):
-        n = min(family["max_rows"], family["positions"] - p)
-        while current + 1 < len(skeletons) and family["segments"][current + 1]["first"] <= p:
-            current += 1
-        segment = family["segments"][current]
-        patched = [(segment["words"][patch["word"]] + patch["per_pos"] * p + patch["per_row"] * n) % (1 << 64)
-                   for patch in segment["patches"]]
-        leaves.append(sha(b"\x00" + skeletons[current] + words64(p, n, *patched)))
+def template_root(template):
+    """Hashes every graph that is a leaf; returns how many there are, and the root over them."""
+    words = template["words"]
+    skeleton = sha(b"\x02" + words64(len(words), *words))
+    leaves = []
+    for p in range(0, template["positions"], template["step"]):
+        n = min(template["max_rows"], template["positions"] - p)
+        leaves.append(sha(b"\x00" + skeleton + words64(p, n)))
     return len(leaves), root(leaves)
 
 
 def graphs_section(plan):
     """The section that the plan's graphs must have."""
     records = []
-    for f in plan["families"]:
-        count, top = family_root(f)
-        records.append(struct.pack("<IIIIQ", f["phase"], f["max_rows"], f["positions"], f["step"], count) + top)
+    for t in plan["templates"]:
+        count, top = template_root(t)
+        records.append(struct.pack("<IIIIQ", t["phase"], t["max_rows"], t["positions"], t["step"], count) + top)
     return words64(len(records)) + root([sha(b"\x00" + r) for r in records]) + b"".join(records)
 
 
@@ -265,12 +256,12 @@ def read(path):
         content = area[s["offset"]:s["offset"] + s["len"]]
         if s["kind"] == 2:
             plan = read_plan(content)  # before the graphs: sections stand in order of their kind
-            out["plan"] = {k: plan[k] for k in "context vocab hidden weight_bytes state_bytes arena_bytes".split()}
+            numbers = "context vocab hidden weight_bytes cache_bytes recurrent_bytes arena_bytes".split()
+            out["plan"] = {k: plan[k] for k in numbers}
             out["plan"]["states"] = [[s["name"], s["kind"], s["offset"], s["bytes"]] for s in plan["states"]]
-            out["plan"]["families"] = [
-                [f["phase"], f["max_rows"], f["positions"],
-                 [[g["first"], count_records(g["words"]), len(g["words"]), len(g["patches"])] for g in f["segments"]]]
-                for f in plan["families"]]
+            out["plan"]["templates"] = [
+                [t["phase"], t["max_rows"], t["positions"], len(row_words(t["words"])), len(t["words"])]
+                for t in plan["templates"]]
         elif s["kind"] == 7:
             need(content == graphs_section(plan), "graphs: what the plan expands to")
             out["graphs_root"] = content[8:40].hex()

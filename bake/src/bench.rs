@@ -15,13 +15,13 @@ use crate::checkpoint::Checkpoint;
 /// Figures of one model.
 #[derive(Clone, Debug)]
 pub struct GraphBench {
-    /// Positions a graph starts at, over all families.
+    /// Positions a graph starts at, over all templates.
     pub starts: u64,
     /// Concrete graphs traced and compared.
     pub proved: u64,
     /// Ops of a decode graph.
     pub ops: usize,
-    /// Templates, over all families.
+    /// Templates.
     pub templates: usize,
     /// Time for tracing, proving and hashing.
     pub elapsed: Duration,
@@ -51,17 +51,17 @@ pub fn graphs(source: &Path, options: &BuildOptions, progress: &dyn Progress) ->
     let lengths: Vec<_> = sections.iter().map(|(kind, bytes)| (*kind, bytes.len() as u64)).collect();
     let file = FileLayout::new(prepared.file.clone(), &lengths)?;
     let hashes = file.section(SectionKind::HashTree).map_or(0, |s| s.end - s.start);
-    let decode = plan.families.first().and_then(|f| f.segments.first());
+    let decode = plan.templates.first();
     Ok(GraphBench {
         starts: proofs.iter().map(|p| p.positions).sum(),
         proved: proofs.iter().map(|p| p.graphs).sum(),
-        ops: decode.map_or(0, |s| loaf_formats::plan::records(&s.words).count()),
-        templates: plan.families.iter().map(|f| f.segments.len()).sum(),
+        ops: decode.map_or(0, |t| loaf_formats::plan::records(&t.words).count()),
+        templates: plan.templates.len(),
         elapsed,
         graph_bytes: lengths.iter().map(|l| l.1).sum::<u64>() + hashes,
         plan_bytes: lengths[0].1,
         file_bytes: file.file_len(),
-        graphs: Graphs { families: proofs.iter().map(|p| p.root).collect() },
+        graphs: Graphs { templates: proofs.iter().map(|p| p.root).collect() },
     })
 }
 

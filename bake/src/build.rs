@@ -3,6 +3,7 @@
 //! Everything is decided before the first weight byte is read: what the model needs, where each tensor will lie, every
 //! graph. Then weights stream through in parallel, block by block, and the file gets its name last.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
@@ -24,15 +25,18 @@ use loaf_recipes::{Model, Options};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
+use crate::checkpoint::gguf::GgmlType;
 use crate::checkpoint::{Checkpoint, Error as CheckpointError};
 use crate::front;
 use crate::golden::{self, GoldenFailure, Lowered};
 use crate::passes::{Facts, discover_groups};
-use crate::plan::family::{FamilyError, Proof};
 use crate::plan::lower::WeightPlace;
+use crate::plan::template::{Proof, TemplateError};
 use crate::plan::{self, Layout};
 use crate::tokenizer;
-use crate::weights::{ProduceError, QuantOptions, Resolved, produce, quantisation_note, resolve, resolve_random};
+use crate::weights::{
+    Becoming, ProduceError, QuantOptions, Resolved, produce, quantisation_note, resolve, resolve_random,
+};
 
 /// What to bake and how.
 #[derive(Clone, Debug)]
@@ -91,7 +95,7 @@ pub enum BuildError {
     /// The recipe.
     Graph(GraphError),
     /// The graphs.
-    Family(FamilyError),
+    Template(TemplateError),
     /// The file.
     Container(ContainerError),
     /// The file's name, or the room for it.
@@ -109,7 +113,7 @@ impl fmt::Display for BuildError {
             BuildError::Config(e) => e.fmt(f),
             BuildError::Tokenizer(e) => e.fmt(f),
             BuildError::Graph(e) => e.fmt(f),
-            BuildError::Family(e) => e.fmt(f),
+            BuildError::Template(e) => e.fmt(f),
             BuildError::Container(e) => e.fmt(f),
             BuildError::Output(e) => e.fmt(f),
             BuildError::Memory(e) => e.fmt(f),
@@ -130,7 +134,7 @@ macro_rules! from_error {
     };
 }
 from_error!(CheckpointError => Checkpoint, ConfigError => Config, tokenizer::Error => Tokenizer, GraphError => Graph,
-    FamilyError => Family, ContainerError => Container, OutputError => Output, NoMemory => Memory);
+    TemplateError => Template, ContainerError => Container, OutputError => Output, NoMemory => Memory);
 
 impl From<GoldenFailure> for BuildError {
     fn from(e: GoldenFailure) -> Self {
@@ -153,6 +157,8 @@ pub struct Prepared {
     pub groups: Vec<Vec<u32>>,
     /// Where weights lie, and what caches hold.
     pub layout: Layout,
+    /// What became of each type of a GGUF model.
+    pub became: BTreeMap<(GgmlType, WeightFormat), Becoming>,
     pub(crate) file: WeightLayout,
     stored: Vec<Vec<WeightIx>>,
     chunks: Vec<u32>,
@@ -215,6 +221,7 @@ impl Prepared {
             return Err(BuildError::Options(format!("--chunk: expected 1 to 4096 rows, found {:?}", options.chunks)));
         };
         let model = open(chunk)?;
+        let mut became = BTreeMap::new();
         let resolved = match options.random {
             Some(seed) => resolve_random(&model.decls.weights, &options.quant, DType::BF16, seed)?,
             None => {
@@ -224,6 +231,8 @@ impl Prepared {
                     let first = text::short(first, 200);
                     progress.warn(&format!("{n} tensors of the checkpoint are not part of the model, such as {first}"));
                 }
+                growth(&resolution.became).iter().for_each(|line| progress.warn(line));
+                became = resolution.became;
                 resolution.weights
             }
         };
@@ -245,15 +254,13 @@ impl Prepared {
             .map(|((in_dim, &format), ix)| WeightPlace {
                 format,
                 in_dim,
-                weight: offset(&ix[0]),
-                scales: ix.get(1).map_or(0, offset),
-                biases: ix.get(2).map_or(0, offset),
+                planes: std::array::from_fn(|i| ix.get(i).map_or(0, offset)),
             })
             .collect();
         let all_f32 = resolved.iter().all(|r| r.format == WeightFormat::Dense(DType::F32));
         let kv = options.kv.unwrap_or(if all_f32 { DType::F32 } else { DType::F16 });
         let layout = Layout { weights, weight_bytes: file.span().end, kv };
-        Ok(Prepared { model, resolved, formats, groups, layout, file, stored, chunks })
+        Ok(Prepared { model, resolved, formats, groups, layout, became, file, stored, chunks })
     }
 
     /// What passes know of this model.
@@ -266,13 +273,13 @@ impl Prepared {
         Lowered { model: &self.model, facts: self.facts(), layout: &self.layout }
     }
 
-    /// Plans every family, proven.
+    /// Plans every phase, proven.
     ///
     /// # Errors
-    /// See [`FamilyError`].
+    /// See [`TemplateError`].
     pub fn plan(&self, progress: &dyn Progress) -> Result<(Plan, Vec<Proof>), BuildError> {
         let specs = plan::specs(&self.model, &self.chunks);
-        let starts = specs.iter().map(|s| u64::from((s.positions - 1) / s.step + 1)).sum();
+        let starts = specs.iter().map(|s| u64::from(s.starts())).sum();
         progress.begin("graphs", starts, "positions");
         Ok(plan::build(&self.model, &self.facts(), &self.layout, &self.chunks, &|n| progress.step(n))?)
     }
@@ -289,7 +296,7 @@ impl Prepared {
         proofs: &[Proof],
     ) -> Result<Vec<(SectionKind, Vec<u8>)>, BuildError> {
         let manifest = manifest(checkpoint, self, options, plan, proofs)?;
-        let graphs = Graphs { families: proofs.iter().map(|p| p.root).collect() };
+        let graphs = Graphs { templates: proofs.iter().map(|p| p.root).collect() };
         Ok(vec![
             (SectionKind::Plan, plan.encode()),
             (SectionKind::Manifest, serde_json::to_vec_pretty(&manifest).expect("a JSON value is JSON")),
@@ -298,7 +305,7 @@ impl Prepared {
     }
 }
 
-/// Declares every stored tensor: fused weights side by side (all their packed codes, then scales, then biases).
+/// Declares every stored tensor: fused weights side by side, plane by plane.
 fn lay_out(
     model: &Model,
     resolved: &[Resolved],
@@ -326,14 +333,12 @@ fn lay_out(
     Ok((layout, stored))
 }
 
-/// Bakes the checkpoint folder `source` into the file `out`.
+/// Bakes the checkpoint `source`, a folder or a GGUF file, into the file `out`.
 ///
 /// # Errors
 /// See [`BuildError`]; nothing is left under `out` that was not there before.
 pub fn build(source: &Path, out: &Path, options: &BuildOptions, progress: &dyn Progress) -> Result<Report, BuildError> {
-    let checkpoint = open(source, options)?;
-    let output = Output::create(out, &checkpoint.paths())?;
-    bake(&checkpoint, output, options, progress)
+    build_from(open(source, options)?, out, options, progress)
 }
 
 /// Does everything that [`build()`] does and leaves no file: what would be baked.
@@ -341,13 +346,44 @@ pub fn build(source: &Path, out: &Path, options: &BuildOptions, progress: &dyn P
 /// # Errors
 /// See [`BuildError`].
 pub fn rehearse(source: &Path, options: &BuildOptions, progress: &dyn Progress) -> Result<Report, BuildError> {
-    bake(&open(source, options)?, Output::unnamed()?, options, progress)
+    build_into(open(source, options)?, &|_| Ok(Output::unnamed()?), options, progress)
 }
 
 fn open(source: &Path, options: &BuildOptions) -> Result<Checkpoint, CheckpointError> {
     match options.random {
         Some(_) => Checkpoint::open_config(source),
         None => Checkpoint::open(source),
+    }
+}
+
+/// Bakes an opened checkpoint into the file `out`.
+///
+/// # Errors
+/// See [`build()`].
+pub fn build_from(
+    checkpoint: Checkpoint,
+    out: &Path,
+    options: &BuildOptions,
+    progress: &dyn Progress,
+) -> Result<Report, BuildError> {
+    build_into(checkpoint, &|checkpoint| Ok(Output::create(out, &checkpoint.paths())?), options, progress)
+}
+
+fn build_into(
+    mut checkpoint: Checkpoint,
+    output: &dyn Fn(&Checkpoint) -> Result<Output, BuildError>,
+    options: &BuildOptions,
+    progress: &dyn Progress,
+) -> Result<Report, BuildError> {
+    match bake(&checkpoint, output(&checkpoint)?, options, progress) {
+        // Only known once the weights were read: formats, and with them graphs and layout, have to be others.
+        Err(BuildError::Checkpoint(CheckpointError::Wide { weight })) => {
+            progress
+                .warn(&format!("weight {weight}: a parameter is beyond f16; starting again with parameters in f32"));
+            checkpoint.widen();
+            bake(&checkpoint, output(&checkpoint)?, options, progress)
+        }
+        result => result,
     }
 }
 
@@ -437,6 +473,31 @@ fn bake(
     Ok(Report { id, file_bytes, weight_bytes, proofs })
 }
 
+/// What the user should know about types of a GGUF model that take more room than in the file, a line each kind of case.
+fn growth(became: &BTreeMap<(GgmlType, WeightFormat), Becoming>) -> Vec<String> {
+    let gigabytes = |bytes: u64| format!("{:.3} GB", bytes as f64 / 1e9);
+    let (mut larger, mut lines) = (Vec::new(), Vec::new());
+    for (&(kind, format), b) in became {
+        let bits = kind.bits_per_weight() * b.stored as f64 / b.bytes.max(1) as f64;
+        match format {
+            WeightFormat::Dense(DType::F32) if kind.block() > 1 => lines.push(format!(
+                "{} tensors of type {kind} have no exact packed form and become f32, {} instead of {}; --quant q8 packs them",
+                b.tensors,
+                gigabytes(b.stored),
+                gigabytes(b.bytes)
+            )),
+            _ if b.stored > b.bytes + b.bytes / 8 => {
+                larger.push(format!("{kind} as {format} ({:.2} -> {bits:.2} bits a weight)", kind.bits_per_weight()));
+            }
+            _ => {}
+        }
+    }
+    if !larger.is_empty() {
+        lines.push(format!("kept exactly, in larger forms: {}", larger.join(", ")));
+    }
+    lines
+}
+
 /// Ids per golden case.
 fn golden_tokens(prepared: &Prepared, options: &BuildOptions) -> u32 {
     let bytes: u64 = prepared.resolved.iter().map(Resolved::bytes).sum();
@@ -500,13 +561,13 @@ fn manifest(
     };
     let model = &prepared.model;
     let graphs: Vec<Value> = plan
-        .families
+        .templates
         .iter()
         .zip(proofs)
-        .map(|(f, proof)| {
+        .map(|(t, proof)| {
             json!({
-                "phase": f.phase.to_string(), "rows": f.max_rows, "positions": f.positions,
-                "templates": f.segments.len(), "graphs_proved": proof.graphs,
+                "phase": t.phase.to_string(), "rows": t.max_rows, "positions": t.positions,
+                "graphs_proved": proof.graphs,
             })
         })
         .collect();
@@ -523,6 +584,20 @@ fn manifest(
         "graphs": graphs,
         "config": checkpoint.config(),
     });
+    if let (Some(gguf), None) = (checkpoint.gguf(), options.random) {
+        let mut source = gguf.describe();
+        source["stored"] = prepared
+            .became
+            .iter()
+            .map(|((kind, format), b)| {
+                json!({
+                    "type": kind.name(), "format": format.to_string(), "tensors": b.tensors, "bytes": b.bytes,
+                    "stored_bytes": b.stored,
+                })
+            })
+            .collect();
+        manifest["source"]["gguf"] = source;
+    }
     if !options.quant.rules.is_empty() {
         manifest["options"]["quant_as"] = options.quant.rules.iter().map(ToString::to_string).collect();
     }

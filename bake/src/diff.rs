@@ -1,8 +1,8 @@
 //! `bake diff`: what differs between two loaves.
 //!
 //! Ids first: equal ids are equal files, and nothing else is looked at. Otherwise sections by their roots, weights tensor
-//! by tensor by their bytes, the manifest and the chat section key by key, the plan by memory and, family by family and
-//! segment by segment, by its op records. Every list is in the order of the first file, then of the second.
+//! by tensor by their bytes, the manifest and the chat section key by key, the plan by memory and, template by
+//! template, by its op records. Every list is in the order of the first file, then of the second.
 //!
 //! What this does not do: it does not verify (`bake verify` does), though every section it reads is hashed first.
 
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use loaf_formats::container::{Container, Digest, Error as ContainerError, SectionKind, TensorEntry, hash_leaf, hex};
-use loaf_formats::plan::{Family, Plan, PlanError, Segment, records};
+use loaf_formats::plan::{Plan, PlanError, Template, records};
 use loaf_formats::text;
 use rayon::prelude::*;
 use serde_json::Value;
@@ -175,7 +175,8 @@ fn plans(a: &Container<'_>, b: &Container<'_>) -> Result<Vec<String>, DiffError>
             ("vocab", p.vocab.into()),
             ("hidden", p.hidden.into()),
             ("weight bytes", p.weight_bytes),
-            ("state bytes", p.state_bytes),
+            ("cache bytes", p.cache_bytes),
+            ("recurrent bytes", p.recurrent_bytes),
             ("arena bytes", p.arena_bytes),
             ("io bytes", p.io.bytes),
             ("states", p.states.len() as u64),
@@ -187,12 +188,12 @@ fn plans(a: &Container<'_>, b: &Container<'_>) -> Result<Vec<String>, DiffError>
     if a.states != b.states && a.states.len() == b.states.len() {
         out.push("states: other names, kinds or places".to_string());
     }
-    let families = |p: &Plan| -> Vec<(String, Family)> {
-        p.families.iter().map(|f| (format!("{} of {} rows", f.phase, f.max_rows), f.clone())).collect()
+    let templates = |p: &Plan| -> Vec<(String, Template)> {
+        p.templates.iter().map(|t| (format!("{} of {} rows", t.phase, t.max_rows), t.clone())).collect()
     };
-    for (name, a, b) in paired(&families(&a), &families(&b)) {
+    for (name, a, b) in paired(&templates(&a), &templates(&b)) {
         match (a, b) {
-            (Some(a), Some(b)) => family(&name, &a, &b, &mut out),
+            (Some(a), Some(b)) => template(&name, &a, &b, &mut out),
             (Some(_), None) => out.push(format!("{name}: -> absent")),
             _ => out.push(format!("{name}: absent ->")),
         }
@@ -200,38 +201,38 @@ fn plans(a: &Container<'_>, b: &Container<'_>) -> Result<Vec<String>, DiffError>
     Ok(out)
 }
 
-fn family(name: &str, a: &Family, b: &Family, out: &mut Vec<String>) {
-    let shape = |f: &Family| (f.positions, f.step, f.segments.len());
-    if shape(a) != shape(b) {
-        let text = |f: &Family| format!("{} positions by {}, {} templates", f.positions, f.step, f.segments.len());
+fn template(name: &str, a: &Template, b: &Template, out: &mut Vec<String>) {
+    if (a.positions, a.step) != (b.positions, b.step) {
+        let text = |t: &Template| format!("{} positions by {}", t.positions, t.step);
         out.push(format!("{name}: {} -> {}", text(a), text(b)));
     }
-    for (i, (a, b)) in a.segments.iter().zip(&b.segments).enumerate().filter(|(_, (a, b))| a != b) {
-        // Per op: how many there are, and what they say.
-        let (ops_a, ops_b) = (ops(a), ops(b));
-        let changed = paired(&ops_a, &ops_b);
-        for (op, a, b) in &changed {
-            let count = |side: &Option<Vec<Vec<u64>>>| side.as_ref().map_or(0, Vec::len);
-            if count(a) != count(b) {
-                out.push(format!("{name}, template {i}: {op}: {} -> {} records", count(a), count(b)));
-            } else if let (Some(a), Some(b)) = (a, b) {
-                let other = a.iter().zip(b).filter(|(a, b)| a != b).count();
-                out.push(format!("{name}, template {i}: {op}: {other} of {} records differ", a.len()));
-            }
+    if a.words == b.words {
+        return;
+    }
+    // Per op: how many there are, and what they say.
+    let (ops_a, ops_b) = (ops(a), ops(b));
+    let changed = paired(&ops_a, &ops_b);
+    for (op, a, b) in &changed {
+        let count = |side: &Option<Vec<Vec<u64>>>| side.as_ref().map_or(0, Vec::len);
+        if count(a) != count(b) {
+            out.push(format!("{name}: {op}: {} -> {} records", count(a), count(b)));
+        } else if let (Some(a), Some(b)) = (a, b) {
+            let other = a.iter().zip(b).filter(|(a, b)| a != b).count();
+            out.push(format!("{name}: {op}: {other} of {} records differ", a.len()));
         }
-        if changed.is_empty() {
-            out.push(format!("{name}, template {i}: other order of ops, or other patches"));
-        }
+    }
+    if changed.is_empty() {
+        out.push(format!("{name}: other order of ops"));
     }
 }
 
 /// Words of every record, by op, in order of first use.
-fn ops(segment: &Segment) -> Vec<(&'static str, Vec<Vec<u64>>)> {
+fn ops(template: &Template) -> Vec<(&'static str, Vec<Vec<u64>>)> {
     let mut out: Vec<(&'static str, Vec<Vec<u64>>)> = Vec::new();
-    for record in records(&segment.words).flatten() {
+    for record in records(&template.words).flatten() {
         let spec = record.kind.spec();
         let end = record.at + 1 + 3 * spec.operands.len() + spec.attrs.len();
-        let words = segment.words.get(record.at..end).unwrap_or_default().to_vec();
+        let words = template.words.get(record.at..end).unwrap_or_default().to_vec();
         match out.iter_mut().find(|(name, _)| *name == spec.name) {
             Some((_, list)) => list.push(words),
             None => out.push((spec.name, vec![words])),

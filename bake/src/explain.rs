@@ -5,7 +5,7 @@ use std::fmt::Write;
 use loaf_formats::container::{Container, TensorEntry};
 use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{AttrKind, Mode};
-use loaf_formats::plan::{Operand, Phase, Record, Region, VerifiedPlan, records};
+use loaf_formats::plan::{Operand, Phase, Record, Region, StateKind, VerifiedPlan, records};
 use loaf_formats::text::line;
 
 /// Names for addresses: which tensor, state or port an operand is.
@@ -40,16 +40,14 @@ impl<'a> Names<'a> {
                     .get(i.wrapping_sub(1))
                     .map_or_else(|| format!("W+{}", o.offset), |t| within(&t.name, t.offset))
             }
-            Region::State => {
-                let i = self.plan.states.partition_point(|s| s.offset <= o.offset);
-                self.plan
-                    .states
-                    .get(i.wrapping_sub(1))
-                    .map_or_else(|| format!("S+{}", o.offset), |s| within(&s.name, s.offset))
+            Region::Cache | Region::Recurrent => {
+                let kind = if o.region == Region::Cache { StateKind::KvCache } else { StateKind::Recurrent };
+                let state = self.plan.states.iter().rev().find(|s| s.kind == kind && s.offset <= o.offset);
+                state.map_or_else(|| format!("{}+{}", o.region, o.offset), |s| within(&s.name, s.offset))
             }
             Region::Io => {
                 let io = &self.plan.io;
-                let ports = [("logits", io.logits), ("hidden", io.hidden), ("ids", io.ids)];
+                let ports = [("logits", io.logits), ("hidden", io.hidden), ("select", io.select), ("ids", io.ids)];
                 let port = ports.iter().find(|p| p.1 <= o.offset);
                 port.map_or_else(|| format!("IO+{}", o.offset), |(name, start)| within(name, *start))
             }
@@ -60,13 +58,12 @@ impl<'a> Names<'a> {
 /// The concrete graph of a phase at position `p` with `n` rows, one op per line; `None` if the loaf has no such
 /// graph.
 pub fn graph(names: &Names<'_>, phase: Phase, p: u32, n: u32) -> Option<String> {
-    let family = names.plan.families_of(phase).find(|f| f.max_rows >= n && n > 0)?;
-    if p.checked_add(n)? > family.positions {
+    let template = names.plan.templates_of(phase).find(|t| t.max_rows >= n && n > 0)?;
+    if p.checked_add(n)? > template.positions {
         return None;
     }
-    let segment = &family.segments[family.segment_at(u64::from(p))];
     let mut words = Vec::new();
-    segment.expand(u64::from(p), u64::from(n), &mut words);
+    template.expand(u64::from(n), &mut words);
     let mut out = String::new();
     for (i, record) in records(&words).flatten().enumerate() {
         let _ = writeln!(out, "{i:>5}  {}", record_line(names, &record));

@@ -86,7 +86,7 @@ impl Lowered<'_> {
             while pos < ids.len() {
                 self.model.trace(Shape { phase: Phase::Decode, pos: pos as u32, rows: 1 }, &mut graph)?;
                 pipeline.run(&mut graph, &self.facts, Pass::Dead, false)?;
-                logits = interp.run(&graph, &ids[pos..=pos], &[]).logits;
+                logits = interp.run(&graph, pos, &ids[pos..=pos]).logits;
                 scale = logits.iter().fold(scale, |m, x| m.max(x.abs()));
                 pos += 1;
             }

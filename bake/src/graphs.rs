@@ -13,8 +13,8 @@ use std::fmt;
 
 use loaf_formats::container::{Container, Digest, RootBuilder, SectionKind, TensorEntry, proof};
 use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::graphs::{FamilyRoot, Graphs, leaves};
-use loaf_formats::plan::{Family, Phase, Plan, VerifiedPlan};
+use loaf_formats::graphs::{Graphs, TemplateRoot, leaves};
+use loaf_formats::plan::{Phase, Plan, Template, VerifiedPlan};
 use loaf_formats::text::short;
 use loaf_recipes::graph::{Graph, GraphError};
 use loaf_recipes::model::{ConfigError, WeightDecl};
@@ -26,8 +26,8 @@ use serde_json::Value;
 use crate::build::Progress;
 use crate::golden::Lowered;
 use crate::passes::{Facts, discover_groups};
-use crate::plan::family::FamilyError;
 use crate::plan::lower::WeightPlace;
+use crate::plan::template::TemplateError;
 use crate::plan::{self, Layout};
 use crate::weights::stored_tensors;
 
@@ -39,7 +39,7 @@ pub enum ProofError {
     /// The recipe or a pass.
     Graph(GraphError),
     /// The graphs.
-    Family(FamilyError),
+    Template(TemplateError),
     /// Something is not as the recipe says: where, expected, found.
     Differs(String, String, String),
 }
@@ -49,7 +49,7 @@ impl fmt::Display for ProofError {
         match self {
             ProofError::Config(e) => e.fmt(f),
             ProofError::Graph(e) => e.fmt(f),
-            ProofError::Family(e) => e.fmt(f),
+            ProofError::Template(e) => e.fmt(f),
             ProofError::Differs(at, expected, found) => {
                 let (at, expected, found) = (short(at, 200), short(expected, 500), short(found, 500));
                 write!(f, "{at}: expected {expected}, found {found}")
@@ -64,16 +64,16 @@ fn differs<T>(at: impl Into<String>, expected: impl ToString, found: impl ToStri
     Err(ProofError::Differs(at.into(), expected.to_string(), found.to_string()))
 }
 
-/// Leaves hashed in parallel before the next are begun: memory does not grow with a family.
+/// Leaves hashed in parallel before the next are begun: memory does not grow with their number.
 const BLOCK: u64 = 1 << 16;
 const PIECE: u64 = 1 << 10;
 
-/// Hashes the leaves of a family from its templates, in order, a block at a time.
-fn each_block(family: &Family, progress: &dyn Progress, mut take: impl FnMut(Vec<Digest>)) {
-    for from in (0..family.leaf_count()).step_by(BLOCK as usize) {
-        let to = family.leaf_count().min(from + BLOCK);
+/// Hashes the leaves of a template, in order, a block at a time.
+fn each_block(template: &Template, progress: &dyn Progress, mut take: impl FnMut(Vec<Digest>)) {
+    for from in (0..template.leaf_count()).step_by(BLOCK as usize) {
+        let to = template.leaf_count().min(from + BLOCK);
         let pieces: Vec<u64> = (from..to).step_by(PIECE as usize).collect();
-        let hashed: Vec<_> = pieces.into_par_iter().map(|at| leaves(family, at, to.min(at + PIECE))).collect();
+        let hashed: Vec<_> = pieces.into_par_iter().map(|at| leaves(template, at, to.min(at + PIECE))).collect();
         hashed.into_iter().for_each(&mut take);
         progress.step(to - from);
     }
@@ -81,47 +81,47 @@ fn each_block(family: &Family, progress: &dyn Progress, mut take: impl FnMut(Vec
 
 /// The roots of everything the plan expands to.
 pub fn expand(plan: &VerifiedPlan, progress: &dyn Progress) -> Graphs {
-    progress.begin("graphs", plan.families.iter().map(Family::leaf_count).sum(), "graphs");
-    let families = plan.families.iter().map(|family| {
+    progress.begin("graphs", plan.templates.iter().map(Template::leaf_count).sum(), "graphs");
+    let templates = plan.templates.iter().map(|template| {
         let mut tree = RootBuilder::new();
-        each_block(family, progress, |block| block.into_iter().for_each(|leaf| tree.push(leaf)));
-        FamilyRoot::new(family, tree.root())
+        each_block(template, progress, |block| block.into_iter().for_each(|leaf| tree.push(leaf)));
+        TemplateRoot::new(template, tree.root())
     });
-    Graphs { families: families.collect() }
+    Graphs { templates: templates.collect() }
 }
 
 /// The Merkle proof of one graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inclusion {
-    /// Index of the leaf in its family.
+    /// Index of the leaf in its template's tree.
     pub index: u64,
-    /// Leaves of the family.
+    /// Leaves of the template.
     pub count: u64,
     /// Hash of the graph.
     pub leaf: Digest,
     /// Sibling hashes, lowest first.
     pub path: Vec<Digest>,
-    /// Root of the family.
+    /// Root of the template.
     pub root: Digest,
 }
 
-/// Largest family whose leaves are all held at once.
+/// Most leaves that are all held at once.
 const MAX_PROVED: u64 = 1 << 22;
 
-/// Proves that the graph at position `p` with `n` rows is a leaf of its family's tree; `None` if it is not one, or
-/// the family is larger than any that is baked.
+/// Proves that the graph at position `p` with `n` rows is a leaf of its template's tree; `None` if it is not one, or
+/// the tree is larger than any that is baked.
 pub fn inclusion(plan: &VerifiedPlan, phase: Phase, p: u64, n: u64, progress: &dyn Progress) -> Option<Inclusion> {
-    let of_shape = |f: &&Family| {
-        let index = p / u64::from(f.step.max(1));
-        index < f.leaf_count() && f.leaf_shape(index) == (p, n)
+    let of_shape = |t: &&Template| {
+        let index = p / u64::from(t.step.max(1));
+        index < t.leaf_count() && t.leaf_shape(index) == (p, n)
     };
-    let family = plan.families_of(phase).find(of_shape).filter(|f| f.leaf_count() <= MAX_PROVED)?;
-    let index = p / u64::from(family.step.max(1));
+    let template = plan.templates_of(phase).find(of_shape).filter(|t| t.leaf_count() <= MAX_PROVED)?;
+    let index = p / u64::from(template.step.max(1));
     let mut all = Vec::new();
-    each_block(family, progress, |block| all.extend(block));
+    each_block(template, progress, |block| all.extend(block));
     let path = proof(&all, usize::try_from(index).ok()?)?;
     let root = loaf_formats::container::root(&all);
-    Some(Inclusion { index, count: family.leaf_count(), leaf: all[index as usize], path, root })
+    Some(Inclusion { index, count: template.leaf_count(), leaf: all[index as usize], path, root })
 }
 
 /// Traces every shape again from the recipe that the manifest names and requires the plan and the roots of the file.
@@ -136,15 +136,14 @@ pub fn retrace(
     progress: &dyn Progress,
 ) -> Result<(), ProofError> {
     let rebuilt = Rebuilt::new(container, manifest, plan)?;
-    let starts =
-        plan::specs(&rebuilt.model, &rebuilt.chunks).iter().map(|s| u64::from((s.positions - 1) / s.step + 1)).sum();
+    let starts = plan::specs(&rebuilt.model, &rebuilt.chunks).iter().map(|s| u64::from(s.starts())).sum();
     progress.begin("recipe", starts, "positions");
     let (traced, proofs) =
         plan::build(&rebuilt.model, &rebuilt.facts(), &rebuilt.layout, &rebuilt.chunks, &|n| progress.step(n))
-            .map_err(ProofError::Family)?;
+            .map_err(ProofError::Template)?;
     same_plan(&traced, plan)?;
-    let roots: Vec<FamilyRoot> = proofs.iter().map(|p| p.root).collect();
-    match roots.iter().zip(&graphs.families).find(|(traced, stored)| traced != stored) {
+    let roots: Vec<TemplateRoot> = proofs.iter().map(|p| p.root).collect();
+    match roots.iter().zip(&graphs.templates).find(|(traced, stored)| traced != stored) {
         Some((traced, stored)) => {
             differs(format!("{} graphs", stored.phase), format!("{traced:?}"), format!("{stored:?}"))
         }
@@ -173,7 +172,7 @@ impl Rebuilt {
         let (Some(chunks), Some(norms_shifted)) = (chunks, options["norms_shifted"].as_bool()) else {
             return differs("manifest", "options chunks and norms_shifted", options);
         };
-        let baked: Vec<u32> = plan.families_of(Phase::Prefill).map(|f| f.max_rows).collect();
+        let baked: Vec<u32> = plan.templates_of(Phase::Prefill).map(|t| t.max_rows).collect();
         if chunks != baked || number(&options["context"]) != Some(plan.context) {
             return differs("manifest options", format!("context {} and chunks {baked:?}", plan.context), options);
         }
@@ -208,7 +207,7 @@ impl Rebuilt {
     }
 }
 
-/// A weight's format and its stored tensors, in the order weight, scales, biases.
+/// A weight's format and its stored tensors, in the order of the format's planes.
 type Found<'a> = (WeightFormat, Vec<&'a TensorEntry>);
 
 /// Every weight, then constant, as the file holds it.
@@ -287,13 +286,10 @@ fn same_constants(model: &Model, found: &[Found<'_>], data: &[u8]) -> Result<(),
 fn places(model: &Model, found: &[Found<'_>]) -> Vec<WeightPlace> {
     let in_dims = model.decls.weights.iter().map(|w| w.shape.last().copied().unwrap_or(0));
     let in_dims = in_dims.chain(model.decls.constants.iter().map(|c| c.data.len() as u64));
-    let offset = |stored: &[&TensorEntry], part: usize| stored.get(part).map_or(0, |t| t.offset);
     let place = |(in_dim, (format, stored)): (u64, &Found<'_>)| WeightPlace {
         format: *format,
         in_dim,
-        weight: offset(stored, 0),
-        scales: offset(stored, 1),
-        biases: offset(stored, 2),
+        planes: std::array::from_fn(|i| stored.get(i).map_or(0, |t| t.offset)),
     };
     in_dims.zip(found).map(place).collect()
 }
@@ -303,17 +299,11 @@ fn same_plan(traced: &Plan, stored: &Plan) -> Result<(), ProofError> {
     if traced == stored {
         return Ok(());
     }
-    for (a, b) in traced.families.iter().zip(&stored.families) {
-        let phase = b.phase;
-        for (i, (a, b)) in a.segments.iter().zip(&b.segments).enumerate() {
-            if let Some(w) = a.words.iter().zip(&b.words).position(|(a, b)| a != b) {
-                let at = format!("{phase} segment {i}, word {w}");
-                return differs(at, format!("{:#x}", a.words[w]), format!("{:#x}", b.words[w]));
-            }
-            if let Some((a, b)) = a.patches.iter().zip(&b.patches).find(|(a, b)| a != b) {
-                return differs(format!("{phase} segment {i}, patch"), format!("{a:?}"), format!("{b:?}"));
-            }
+    for (a, b) in traced.templates.iter().zip(&stored.templates) {
+        if let Some(w) = a.words.iter().zip(&b.words).position(|(a, b)| a != b) {
+            let at = format!("{} template, word {w}", b.phase);
+            return differs(at, format!("{:#x}", a.words[w]), format!("{:#x}", b.words[w]));
         }
     }
-    differs("plan", "the memory, states and segments that the recipe gives", "others")
+    differs("plan", "the memory, states and templates that the recipe gives", "others")
 }

@@ -7,8 +7,13 @@
 //! `Quantize` really quantises, so the lowered graph shows what int8 activations do, and the graph before the layout
 //! pass shows what the same weights give with exact activations.
 
+use loaf_formats::dtype::WEIGHT_PLANES;
 use loaf_formats::memory::{self, NoMemory};
-use loaf_formats::op::OpKind;
+use loaf_formats::op::{
+    OpKind, add, add_rms_norm, attention, conv, embed, expert_linear, expert_linear_dense, expert_linear_quant,
+    expert_sort, gather_rows, gdn_gates, gdn_scan, kv_write, l2_norm, linear, linear_quant, mul_rows, quantize,
+    rms_norm, rope, rope_table, softmax, top_k, view, weighted_sum,
+};
 use loaf_recipes::graph::{Graph, Node, Origin, Port, ValueId};
 use loaf_recipes::model::{Decls, StateDecl};
 
@@ -32,9 +37,9 @@ pub struct Interp<'a> {
 /// What a graph gave.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outputs {
-    /// Normalised hidden rows (prefill).
+    /// Normalised hidden rows (decode, prefill).
     pub hidden: Vec<f32>,
-    /// Logits (decode, head).
+    /// Logits, a row after the other (decode, LM head).
     pub logits: Vec<f32>,
 }
 
@@ -76,8 +81,19 @@ impl<'a> Interp<'a> {
         Interp { dither: Some(seed), ..Interp::new(decls, weights, half_cache) }
     }
 
-    /// Runs a graph on `ids` (prefill, decode) or on hidden rows (head).
-    pub fn run(&mut self, graph: &Graph, ids: &[u32], hidden: &[f32]) -> Outputs {
+    /// Runs a decode or prefill graph on `ids`, which stand at positions from `pos` on in this session's sequence.
+    pub fn run(&mut self, graph: &Graph, pos: usize, ids: &[u32]) -> Outputs {
+        let ids: Data = ids.iter().map(|&i| i as f32).collect();
+        self.play(graph, pos, &|port| if port == Port::Ids { ids.clone() } else { Data::new() })
+    }
+
+    /// Runs an LM head graph: logits of the rows of `hidden` that `select` names.
+    pub fn run_lm_head(&mut self, graph: &Graph, hidden: &[f32], select: &[u32]) -> Outputs {
+        let select: Data = select.iter().map(|&i| i as f32).collect();
+        self.play(graph, 0, &|port| if port == Port::Select { select.clone() } else { hidden.to_vec() })
+    }
+
+    fn play(&mut self, graph: &Graph, pos: usize, port: &dyn Fn(Port) -> Data) -> Outputs {
         let mut values: Vec<Option<Data>> = vec![None; graph.values.len()];
         for node in &graph.nodes {
             for &input in node.inputs() {
@@ -86,8 +102,7 @@ impl<'a> Interp<'a> {
                 }
                 let value = graph.value(input);
                 values[input.0 as usize] = match value.origin {
-                    Origin::Port(Port::Ids) => Some(ids.iter().map(|&i| i as f32).collect()),
-                    Origin::Port(_) => Some(hidden.to_vec()),
+                    Origin::Port(input) => Some(port(input)),
                     // Embedding tables and expert stacks are read by row, where they are used.
                     Origin::Weight(w, row) if !reads_rows(node.kind) => {
                         Some(self.weights.rows(w.0, u64::from(row), u64::from(value.shape[0])))
@@ -95,7 +110,7 @@ impl<'a> Interp<'a> {
                     _ => None,
                 };
             }
-            let outs = self.node(graph, node, &values);
+            let outs = self.node(graph, node, pos, &values);
             let skip = node.outputs().count() - outs.len();
             for (id, data) in node.outputs().skip(skip).zip(outs) {
                 values[id.0 as usize] = Some(data);
@@ -119,80 +134,111 @@ impl<'a> Interp<'a> {
         }
     }
 
-    /// The node's `Out` outputs, in order.
-    fn node(&mut self, graph: &Graph, node: &Node, values: &[Option<Data>]) -> Vec<Data> {
-        let a = node.attrs();
-        let u = |i: usize| a[i] as usize;
-        let real = |i: usize| f64::from(f32::from_bits(a[i] as u32));
-        let input = |i: usize| values[node.inputs()[i].0 as usize].as_deref().unwrap_or(&[]);
-        let rows = u(0);
+    /// What the node's op writes, in order; the first row is at position `pos`.
+    fn node(&mut self, graph: &Graph, node: &Node, pos: usize, values: &[Option<Data>]) -> Vec<Data> {
+        let operands = node.operands();
+        let of = |id: ValueId| values[id.0 as usize].as_deref().unwrap_or(&[]);
+        let two = |f: fn(f32, f32) -> f32| {
+            // The elementwise ops of two operands are all like `add`.
+            let add::Operands { a, b, .. } = add::Operands::of(&operands);
+            vec![zip(of(a), of(b), f)]
+        };
+        let one = |f: fn(f32) -> f32| vec![map(of(node.inputs()[0]), f)];
         match node.kind {
             OpKind::View => {
-                let (heads, dim, start, stride) = (u(1), u(2), u(3), u(4));
-                let x = input(0);
+                let view::Attrs { rows, heads, dim, start, head_stride } = node.attrs_as();
+                let x = of(view::Operands::of(&operands).x);
                 let width = x.len() / rows;
-                let at = |r: usize, h: usize, i: usize| x[r * width + start + h * stride + i];
-                let heads = 0..heads;
-                vec![
-                    (0..rows)
-                        .flat_map(|r| heads.clone().flat_map(move |h| (0..dim).map(move |i| (r, h, i))))
-                        .map(|(r, h, i)| at(r, h, i))
-                        .collect(),
-                ]
+                let head = |r: usize, h: usize| &x[r * width + start + h * head_stride..][..dim];
+                let heads = (0..rows).flat_map(|r| (0..heads).map(move |h| (r, h)));
+                vec![heads.flat_map(|(r, h)| head(r, h).iter().copied()).collect()]
             }
             OpKind::Embed => {
-                let w = weight_of(graph, node.inputs()[1]);
-                vec![input(0).iter().flat_map(|&id| self.weights.rows(w, id as u64, 1)).collect()]
+                let embed::Operands { ids, table: [table, ..], .. } = embed::Operands::of(&operands);
+                let table = weight_of(graph, table);
+                vec![of(ids).iter().flat_map(|&id| self.weights.rows(table, id as u64, 1)).collect()]
             }
-            OpKind::RmsNorm => vec![rms_norm(input(0), input(1), real(3), real(4))],
+            OpKind::RmsNorm => {
+                let rms_norm::Attrs { eps, offset, .. } = node.attrs_as();
+                let o = rms_norm::Operands::of(&operands);
+                vec![rms_norm(of(o.x), of(o.weight), eps, offset)]
+            }
             OpKind::AddRmsNorm => {
-                let sum: Data = zip(input(0), input(1), |x, y| x + y);
-                let norm = rms_norm(&sum, input(2), real(3), real(4));
+                let add_rms_norm::Attrs { eps, offset, .. } = node.attrs_as();
+                let o = add_rms_norm::Operands::of(&operands);
+                let sum: Data = zip(of(o.a), of(o.b), |x, y| x + y);
+                let norm = rms_norm(&sum, of(o.weight), eps, offset);
                 vec![sum, norm]
             }
-            OpKind::Add => vec![zip(input(0), input(1), |x, y| x + y)],
-            OpKind::Mul => vec![zip(input(0), input(1), |x, y| x * y)],
-            OpKind::Silu => vec![map(input(0), silu)],
-            OpKind::Sigmoid => vec![map(input(0), sigmoid)],
-            OpKind::SiluMul => vec![zip(input(0), input(1), |x, y| silu(x) * y)],
-            OpKind::SigmoidMul => vec![zip(input(0), input(1), |x, y| sigmoid(x) * y)],
+            OpKind::Add => two(|x, y| x + y),
+            OpKind::Mul => two(|x, y| x * y),
+            OpKind::SiluMul => two(|x, y| silu(x) * y),
+            OpKind::SigmoidMul => two(|x, y| sigmoid(x) * y),
+            OpKind::Silu => one(silu),
+            OpKind::Sigmoid => one(sigmoid),
             OpKind::MulRows => {
-                let (x, s, dim) = (input(0), input(1), u(1));
-                vec![x.iter().enumerate().map(|(i, x)| x * s[i / dim]).collect()]
+                let (o, mul_rows::Attrs { dim, .. }) = (mul_rows::Operands::of(&operands), node.attrs_as());
+                vec![of(o.x).iter().enumerate().map(|(i, x)| x * of(o.s)[i / dim]).collect()]
             }
             OpKind::Quantize => {
-                let mut noise = self.dither;
-                let outs = quantize(input(0), u(3), &mut noise);
-                self.dither = noise;
-                outs
+                let (o, quantize::Attrs { group, .. }) = (quantize::Operands::of(&operands), node.attrs_as());
+                quantize(of(o.x), group, &mut self.dither)
             }
-            OpKind::Linear | OpKind::LinearDense => vec![linear(input(0), input(1), u(1))],
-            OpKind::LinearQuant => vec![linear(&dequantize(input(0), input(1)), input(3), u(1))],
+            // A graph's `linear` and the dense one it becomes have the same operands.
+            OpKind::Linear | OpKind::LinearDense => {
+                let (o, linear::Attrs { inputs, .. }) = (linear::Operands::of(&operands), node.attrs_as());
+                vec![linear(of(o.x), of(o.weight[0]), inputs)]
+            }
+            OpKind::LinearQuant => {
+                let (o, linear_quant::Attrs { inputs, .. }) = (linear_quant::Operands::of(&operands), node.attrs_as());
+                vec![linear(&dequantize(of(o.codes), of(o.xscales)), of(o.weight[0]), inputs)]
+            }
             OpKind::ExpertSort => {
-                let (ids, experts) = (input(0), u(2));
+                let (o, expert_sort::Attrs { experts, .. }) = (expert_sort::Operands::of(&operands), node.attrs_as());
+                let ids = of(o.ids);
                 let mut order: Vec<usize> = (0..ids.len()).collect();
                 order.sort_by_key(|&s| (ids[s] as usize, s));
                 let starts = (0..=experts).map(|e| ids.iter().filter(|&&id| (id as usize) < e).count() as f32);
                 vec![order.iter().map(|&s| s as f32).collect(), starts.collect()]
             }
-            OpKind::ExpertLinear => self.experts(graph, node, input(0), [input(1), input(2)], 3, u(5)),
-            OpKind::ExpertLinearDense => self.experts(graph, node, input(0), [input(1), input(2)], 3, u(6)),
+            OpKind::ExpertLinear => {
+                let o = expert_linear::Operands::of(&operands);
+                self.experts(graph, node.attrs_as(), of(o.x), [of(o.order), of(o.starts)], o.weight)
+            }
+            OpKind::ExpertLinearDense => {
+                let o = expert_linear_dense::Operands::of(&operands);
+                let expert_linear_dense::Attrs { rows, k, experts, inputs, outputs, format, x_slots } = node.attrs_as();
+                let attrs = expert_linear::Attrs { rows, k, experts, inputs, outputs, format, x_slots };
+                self.experts(graph, attrs, of(o.x), [of(o.order), of(o.starts)], o.weight)
+            }
             OpKind::ExpertLinearQuant => {
-                let x = dequantize(input(0), input(1));
-                self.experts(graph, node, &x, [input(3), input(4)], 5, u(6))
+                let o = expert_linear_quant::Operands::of(&operands);
+                let expert_linear_quant::Attrs { rows, k, experts, inputs, outputs, format, x_slots } = node.attrs_as();
+                let attrs = expert_linear::Attrs { rows, k, experts, inputs, outputs, format, x_slots };
+                let x = dequantize(of(o.codes), of(o.xscales));
+                self.experts(graph, attrs, &x, [of(o.order), of(o.starts)], o.weight)
             }
             OpKind::WeightedSum => {
-                let (y, w, k, dim) = (input(0), input(1), u(1), u(2));
+                let weighted_sum::Attrs { rows, k, dim } = node.attrs_as();
+                let o = weighted_sum::Operands::of(&operands);
+                let (y, w) = (of(o.y), of(o.w));
                 let sum = |r: usize, i: usize| -> f64 {
                     (0..k).map(|j| f64::from(y[(r * k + j) * dim + i]) * f64::from(w[r * k + j])).sum()
                 };
                 vec![(0..rows * dim).map(|i| sum(i / dim, i % dim) as f32).collect()]
             }
-            OpKind::Softmax => vec![input(0).chunks(u(1)).flat_map(softmax).collect()],
-            OpKind::TopK => top_k(input(0), u(1), u(2), a[3] != 0),
+            OpKind::Softmax => {
+                let (o, softmax::Attrs { dim, .. }) = (softmax::Operands::of(&operands), node.attrs_as());
+                vec![of(o.x).chunks(dim).flat_map(softmax).collect()]
+            }
+            OpKind::TopK => {
+                let top_k::Attrs { experts, k, renorm, .. } = node.attrs_as();
+                top_k(of(top_k::Operands::of(&operands).probs), experts, k, renorm != 0)
+            }
             OpKind::RopeTable => {
-                let freqs = input(0);
-                let angle = |r: usize, f: f32| (a[2] as f64 + r as f64) * f64::from(f);
+                let rope_table::Attrs { rows, .. } = node.attrs_as();
+                let freqs = of(rope_table::Operands::of(&operands).inv_freq);
+                let angle = |r: usize, f: f32| (pos + r) as f64 * f64::from(f);
                 let row = |r: usize| {
                     let cos = freqs.iter().map(move |&f| angle(r, f).cos() as f32);
                     cos.chain(freqs.iter().map(move |&f| angle(r, f).sin() as f32))
@@ -200,8 +246,9 @@ impl<'a> Interp<'a> {
                 vec![(0..rows).flat_map(row).collect()]
             }
             OpKind::Rope => {
-                let (heads, dim, half) = (u(1), u(2), u(3));
-                let (mut out, table) = (input(0).to_vec(), input(1));
+                let rope::Attrs { heads, dim, half, .. } = node.attrs_as();
+                let o = rope::Operands::of(&operands);
+                let (mut out, table) = (of(o.x).to_vec(), of(o.table));
                 for (n, head) in out.chunks_mut(dim).enumerate() {
                     let row = &table[n / heads * 2 * half..][..2 * half];
                     for i in 0..half {
@@ -214,25 +261,28 @@ impl<'a> Interp<'a> {
                 vec![out]
             }
             OpKind::KvWrite => {
-                let (x, start) = (input(0).to_vec(), u(3) * u(1) * u(2));
+                let kv_write::Attrs { heads, dim, .. } = node.attrs_as();
+                let o = kv_write::Operands::of(&operands);
+                let (x, start) = (of(o.x), pos * heads * dim);
                 let half = self.half_cache;
                 let round = |v: &f32| if half { half::f16::from_f32(*v).to_f32() } else { *v };
-                let cache = self.state(graph, node.inputs()[1]);
-                cache[start..start + x.len()].iter_mut().zip(&x).for_each(|(c, v)| *c = round(v));
+                let cache = self.state(graph, o.cache);
+                cache[start..start + x.len()].iter_mut().zip(x).for_each(|(c, v)| *c = round(v));
                 vec![]
             }
             OpKind::Attention => {
-                let q = input(0).to_vec();
-                let k = self.state(graph, node.inputs()[1]).clone();
-                let v = self.state(graph, node.inputs()[2]);
-                vec![attention(&q, &k, v, a)]
+                let o = attention::Operands::of(&operands);
+                let k = self.state(graph, o.k).clone();
+                vec![attention(of(o.q), &k, self.state(graph, o.v), node.attrs_as(), pos)]
             }
+            // With and without silu, operands and attributes are the same.
             OpKind::Conv | OpKind::ConvSilu => {
-                let (x, w) = (input(0).to_vec(), input(1).to_vec());
-                let (channels, taps) = (u(1) * u(2), u(3));
-                let state = self.state(graph, node.inputs()[2]);
+                let conv::Attrs { rows, heads, dim, kernel: taps } = node.attrs_as();
+                let o = conv::Operands::of(&operands);
+                let (w, channels) = (of(o.weight), heads * dim);
+                let state = self.state(graph, o.state);
                 let mut line = state.clone();
-                line.extend_from_slice(&x);
+                line.extend_from_slice(of(o.x));
                 let at = |r: usize, c: usize| -> f64 {
                     (0..taps).map(|t| f64::from(w[c * taps + t]) * f64::from(line[(r + t) * channels + c])).sum()
                 };
@@ -242,31 +292,34 @@ impl<'a> Interp<'a> {
                 vec![out]
             }
             OpKind::L2Norm => {
+                let l2_norm::Attrs { dim, eps, scale, .. } = node.attrs_as();
                 let norm = |row: &[f32]| -> Data {
-                    let sum: f64 = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-                    let scale = real(4) / (sum + real(3)).sqrt();
+                    let scale = f64::from(scale) / (dot(row, row) + f64::from(eps)).sqrt();
                     row.iter().map(|&x| (f64::from(x) * scale) as f32).collect()
                 };
-                vec![input(0).chunks(u(2)).flat_map(norm).collect()]
+                vec![of(l2_norm::Operands::of(&operands).x).chunks(dim).flat_map(norm).collect()]
             }
             OpKind::GdnGates => {
-                let (x, b, a_log, dt) = (input(0), input(1), input(2), input(3));
+                let o = gdn_gates::Operands::of(&operands);
+                let (x, a_log, dt) = (of(o.a), of(o.a_log), of(o.dt_bias));
                 let heads = a_log.len();
                 let decay = |i: usize| {
                     let v = f64::from(x[i]) + f64::from(dt[i % heads]);
                     let softplus = if v > 20.0 { v } else { v.exp().ln_1p() };
                     (-f64::from(a_log[i % heads]).exp() * softplus).exp() as f32
                 };
-                vec![(0..x.len()).map(decay).collect(), map(b, sigmoid)]
+                vec![(0..x.len()).map(decay).collect(), map(of(o.b), sigmoid)]
             }
             OpKind::GdnScan => {
-                let inputs: Vec<Data> = (0..5).map(|i| input(i).to_vec()).collect();
-                let state = self.state(graph, node.inputs()[5]);
-                vec![gdn_scan(&inputs, state, [rows, u(1), u(2), u(3), u(4)])]
+                let o = gdn_scan::Operands::of(&operands);
+                let inputs = [o.q, o.k, o.v, o.decay, o.beta].map(of);
+                vec![gdn_scan(inputs, self.state(graph, o.state), node.attrs_as())]
             }
-            OpKind::SelectRows => {
-                let (dim, pos) = (u(1), u(2));
-                vec![input(0)[pos * dim..(pos + rows) * dim].to_vec()]
+            OpKind::GatherRows => {
+                let (o, gather_rows::Attrs { of: rows, dim, .. }) =
+                    (gather_rows::Operands::of(&operands), node.attrs_as());
+                let row = |&i: &f32| of(o.x)[(i as usize).min(rows - 1) * dim..][..dim].iter().copied();
+                vec![of(o.select).iter().flat_map(row).collect()]
             }
         }
     }
@@ -275,25 +328,23 @@ impl<'a> Interp<'a> {
     fn experts(
         &self,
         graph: &Graph,
-        node: &Node,
+        attrs: expert_linear::Attrs,
         x: &[f32],
         [order, starts]: [&[f32]; 2],
-        weight: usize,
-        x_slots: usize,
+        weight: [ValueId; WEIGHT_PLANES],
     ) -> Vec<Data> {
-        let a = node.attrs();
-        let (k, experts, inp, out) = (a[1] as usize, a[2] as usize, a[3] as usize, a[4] as usize);
-        let w = weight_of(graph, node.inputs()[weight]);
-        let mut y = vec![0.0; order.len() * out];
+        let expert_linear::Attrs { k, experts, inputs, outputs, x_slots, .. } = attrs;
+        let w = weight_of(graph, weight[0]);
+        let mut y = vec![0.0; order.len() * outputs];
         for e in 0..experts {
             let slots = &order[starts[e] as usize..starts[e + 1] as usize];
             if slots.is_empty() {
                 continue;
             }
-            let matrix = self.weights.rows(w, (e * out) as u64, out as u64);
+            let matrix = self.weights.rows(w, (e * outputs) as u64, outputs as u64);
             for slot in slots.iter().map(|&s| s as usize) {
                 let row = if x_slots == 1 { slot / k } else { slot };
-                y[slot * out..][..out].copy_from_slice(&linear(&x[row * inp..][..inp], &matrix, inp));
+                y[slot * outputs..][..outputs].copy_from_slice(&linear(&x[row * inputs..][..inputs], &matrix, inputs));
             }
         }
         vec![y]
@@ -336,7 +387,8 @@ fn linear(x: &[f32], w: &[f32], inp: usize) -> Data {
     x.chunks(inp).flat_map(|x| w.chunks(inp).map(move |w| dot(x, w) as f32)).collect()
 }
 
-fn rms_norm(x: &[f32], w: &[f32], eps: f64, offset: f64) -> Data {
+fn rms_norm(x: &[f32], w: &[f32], eps: f32, offset: f32) -> Data {
+    let [eps, offset] = [eps, offset].map(f64::from);
     let row = |x: &[f32]| -> Data {
         let scale = 1.0 / (dot(x, x) / x.len() as f64 + eps).sqrt();
         x.iter().zip(w).map(|(&x, &w)| (f64::from(x) * scale * (offset + f64::from(w))) as f32).collect()
@@ -390,22 +442,21 @@ fn dequantize(codes: &[f32], scales: &[f32]) -> Data {
     codes.iter().enumerate().map(|(i, c)| c * scales[i / group]).collect()
 }
 
-fn attention(q: &[f32], k: &[f32], v: &[f32], a: &[u64]) -> Data {
-    let [rows, heads, kv_heads, dim, pos] = [a[0], a[1], a[2], a[3], a[4]].map(|v| v as usize);
-    let (scale, window) = (f64::from(f32::from_bits(a[5] as u32)), a[6] as usize);
+fn attention(q: &[f32], k: &[f32], v: &[f32], a: attention::Attrs, pos: usize) -> Data {
+    let attention::Attrs { rows, heads, kv_heads, dim, .. } = a;
     let mut out = Data::new();
     for r in 0..rows {
-        let last = pos + r;
-        let first = if window == 0 { 0 } else { (last + 1).saturating_sub(window) };
+        let seen = a.visible((pos + r) as u64);
+        let seen = seen.start as usize..seen.end as usize;
         for h in 0..heads {
             let kv = h / (heads / kv_heads);
             let row = |c: &[f32], j: usize| -> Vec<f32> { c[(j * kv_heads + kv) * dim..][..dim].to_vec() };
             let q = &q[(r * heads + h) * dim..][..dim];
-            let scores: Vec<f64> = (first..=last).map(|j| dot(q, &row(k, j)) * scale).collect();
+            let scores: Vec<f64> = seen.clone().map(|j| dot(q, &row(k, j)) * f64::from(a.scale)).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
             let mut acc = vec![0f64; dim];
-            for (s, j) in scores.iter().zip(first..) {
+            for (s, j) in scores.iter().zip(seen.clone()) {
                 let p = (s - max).exp() / sum;
                 acc.iter_mut().zip(row(v, j)).for_each(|(acc, v)| *acc += p * f64::from(v));
             }
@@ -415,13 +466,13 @@ fn attention(q: &[f32], k: &[f32], v: &[f32], a: &[u64]) -> Data {
     out
 }
 
-fn gdn_scan(inputs: &[Data], state: &mut [f32], [rows, kh, vh, kd, vd]: [usize; 5]) -> Data {
-    let [q, k, v, decay, beta] = [0, 1, 2, 3, 4].map(|i| inputs[i].as_slice());
+fn gdn_scan([q, k, v, decay, beta]: [&[f32]; 5], state: &mut [f32], a: gdn_scan::Attrs) -> Data {
+    let gdn_scan::Attrs { rows, k_heads: kh, v_heads: vh, k_dim: kd, v_dim: vd, tiled: _ } = a;
     let mut out = vec![0.0; rows * vh * vd];
     for r in 0..rows {
         for h in 0..vh {
             let s = &mut state[h * kd * vd..][..kd * vd];
-            let key = (r * kh + h / (vh / kh)) * kd;
+            let key = (r * kh + a.key_head(h)) * kd;
             let (q, k) = (&q[key..][..kd], &k[key..][..kd]);
             let v = &v[(r * vh + h) * vd..][..vd];
             let (g, b) = (f64::from(decay[r * vh + h]), f64::from(beta[r * vh + h]));
@@ -450,17 +501,13 @@ impl WeightSource for PlacedWeights<'_> {
     fn rows(&self, weight: u32, first: u64, rows: u64) -> Vec<f32> {
         let place = &self.places[weight as usize];
         let (format, inp) = (place.format, place.in_dim);
-        let packed = format.row_bytes(inp).expect("a format that divides its rows");
-        let param = |d: Option<loaf_formats::dtype::DType>| {
-            d.map_or(0, |d| d.bytes() * format.row_groups(inp).expect("as above"))
-        };
-        let part = |start: u64, bytes: u64, row: u64| &self.data[(start + row * bytes) as usize..][..bytes as usize];
         let mut out = vec![0.0; (rows * inp) as usize];
         for (row, out) in (first..first + rows).zip(out.chunks_mut(inp as usize)) {
-            let weight = part(place.weight, packed, row);
-            let scales = part(place.scales, param(format.scales_dtype()), row);
-            let biases = part(place.biases, param(format.biases_dtype()), row);
-            loaf_formats::quant::decode_row(format, inp, weight, scales, biases, out).expect("rows of a laid-out file");
+            let planes = std::array::from_fn(|i| {
+                let bytes = format.plane(i).map_or(0, |p| p.row_bytes(inp).expect("a format that divides its rows"));
+                &self.data[(place.planes[i] + row * bytes) as usize..][..bytes as usize]
+            });
+            loaf_formats::quant::decode_row(format, inp, planes, out).expect("rows of a laid-out file");
         }
         out
     }

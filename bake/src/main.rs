@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use loaf_bake::build::{BuildOptions, Prepared, Progress, build};
+use loaf_bake::build::{BuildOptions, Prepared, Progress, build, build_from};
 use loaf_bake::checkpoint::Checkpoint;
+use loaf_bake::checkpoint::gguf::GgmlType;
 use loaf_bake::lock::{self, Lock, LockError};
 use loaf_bake::passes::{Pass, Pipeline};
 use loaf_bake::program;
@@ -35,7 +36,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Bake a checkpoint folder into a loaf.
+    /// Bake a checkpoint folder or a GGUF file into a loaf.
     Build(BuildArgs),
     /// Show what a loaf holds.
     Inspect {
@@ -49,10 +50,10 @@ enum Command {
     Explain {
         /// The loaf, or a program made by 'bake executable'.
         file: PathBuf,
-        /// Position of the first token (for the head: the hidden row).
+        /// Position of the first token.
         #[arg(long, default_value_t = 0)]
         position: u32,
-        /// Which family.
+        /// Which phase.
         #[arg(long, value_enum, default_value_t = PhaseArg::Decode)]
         phase: PhaseArg,
         /// Valid rows [default: 1, or the largest chunk for prefill].
@@ -117,8 +118,8 @@ enum Command {
         /// The program to write.
         #[arg(short, long)]
         output: PathBuf,
-        /// The runtime [default: the 'loaf' beside this program].
-        #[arg(long, value_name = "LOAF_BINARY")]
+        /// The runtime [default: the 'loaf-small' beside this program].
+        #[arg(long, value_name = "PROGRAM")]
         runtime: Option<PathBuf>,
     },
     /// Print the graph a recipe traces, before or after passes.
@@ -132,7 +133,7 @@ enum Command {
         /// Position of the first token.
         #[arg(long, default_value_t = 0)]
         position: u32,
-        /// Which family.
+        /// Which phase.
         #[arg(long, value_enum, default_value_t = PhaseArg::Decode)]
         phase: PhaseArg,
         /// Valid rows [default: 1, or the largest chunk for prefill].
@@ -145,8 +146,10 @@ enum Command {
 
 #[derive(Args)]
 struct BuildArgs {
-    /// Folder with config.json and weights: Hugging Face safetensors or an MLX conversion.
-    source: PathBuf,
+    /// Folder with config.json and weights (Hugging Face safetensors or an MLX conversion), or a GGUF file; of a split
+    /// model any part, the others lying beside it, or all parts.
+    #[arg(required = true)]
+    source: Vec<PathBuf>,
     /// The loaf to write.
     #[arg(short, long)]
     output: PathBuf,
@@ -172,7 +175,7 @@ struct ModelArgs {
     /// Positions a session has room for [default: the config's max_position_embeddings].
     #[arg(long)]
     context: Option<u32>,
-    /// Rows of a prefill; several, comma-separated, bake several families [default: 128, for mixtures of experts 128,512].
+    /// Rows of a prefill; several, comma-separated, bake several templates [default: 128, for mixtures of experts 128,512].
     #[arg(long, value_delimiter = ',')]
     chunk: Vec<u32>,
     /// Element type of KV caches [default: f32 for models that are f32 throughout, else f16].
@@ -225,7 +228,7 @@ enum Kv {
 enum PhaseArg {
     Decode,
     Prefill,
-    Head,
+    LmHead,
 }
 
 impl From<PhaseArg> for Phase {
@@ -233,7 +236,7 @@ impl From<PhaseArg> for Phase {
         match p {
             PhaseArg::Decode => Phase::Decode,
             PhaseArg::Prefill => Phase::Prefill,
-            PhaseArg::Head => Phase::Head,
+            PhaseArg::LmHead => Phase::LmHead,
         }
     }
 }
@@ -270,7 +273,7 @@ impl Progress for Bars {
     fn begin(&self, stage: &str, total: u64, unit: &str) {
         let bar = ProgressBar::new(total);
         let counts = if unit == "bytes" { "{bytes}/{total_bytes} {bytes_per_sec}" } else { "{pos}/{len}" };
-        let style = format!("{{prefix:>8}} {{wide_bar}} {counts} {{elapsed}}");
+        let style = format!("{{prefix:>8}} {{wide_bar}} {counts} {{elapsed}}, {{eta}} left");
         bar.set_style(ProgressStyle::with_template(&style).unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.set_prefix(stage.to_string());
         *self.0.lock().unwrap_or_else(|e| e.into_inner()) = bar;
@@ -375,7 +378,7 @@ fn lock(root: &Path, names: &[String], update: bool) -> Result<()> {
 fn executable(file: &Path, output: &Path, runtime: Option<PathBuf>) -> Result<()> {
     let runtime = runtime.map_or_else(program::runtime_beside, Ok).context("the folder of this program")?;
     if !runtime.is_file() {
-        bail!("{}: no runtime there; build loaf-runtime, or say where it is with --runtime", runtime.display());
+        bail!("{}: no runtime there; build loaf-cli, or say where it is with --runtime", runtime.display());
     }
     let written = program::write(&runtime, file, output)?;
     let (bytes, offset) = (written.bytes, written.offset);
@@ -394,7 +397,7 @@ fn run(command: Command) -> Result<()> {
             let (container, plan) = open(&map)?;
             let names = explain::Names::new(&container, &plan)?;
             let phase = Phase::from(phase);
-            let rows = rows.unwrap_or_else(|| plan.families_of(phase).map(|f| f.max_rows).max().unwrap_or(1));
+            let rows = rows.unwrap_or(if phase == Phase::Prefill { plan.most_rows(phase) } else { 1 });
             match explain::graph(&names, phase, position, rows) {
                 Some(text) if !proof => print(&text),
                 Some(text) => print(&(text + &merkle_proof(&container, &plan, phase, position, rows)?)),
@@ -468,11 +471,11 @@ fn merkle_proof(container: &Container<'_>, plan: &VerifiedPlan, phase: Phase, p:
     let stored = Graphs::decode(container.verify_section(SectionKind::Graphs)?, plan)?;
     let Some(proof) = graphs::inclusion(plan, phase, p.into(), n.into(), &loaf_bake::build::Silent) else {
         bail!(
-            "the {phase} graph at position {p} with {n} rows is no leaf: leaves are whole chunks at multiples of the chunk"
+            "the {phase} graph at position {p} with {n} rows is no leaf: leaves have as many rows as fit, at multiples of the step"
         );
     };
-    let family = stored.families.iter().find(|f| f.root == proof.root);
-    let Some(family) = family.filter(|f| f.phase == phase) else {
+    let template = stored.templates.iter().find(|t| t.root == proof.root);
+    let Some(template) = template.filter(|t| t.phase == phase) else {
         bail!("expected the {phase} root recorded in the loaf, found {}", hex(&proof.root));
     };
     let mut out = format!("\nleaf {} of {}  {}\n", proof.index, proof.count, hex(&proof.leaf));
@@ -481,8 +484,8 @@ fn merkle_proof(container: &Container<'_>, plan: &VerifiedPlan, phase: Phase, p:
     }
     out += &format!(
         "{phase} root, {} rows  {}\nall graphs  {}\n",
-        family.max_rows,
-        hex(&family.root),
+        template.max_rows,
+        hex(&template.root),
         hex(&stored.root())
     );
     Ok(out)
@@ -504,7 +507,11 @@ fn print(text: &str) -> Result<()> {
 
 fn run_build(args: &BuildArgs) -> Result<()> {
     let bars = Bars(std::sync::Mutex::new(ProgressBar::hidden()));
-    let report = build(&args.source, &args.output, &args.options.options(), &bars)?;
+    let options = args.options.options();
+    let report = match args.source.as_slice() {
+        [one] => build(one, &args.output, &options, &bars)?,
+        parts => build_from(Checkpoint::open_gguf(parts)?, &args.output, &options, &bars)?,
+    };
     let graphs: u64 = report.proofs.iter().map(|p| p.graphs).sum();
     if args.json {
         let json = serde_json::json!({
@@ -552,6 +559,26 @@ fn open(bytes: &[u8]) -> Result<(Container<'_>, VerifiedPlan)> {
     Ok((container, plan))
 }
 
+/// How many bits a weight takes, and what became of each type of a GGUF model; what a manifest does not say is left out.
+fn weight_types(manifest: &[u8]) -> String {
+    use std::fmt::Write;
+    let manifest: serde_json::Value = serde_json::from_slice(manifest).unwrap_or_default();
+    let mut out = String::new();
+    if let (Some(weights), Some(bytes)) = (manifest["parameters"].as_u64(), manifest["weight_bytes"].as_u64()) {
+        let bits = bytes as f64 * 8.0 / weights.max(1) as f64;
+        let _ = writeln!(out, "\nweights\n  {weights} in {bytes} bytes, {bits:.2} bits a weight");
+    }
+    for row in manifest["source"]["gguf"]["stored"].as_array().into_iter().flatten() {
+        let (Some(name), Some(format)) = (row["type"].as_str(), row["format"].as_str()) else { continue };
+        let (Some(bytes), Some(stored)) = (row["bytes"].as_u64(), row["stored_bytes"].as_u64()) else { continue };
+        let there = GgmlType::from_name(name).map_or(0.0, GgmlType::bits_per_weight);
+        let here = there * stored as f64 / bytes.max(1) as f64;
+        let tensors = row["tensors"].as_u64().unwrap_or(0);
+        let _ = writeln!(out, "  {tensors:>5} {name:<8} as {format:<10} {there:>6.2} -> {here:>5.2} bits a weight");
+    }
+    out
+}
+
 fn inspect(file: &Path, tensors: bool) -> Result<()> {
     use std::fmt::Write;
     let map = map(file)?;
@@ -564,24 +591,23 @@ fn inspect(file: &Path, tensors: bool) -> Result<()> {
     }
     writeln!(
         out,
-        "\nmemory\n  state {:>16} bytes\n  arena {:>16} bytes\n  io    {:>16} bytes",
-        plan.state_bytes, plan.arena_bytes, plan.io.bytes
+        "\nmemory\n  caches    {:>16} bytes a sequence\n  recurrent {:>16} bytes a sequence\n  arena     {:>16} bytes\n  io        {:>16} bytes",
+        plan.cache_bytes, plan.recurrent_bytes, plan.arena_bytes, plan.io.bytes
     )?;
-    writeln!(out, "\nfamilies (context {}, vocab {}, hidden {})", plan.context, plan.vocab, plan.hidden)?;
-    for f in &plan.families {
-        let words: usize = f.segments.iter().map(|s| s.words.len()).sum();
-        let patches: usize = f.segments.iter().map(|s| s.patches.len()).sum();
-        let ops = loaf_formats::plan::records(&f.segments[0].words).count();
+    writeln!(out, "\ntemplates (context {}, vocab {}, hidden {})", plan.context, plan.vocab, plan.hidden)?;
+    for t in &plan.templates {
+        let ops = loaf_formats::plan::records(&t.words).count();
         writeln!(
             out,
-            "  {:<8} {:>7} positions, up to {:>4} rows: {} templates, {ops} ops, {words} words, {patches} patches",
-            f.phase.to_string(),
-            f.positions,
-            f.max_rows,
-            f.segments.len()
+            "  {:<8} {:>7} positions, up to {:>4} rows: {ops} ops, {} words",
+            t.phase.to_string(),
+            t.positions,
+            t.max_rows,
+            t.words.len()
         )?;
     }
     if let Some(manifest) = container.section(SectionKind::Manifest) {
+        out += &weight_types(manifest);
         // Lines of JSON begin as JSON does; of anything else only one is shown.
         match serde_json::from_slice::<serde_json::Value>(manifest) {
             Ok(manifest) => writeln!(out, "\nmanifest\n{manifest:#}")?,

@@ -38,7 +38,8 @@ impl fmt::Display for ProgramError {
             ProgramError::Loaf(path, e) => write!(f, "{}: {e}", line(path.display())),
             ProgramError::Output(e) => e.fmt(f),
             ProgramError::Runtime(path, None) => {
-                write!(f, "{}: expected a runtime alone, found one that carries a loaf already", line(path.display()))
+                let path = line(path.display());
+                write!(f, "{path}: expected a runtime alone (loaf-small is one), found one that carries a loaf already")
             }
             ProgramError::Runtime(path, Some(e)) => write!(f, "{}: {e}", line(path.display())),
         }
@@ -64,12 +65,13 @@ pub struct Program {
     pub bytes: u64,
 }
 
-/// The `loaf` that stands beside the running program, under the name executables have here.
+/// The runtime that stands beside the running program, under the name executables have here: `loaf-small`, which runs one
+/// model and has none of its own.
 ///
 /// # Errors
 /// The system does not say where the running program is.
 pub fn runtime_beside() -> io::Result<PathBuf> {
-    Ok(std::env::current_exe()?.with_file_name(format!("loaf{}", std::env::consts::EXE_SUFFIX)))
+    Ok(std::env::current_exe()?.with_file_name(format!("loaf-small{}", std::env::consts::EXE_SUFFIX)))
 }
 
 /// Writes the program `out` from the executable `runtime` and the file `loaf`, every byte of which is hashed first but the
@@ -91,6 +93,12 @@ pub fn write(runtime: &Path, loaf: &Path, out: &Path) -> Result<Program, Program
     }
     let runtime_len = runtime_file.seek(SeekFrom::End(0)).map_err(at(runtime))?;
     runtime_file.rewind().map_err(at(runtime))?;
+    // SAFETY: as for the loaf below.
+    let runtime_map = unsafe { Mmap::map(&runtime_file) }.map_err(at(runtime))?;
+    if has_model(&runtime_map) {
+        return Err(ProgramError::Runtime(runtime.to_path_buf(), None));
+    }
+    drop(runtime_map);
 
     let loaf_file = File::open(loaf).map_err(at(loaf))?;
     // SAFETY: mapped read-only; whoever truncates a file while it is being read breaks every program that maps it.
@@ -114,6 +122,15 @@ pub fn write(runtime: &Path, loaf: &Path, out: &Path) -> Result<Program, Program
     output.make_executable()?;
     output.finish()?;
     Ok(Program { id, offset: trailer.offset, bytes: trailer.offset + trailer.len + trailer.encode().len() as u64 })
+}
+
+/// Whether a loaf was compiled into an executable: nobody would run it, since the loaf behind the program is used.
+fn has_model(executable: &[u8]) -> bool {
+    // How every loaf begins, after the length of its table in eight bytes. That length tells one from this very text.
+    const START: &[u8] = b"{\"__metadata__\":{\"format\":\"pt\"},\"loaf.head\":{";
+    let starts = executable.windows(START.len()).enumerate().filter(|(_, w)| *w == START).map(|(at, _)| at);
+    let length = |at: usize| Some(u64::from_le_bytes(executable.get(at.checked_sub(8)?..at)?.try_into().ok()?));
+    starts.filter_map(length).any(|len| len > 0 && len < 1 << 32)
 }
 
 fn copy_exactly(from: &mut impl Read, mut to: &File, bytes: u64) -> io::Result<()> {

@@ -92,7 +92,7 @@ mod tests {
         quantise_row(row, bits, group.into(), DType::F32, &mut codes, &mut scales, &mut biases).unwrap();
         let mut out = vec![0.0; row.len()];
         let format = WeightFormat::Affine { bits, group, params: DType::F32 };
-        decode_row(format, row.len() as u64, &codes, &scales, &biases, &mut out).unwrap();
+        decode_row(format, row.len() as u64, [&codes, &scales, &biases, &[]], &mut out).unwrap();
         out
     }
 

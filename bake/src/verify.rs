@@ -5,7 +5,7 @@ use std::fmt;
 use loaf_formats::chat::{Chat, ChatError};
 use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, SectionKind, hex};
 use loaf_formats::golden::{Golden, GoldenError};
-use loaf_formats::graphs::{FamilyRoot, Graphs, GraphsError};
+use loaf_formats::graphs::{Graphs, GraphsError, TemplateRoot};
 use loaf_formats::memory::NoMemory;
 use loaf_formats::plan::{Plan, PlanError};
 use loaf_formats::tokenizer::TokenizerTables;
@@ -156,8 +156,8 @@ pub fn graphs(bytes: &[u8], deep: Deep, progress: &dyn Progress) -> Result<u64, 
     let stored = Graphs::decode(section(SectionKind::Graphs)?, &plan).map_err(VerifyError::Graphs)?;
     if deep.graphs {
         let expanded = graphs::expand(&plan, progress);
-        if let Some((e, s)) = expanded.families.iter().zip(&stored.families).find(|(e, s)| e != s) {
-            let (at, root) = (format!("{} graphs", s.phase), |f: &FamilyRoot| format!("root {}", hex(&f.root)));
+        if let Some((e, s)) = expanded.templates.iter().zip(&stored.templates).find(|(e, s)| e != s) {
+            let (at, root) = (format!("{} graphs", s.phase), |t: &TemplateRoot| format!("root {}", hex(&t.root)));
             return Err(VerifyError::Proof(ProofError::Differs(at, root(e), root(s))));
         }
     }

@@ -62,6 +62,25 @@ fn verify_runs_the_golden_cases_on_the_recipe_of_the_manifest() {
 }
 
 #[test]
+fn inspect_shows_what_became_of_the_types_of_a_gguf_model() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let out = dir.path().join("mixed.loaf").to_str().expect("UTF-8").to_string();
+    stdout(&["build", concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/gguf/mixed/model.gguf"), "-o", &out]);
+    let text = stdout(&["inspect", &out]);
+    for line in [
+        "      1 Q4_K     as q4g32/f32    4.50 ->  6.00 bits a weight",
+        "      1 Q6_K     as f32          6.56 -> 32.00 bits a weight",
+        "      1 Q5_1     as q5g32/f16    6.00 ->  6.00 bits a weight",
+        "bits a weight\n",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let missing = dir.path().join("none.gguf");
+    let (code, line) = refused(&["build", missing.to_str().expect("UTF-8"), "-o", &out]);
+    assert_eq!((code, line.contains("none.gguf")), (1, true), "{line}");
+}
+
+#[test]
 fn diff_says_what_differs_and_how_it_went_by_exit_code() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let (one, two) = (build(&dir, "one", "1", &[]), build(&dir, "two", "2", &[]));
@@ -78,7 +97,7 @@ fn diff_says_what_differs_and_how_it_went_by_exit_code() {
     assert!(!text.contains("\nplan\n"), "equal graphs: {text}");
     let text = differ(&half, &full);
     assert!(text.contains("options.kv: \"f16\" -> \"f32\""), "{text}");
-    assert!(text.contains("state bytes: ") && text.contains("decode of 1 rows, template 0: kv_write: "), "{text}");
+    assert!(text.contains("cache bytes: ") && text.contains("decode of 16 rows: kv_write: "), "{text}");
     assert!(!text.contains("\nweights\n"), "equal weights: {text}");
 
     let (code, line) = refused(&["diff", &one, concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]);
@@ -123,7 +142,7 @@ fn an_executable_without_a_runtime_says_how_to_get_one() {
     let [out, none] = [&out, &none].map(|p| p.to_str().expect("UTF-8"));
     let (code, line) = refused(&["executable", VECTOR, "-o", out, "--runtime", none]);
     assert_eq!(code, 1);
-    assert!(line.ends_with("no runtime there; build loaf-runtime, or say where it is with --runtime"), "{line}");
+    assert!(line.ends_with("no runtime there; build loaf-cli, or say where it is with --runtime"), "{line}");
     let text = stdout(&["executable", VECTOR, "-o", out, "--runtime", env!("CARGO_BIN_EXE_bake")]);
     assert!(text.contains("bytes, the loaf at "), "{text}");
 }

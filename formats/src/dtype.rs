@@ -173,31 +173,6 @@ impl WeightFormat {
         }
     }
 
-    /// Type of the stored `weight` tensor.
-    pub const fn weight_dtype(self) -> DType {
-        match self {
-            WeightFormat::Dense(d) => d,
-            _ => DType::U32,
-        }
-    }
-
-    /// Type of the `scales` tensor, if the format has one.
-    pub const fn scales_dtype(self) -> Option<DType> {
-        match self {
-            WeightFormat::Dense(_) => None,
-            WeightFormat::Affine { params, .. } => Some(params),
-            _ => Some(DType::U8),
-        }
-    }
-
-    /// Type of the `biases` tensor, if the format has one.
-    pub const fn biases_dtype(self) -> Option<DType> {
-        match self {
-            WeightFormat::Affine { params, .. } => Some(params),
-            _ => None,
-        }
-    }
-
     /// Whether rows of `in_dim` weights can be stored in this format.
     pub const fn divides(self, in_dim: u64) -> bool {
         match self.group() {
@@ -208,29 +183,74 @@ impl WeightFormat {
         }
     }
 
-    /// Elements of [`WeightFormat::weight_dtype`] in one stored row of `in_dim` weights; `None` if the
-    /// format does not divide it or the length overflows.
-    pub fn row_elems(self, in_dim: u64) -> Option<u64> {
+    /// The tensors that a weight in this format is stored as, in record order: codes first, then parameters.
+    pub const fn planes(self) -> [Option<Plane>; WEIGHT_PLANES] {
+        const fn params(name: &'static str, dtype: DType, group: u64) -> Option<Plane> {
+            Some(Plane { name, dtype, elems: 1, per: group })
+        }
+        match self {
+            WeightFormat::Dense(d) => [Some(Plane { name: "weight", dtype: d, elems: 1, per: 1 }), None, None, None],
+            WeightFormat::Affine { bits, group, params: d } => [
+                Some(Plane { name: "weight", dtype: DType::U32, elems: bits as u64, per: 32 }),
+                params("scales", d, group as u64),
+                params("biases", d, group as u64),
+                None,
+            ],
+            WeightFormat::Mxfp4 | WeightFormat::Nvfp4 | WeightFormat::Mxfp8 => {
+                let group = match self.group() {
+                    Some(g) => g,
+                    None => 1,
+                };
+                [
+                    Some(Plane { name: "weight", dtype: DType::U32, elems: self.bits(), per: 32 }),
+                    params("scales", DType::U8, group),
+                    None,
+                    None,
+                ]
+            }
+        }
+    }
+
+    /// Plane `i`, if the format has so many.
+    pub const fn plane(self, i: usize) -> Option<Plane> {
+        if i < WEIGHT_PLANES { self.planes()[i] } else { None }
+    }
+
+    /// Bytes of one stored row of `in_dim` weights, all planes; `None` if the format does not divide it.
+    pub fn row_bytes(self, in_dim: u64) -> Option<u64> {
         if !self.divides(in_dim) {
             return None;
         }
-        match self {
-            WeightFormat::Dense(_) => Some(in_dim),
-            _ => Some(in_dim.checked_mul(self.bits())? / 32),
-        }
+        self.planes().into_iter().flatten().try_fold(0u64, |sum, plane| sum.checked_add(plane.row_bytes(in_dim)?))
+    }
+}
+
+/// Most planes a format has.
+pub const WEIGHT_PLANES: usize = 4;
+
+/// One of the tensors a weight is stored as: `[.., out, n]`, where a row of `in` weights has `n = in * elems / per` elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plane {
+    /// Last part of the tensor's name: `weight`, `scales`, `biases`.
+    pub name: &'static str,
+    /// Element type.
+    pub dtype: DType,
+    /// Elements for each `per` weights.
+    pub elems: u64,
+    /// Weights that `elems` elements hold.
+    pub per: u64,
+}
+
+impl Plane {
+    /// Elements of a row of `in_dim` weights; `None` if it is not whole elements, or overflows.
+    pub fn row_elems(self, in_dim: u64) -> Option<u64> {
+        let elems = in_dim.checked_mul(self.elems)?;
+        (elems % self.per == 0 && (self.per == 1 || in_dim > 0)).then_some(elems / self.per)
     }
 
-    /// Bytes of one stored row of `in_dim` weights, scales and biases not counted.
+    /// Bytes of a row of `in_dim` weights.
     pub fn row_bytes(self, in_dim: u64) -> Option<u64> {
-        self.row_elems(in_dim)?.checked_mul(self.weight_dtype().bytes())
-    }
-
-    /// Scales (and biases) of one row; 0 for dense.
-    pub fn row_groups(self, in_dim: u64) -> Option<u64> {
-        match self.group() {
-            None => Some(0),
-            Some(g) => self.divides(in_dim).then_some(in_dim / g),
-        }
+        self.row_elems(in_dim)?.checked_mul(self.dtype.bytes())
     }
 }
 
@@ -277,9 +297,10 @@ mod tests {
     #[test]
     fn packed_rows_are_whole_words() {
         let three = WeightFormat::Affine { bits: 3, group: 32, params: DType::F32 };
-        assert_eq!(three.row_elems(96), Some(9));
-        assert_eq!(three.row_bytes(96), Some(36));
-        assert_eq!(three.row_elems(100), None);
+        assert_eq!(three.plane(0).and_then(|p| p.row_elems(96)), Some(9));
+        assert_eq!(three.row_bytes(96), Some(36 + 2 * 12));
+        assert_eq!(three.row_bytes(100), None);
+        assert_eq!(three.plane(3), None);
         assert_eq!(WeightFormat::Dense(DType::BF16).row_bytes(100), Some(200));
     }
 }

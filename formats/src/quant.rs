@@ -19,7 +19,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-use crate::dtype::{DType, WeightFormat};
+use crate::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 
 /// The sixteen E2M1 values (OCP MX v1.0, table 5); bit 3 is the sign.
 pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
@@ -113,8 +113,7 @@ impl std::error::Error for RowError {}
 
 /// Decodes one stored row of `in_dim` weights to f32.
 ///
-/// `weight`: the packed codes or dense elements, [`WeightFormat::row_bytes`] bytes; `scales`, `biases`: one element
-/// per group in [`WeightFormat::scales_dtype`] / [`WeightFormat::biases_dtype`], empty where the format has none;
+/// `planes`: that row of each tensor the weight is stored as ([`WeightFormat::planes`]), empty where the format has fewer;
 /// `out`: `in_dim` elements.
 ///
 /// # Errors
@@ -122,26 +121,26 @@ impl std::error::Error for RowError {}
 pub fn decode_row(
     format: WeightFormat,
     in_dim: u64,
-    weight: &[u8],
-    scales: &[u8],
-    biases: &[u8],
+    planes: [&[u8]; WEIGHT_PLANES],
     out: &mut [f32],
 ) -> Result<(), RowError> {
     let error = |buffer, expected, got| RowError { buffer, format, in_dim, expected, got };
-    let (Some(weight_bytes), Some(groups)) = (format.row_bytes(in_dim), format.row_groups(in_dim)) else {
-        return Err(error("weight", None, weight.len() as u64));
-    };
-    let params_bytes = |dtype: Option<DType>| dtype.map_or(0, |d| groups * d.bytes());
-    for (buffer, expected, got) in [
-        ("weight", weight_bytes, weight.len()),
-        ("scales", params_bytes(format.scales_dtype()), scales.len()),
-        ("biases", params_bytes(format.biases_dtype()), biases.len()),
-        ("out", in_dim, out.len()),
-    ] {
-        if expected != got as u64 {
-            return Err(error(buffer, Some(expected), got as u64));
+    for (plane, bytes) in format.planes().into_iter().zip(planes) {
+        let (name, expected) = match plane {
+            None => ("plane", 0),
+            Some(plane) => match plane.row_bytes(in_dim).filter(|_| format.divides(in_dim)) {
+                Some(expected) => (plane.name, expected),
+                None => return Err(error(plane.name, None, bytes.len() as u64)),
+            },
+        };
+        if expected != bytes.len() as u64 {
+            return Err(error(name, Some(expected), bytes.len() as u64));
         }
     }
+    if in_dim != out.len() as u64 {
+        return Err(error("out", Some(in_dim), out.len() as u64));
+    }
+    let [weight, scales, biases, _] = planes;
     for (i, w) in out.iter_mut().enumerate() {
         // The lengths were just proved, so no lookup below can miss; the default keeps the code free of panics.
         *w = weight_at(format, weight, scales, biases, i).unwrap_or(f32::NAN);
@@ -206,7 +205,7 @@ mod tests {
         let (scale, bias) = (0.1f32, -12.7f32);
         let weight: Vec<u8> = (0..32).map(|i| i * 8 + 7).collect();
         let mut out = [0.0; 32];
-        decode_row(format, 32, &weight, &scale.to_le_bytes(), &bias.to_le_bytes(), &mut out).unwrap();
+        decode_row(format, 32, [&weight, &scale.to_le_bytes(), &bias.to_le_bytes(), &[]], &mut out).unwrap();
         for (w, q) in out.iter().zip(&weight) {
             let product = scale * f32::from(*q);
             assert_eq!(*w, product + bias);
@@ -220,14 +219,14 @@ mod tests {
         let mut out = [0.0; 64];
         let format = WeightFormat::Mxfp4;
         let mut run = |w: usize, s: usize, b: usize, n: usize| {
-            decode_row(format, 64, &vec![0; w], &vec![0; s], &vec![0; b], &mut out[..n]).map_err(|e| e.buffer)
+            decode_row(format, 64, [&vec![0; w], &vec![0; s], &vec![0; b], &[]], &mut out[..n]).map_err(|e| e.buffer)
         };
         assert_eq!(run(32, 2, 0, 64), Ok(()));
         assert_eq!(run(31, 2, 0, 64), Err("weight"));
         assert_eq!(run(32, 3, 0, 64), Err("scales"));
-        assert_eq!(run(32, 2, 1, 64), Err("biases"));
+        assert_eq!(run(32, 2, 1, 64), Err("plane"));
         assert_eq!(run(32, 2, 0, 63), Err("out"));
-        let e = decode_row(format, 65, &[], &[], &[], &mut []).unwrap_err();
+        let e = decode_row(format, 65, [&[]; 4], &mut []).unwrap_err();
         assert_eq!(e.to_string(), "a row of 65 weights cannot be stored in mxfp4");
     }
 }

@@ -4,6 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use loaf_bake::checkpoint::gguf::{GgmlType, convert, dequant, parse_header as parse_gguf};
 use loaf_bake::checkpoint::parse_header;
 use loaf_formats::container::Container;
 use loaf_formats::plan::{Plan, Region, records};
@@ -77,35 +78,30 @@ pub fn container(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a plan: what the verifier accepts keeps every operand of every record in its region, at positions that
+/// Any bytes as a plan: what the verifier accepts keeps every operand of every record in its region, at row counts that
 /// the verifier's corners are not.
 pub fn plan(bytes: &[u8]) {
     let Ok(plan) = Plan::decode(bytes) else { return };
     let Ok(plan) = plan.verify(1 << 20) else { return };
     let mut words = Vec::new();
-    for family in &plan.families {
-        let positions = u64::from(family.positions);
-        for p in [0, 1, positions / 3, positions / 2, positions - 1] {
-            let most = u64::from(family.max_rows).min(positions.saturating_sub(p));
-            for n in [1, most / 2, most] {
-                if p >= positions || n == 0 || n > most {
-                    continue;
-                }
-                family.segments[family.segment_at(p)].expand(p, n, &mut words);
-                for record in records(&words) {
-                    let record = record.expect("verified");
-                    for i in 0..record.kind.spec().operands.len() {
-                        let operand = record.operand(i);
-                        let len = match operand.region {
-                            Region::None => continue,
-                            Region::Weights => plan.weight_bytes,
-                            Region::State => plan.state_bytes,
-                            Region::Arena => plan.arena_bytes,
-                            Region::Io => plan.io.bytes,
-                        };
-                        let dims = record.dims(i).expect("verified");
-                        assert!(operand.span(dims).expect("verified").1 <= len);
-                    }
+    for template in &plan.templates {
+        let most = u64::from(template.max_rows);
+        for n in [1, most / 3, most / 2, most].into_iter().filter(|n| *n > 0) {
+            template.expand(n, &mut words);
+            for record in records(&words) {
+                let record = record.expect("verified");
+                for i in 0..record.kind.spec().operands.len() {
+                    let operand = record.operand(i);
+                    let len = match operand.region {
+                        Region::None => continue,
+                        Region::Weights => plan.weight_bytes,
+                        Region::Cache => plan.cache_bytes,
+                        Region::Recurrent => plan.recurrent_bytes,
+                        Region::Arena => plan.arena_bytes,
+                        Region::Io => plan.io.bytes,
+                    };
+                    let dims = record.dims(i).expect("verified");
+                    assert!(operand.span(dims).expect("verified").1 <= len);
                 }
             }
         }
@@ -117,6 +113,31 @@ pub fn safetensors(bytes: &[u8]) {
     let Ok(entries) = parse_header(bytes) else { return };
     for entry in entries {
         assert!(entry.begin <= entry.end && entry.end <= bytes.len() as u64);
+    }
+}
+
+/// Any bytes as a GGUF file's header: refused in one line, or tensors that lie in order within the file, and blocks of any
+/// type from the rest decoded and converted.
+pub fn gguf(bytes: &[u8]) {
+    match parse_gguf(bytes) {
+        Ok(header) => {
+            let mut end = 0;
+            for t in header.tensors {
+                assert!(end <= t.begin && t.begin <= t.end && t.end <= bytes.len() as u64);
+                end = t.end;
+            }
+        }
+        Err(e) => assert!(!e.to_string().contains(char::is_control)),
+    }
+    let mut out = vec![0.0; 512];
+    for kind in GgmlType::all() {
+        let Some(row) = kind.row_bytes(512).and_then(|n| bytes.get(..n as usize)) else { continue };
+        dequant::dequantise(kind, row, &mut out);
+        for wide in [false, true] {
+            if let Some(format) = convert::lossless(kind, 512, wide) {
+                let _ = convert::convert_row(kind, format, row, &mut convert::StoredRows::default());
+            }
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The blocks that families share: attention, SwiGLU, mixture of experts, gated DeltaNet.
+//! The blocks that model families share: attention, SwiGLU, mixture of experts, gated DeltaNet.
 //!
 //! Each block declares its weights and state once and is then traced any number of times. Notation: `n` rows of
 //! this trace, `H` hidden size; shapes stand beside the values.
@@ -15,12 +15,12 @@ pub struct Norm {
     offset: f32,
 }
 
-/// How a family's norms are stored.
+/// How a model family's norms are stored.
 #[derive(Clone, Copy, Debug)]
 pub struct NormStyle {
     /// Epsilon added to the mean square.
     pub eps: f32,
-    /// The family's norms are zero-centred.
+    /// The model family's norms are zero-centred.
     pub zero_centred: bool,
     /// The checkpoint has already added the 1 (MLX conversions do).
     pub shifted: bool,
@@ -173,7 +173,7 @@ pub struct MoeSpec {
     pub shared: Option<u64>,
 }
 
-/// Softmax router, `top_k` SwiGLU experts, and where the family has one a shared expert behind a scalar gate.
+/// Softmax router, `top_k` SwiGLU experts, and where the model family has one a shared expert behind a scalar gate.
 #[derive(Clone, Debug)]
 pub struct Moe {
     spec: MoeSpec,

@@ -1,11 +1,11 @@
-//! The pre-norm decoder that every family here is an instance of.
+//! The pre-norm decoder that every model family here is an instance of.
 //!
 //! ```text
-//! h = embed(ids);  per layer: a = h + mixer(norm1(h)),  h = a + ffn(norm2(a));  logits = head(norm(h))
+//! h = embed(ids);  per layer: a = h + mixer(norm1(h)),  h = a + ffn(norm2(a));  logits = lm_head(norm(h))
 //! ```
 //!
-//! Decode runs it whole. Prefill ends at the normalised hidden rows; the head alone turns one of them into
-//! logits, so a prompt's logits cost one row wherever it ends.
+//! Decode runs it whole and leaves the normalised hidden rows too. Prefill ends at these; the LM head alone turns
+//! chosen ones into logits, so a prompt's logits cost one row wherever it ends.
 
 use loaf_formats::plan::Phase;
 
@@ -62,7 +62,7 @@ pub struct Decoder {
     rope: WeightId,
     layers: Vec<Layer>,
     norm: Norm,
-    head: WeightId,
+    lm_head: WeightId,
     /// Hidden size.
     pub hidden: u64,
     /// Rows of the embedding table.
@@ -86,17 +86,18 @@ impl Decoder {
         let embed = d.weight("model.embed_tokens.weight", &[vocab, hidden], WeightClass::Embedding);
         let layers = (0..c.layers()? as usize).map(|l| layer(d, l)).collect::<Result<Vec<_>, _>>()?;
         let norm = style.declare(d, "model.norm", hidden);
-        let head = if tied { embed } else { d.linear("lm_head", vocab, hidden) };
-        Ok(Decoder { embed, rope, layers, norm, head, hidden, vocab })
+        let lm_head = if tied { embed } else { d.linear("lm_head", vocab, hidden) };
+        Ok(Decoder { embed, rope, layers, norm, lm_head, hidden, vocab })
     }
 
-    /// Traces the tape's phase; `chunk` rows of hidden state stand between prefill and head.
-    pub fn trace(&self, t: &mut Tape, chunk: u32) {
+    /// Traces the tape's phase; the LM head chooses from `hidden_rows` rows.
+    pub fn trace(&self, t: &mut Tape, hidden_rows: u32) {
         let phase = t.shape().phase;
-        if phase == Phase::Head {
-            let rows = t.hidden(chunk, self.hidden);
-            let row = t.select_rows(rows);
-            return self.logits(t, row);
+        if phase == Phase::LmHead {
+            let rows = t.hidden(hidden_rows, self.hidden);
+            let select = t.select();
+            let chosen = t.gather_rows(rows, select); // [n, 1, H]
+            return self.logits(t, chosen);
         }
         let ids = t.ids();
         let mut h = t.embed(ids, self.embed); // [n, 1, H]
@@ -118,14 +119,14 @@ impl Decoder {
         }
         t.end_layers();
         let h = self.norm.trace(t, h);
-        match phase {
-            Phase::Prefill => t.output(Port::Hidden, h),
-            _ => self.logits(t, h),
+        t.output(Port::Hidden, h);
+        if phase == Phase::Decode {
+            self.logits(t, h);
         }
     }
 
     fn logits(&self, t: &mut Tape, h: ValueId) {
-        let logits = t.linear(h, self.head);
+        let logits = t.linear(h, self.lm_head); // [n, 1, vocab]
         t.output(Port::Logits, logits);
     }
 }

@@ -15,7 +15,9 @@
 use std::fmt;
 
 use loaf_formats::dtype::DType;
-use loaf_formats::op::{AttrKind, Dim, MAX_ATTRS, MAX_COUNT, Mode, OPS, OpKind, OperandSpec, Types};
+use loaf_formats::op::{
+    AttrKind, Dim, MAX_ATTRS, MAX_OPERANDS, Mode, OP_COUNT, OpAttrs, OpKind, OperandSpec, Types, view,
+};
 
 /// Index of a value in [`Graph::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,9 +36,11 @@ pub struct StateId(pub u32);
 pub enum Port {
     /// Token ids, `u32 [1, 1, rows]`.
     Ids,
+    /// Numbers of the hidden rows whose logits are wanted, `u32 [1, 1, rows]`.
+    Select,
     /// Normalised hidden rows, `f32 [rows, 1, hidden]`.
     Hidden,
-    /// Logits, `f32 [1, 1, vocab]`.
+    /// Logits, `f32 [rows, 1, vocab]`.
     Logits,
 }
 
@@ -70,7 +74,7 @@ pub struct Value {
 /// Most values a node takes.
 pub const MAX_INPUTS: usize = 6;
 
-/// One op. `inputs` follow the table's `In` and `InOut` operands (a weight's three stored tensors are one input);
+/// One op. `inputs` follow the table's `In` and `InOut` operands (a weight is one input, whatever its planes);
 /// outputs follow its `InOut` and `Out` operands and have consecutive ids from `first_output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
@@ -116,6 +120,35 @@ impl Node {
     pub fn output(&self) -> ValueId {
         ValueId(self.first_output.0 + u32::from(self.n_outputs) - 1)
     }
+
+    /// The node's values in the order of the op's operands, for `Operands::of` of the op's module. All planes of a weight
+    /// are its one value; a state that is updated is the version before.
+    #[inline]
+    pub fn operands(&self) -> [ValueId; MAX_OPERANDS] {
+        let mut out = [ValueId(u32::MAX); MAX_OPERANDS];
+        let (mut input, mut output, mut last) = (0, self.first_output.0, ValueId(u32::MAX));
+        for (out, rule) in out.iter_mut().zip(self.kind.spec().operands) {
+            if rule.is_graph_operand() {
+                if rule.mode != Mode::In {
+                    output += 1;
+                }
+                if rule.mode == Mode::Out {
+                    last = ValueId(output - 1);
+                } else {
+                    last = self.inputs[input];
+                    input += 1;
+                }
+            }
+            *out = last;
+        }
+        out
+    }
+
+    /// The op's attributes by name; those of another op are read as if they were `A`'s.
+    #[inline]
+    pub fn attrs_as<A: OpAttrs>(&self) -> A {
+        A::of(self.attrs())
+    }
 }
 
 /// A graph could not be built, or is no longer one.
@@ -153,19 +186,19 @@ struct WrittenBy {
     operands: [Written; 3],
 }
 
-static WRITTEN: [WrittenBy; OPS.len()] = written();
+static WRITTEN: [WrittenBy; OP_COUNT] = written();
 
-const fn written() -> [WrittenBy; OPS.len()] {
+const fn written() -> [WrittenBy; OP_COUNT] {
     let none = Written { updates: None, dims: [Dim::One; 3], dtype: DType::F32 };
-    let mut out = [WrittenBy { count: 0, operands: [none; 3] }; OPS.len()];
+    let mut out = [WrittenBy { count: 0, operands: [none; 3] }; OP_COUNT];
     let mut op = 0;
-    while op < OPS.len() {
-        let operands = OPS[op].operands;
+    while op < OP_COUNT {
+        let operands = OpKind::ALL[op].spec().operands;
         let (mut i, mut inputs) = (0, 0);
         while i < operands.len() {
             let o = &operands[i];
             i += 1;
-            if matches!(o.types, Types::Scales | Types::Biases) {
+            if !o.is_graph_operand() {
                 continue;
             }
             if !matches!(o.mode, Mode::In) {
@@ -227,11 +260,11 @@ impl Graph {
     /// Appends a node and its output values, shaped by the op table.
     ///
     /// # Errors
-    /// Inputs whose number, type or shape is not what the table and `attrs` say.
-    pub fn push(&mut self, kind: OpKind, layer: u16, inputs: &[ValueId], attrs: &[u64]) -> Result<&Node, GraphError> {
-        let node = self.make(kind, layer, inputs, attrs)?;
+    /// Inputs whose number, type or shape is not what the table and the attributes say.
+    pub fn push<A: OpAttrs>(&mut self, layer: u16, attrs: A, inputs: &[ValueId]) -> Result<Node, GraphError> {
+        let node = self.make(layer, attrs, inputs)?;
         self.nodes.push(node);
-        Ok(&self.nodes[self.nodes.len() - 1])
+        Ok(node)
     }
 
     /// Makes a node and its output values without placing it: for passes, which build a new order of nodes. Inputs of an
@@ -240,8 +273,13 @@ impl Graph {
     /// # Errors
     /// As [`Graph::push`].
     #[inline]
-    pub fn make(&mut self, kind: OpKind, layer: u16, inputs: &[ValueId], attrs: &[u64]) -> Result<Node, GraphError> {
-        let spec = kind.spec();
+    pub fn make<A: OpAttrs>(&mut self, layer: u16, attrs: A, inputs: &[ValueId]) -> Result<Node, GraphError> {
+        let (words, n) = attrs.words();
+        self.shape(A::KIND, layer, inputs, &words[..n])
+    }
+
+    /// [`Graph::make`] of attribute words.
+    fn shape(&mut self, kind: OpKind, layer: u16, inputs: &[ValueId], attrs: &[u64]) -> Result<Node, GraphError> {
         let mut node = Node {
             kind,
             layer,
@@ -252,9 +290,9 @@ impl Graph {
             first_output: ValueId(self.values.len() as u32),
             attrs: [0; MAX_ATTRS],
         };
-        if inputs.len() > MAX_INPUTS || attrs.len() != spec.attrs.len() {
-            let expected = format!("{} attributes, {MAX_INPUTS} inputs at most", spec.attrs.len());
-            return Err(self.complaint(&node, expected, format!("{} and {}", attrs.len(), inputs.len())));
+        if inputs.len() > MAX_INPUTS {
+            let expected = format!("{MAX_INPUTS} inputs at most");
+            return Err(self.complaint(&node, expected, inputs.len().to_string()));
         }
         node.inputs[..inputs.len()].copy_from_slice(inputs);
         node.attrs[..attrs.len()].copy_from_slice(attrs);
@@ -319,7 +357,7 @@ impl Graph {
             self.check_inputs(node)?;
             let mut outputs = node.outputs();
             let mut next_input = 0;
-            for rule in node.kind.spec().operands.iter().filter(|o| is_graph_operand(o)) {
+            for rule in node.kind.spec().operands.iter().filter(|o| o.is_graph_operand()) {
                 if rule.mode != Mode::Out {
                     if rule.mode == Mode::InOut {
                         consumed[node.inputs()[next_input].0 as usize] = true;
@@ -353,40 +391,26 @@ impl Graph {
 
     fn check_inputs(&self, node: &Node) -> Result<(), GraphError> {
         let spec = node.kind.spec();
-        for (rule, &v) in spec.attrs.iter().zip(node.attrs()) {
-            let ok = match rule.kind {
-                AttrKind::Count => (1..=MAX_COUNT).contains(&v),
-                AttrKind::Position | AttrKind::Flag => v <= MAX_COUNT,
-                AttrKind::Real => u32::try_from(v).is_ok_and(|b| f32::from_bits(b).is_finite()),
-                AttrKind::Format => true,
-            };
-            if !ok {
-                return Err(self.complaint(node, format!("{} a {:?}", rule.name, rule.kind), format!("{v:#x}")));
-            }
+        if let Err((name, expected)) = spec.check(node.attrs()) {
+            return Err(self.complaint(node, format!("{name}: {expected}"), format!("{:x?}", node.attrs())));
         }
         let mut inputs = node.inputs().iter();
-        for rule in spec.operands.iter().filter(|o| is_graph_operand(o) && o.mode != Mode::Out) {
+        for rule in spec.operands.iter().filter(|o| o.is_graph_operand() && o.mode != Mode::Out) {
             let Some(value) = inputs.next().and_then(|id| self.values.get(id.0 as usize)) else {
                 return Err(self.complaint(node, format!("an input {}", rule.name), "none".into()));
             };
             let want = self.extent(node, rule)?;
             let is_state = matches!(value.origin, Origin::State(_) | Origin::Update(..));
-            // A cache is as long as the context; an op touches the rows up to its position. A view starts
-            // anywhere in its row.
-            let fits = if rule.types == Types::Cache {
-                is_state && value.shape[0] >= want[0] && value.shape[1..] == want[1..]
-            } else if node.kind == OpKind::SelectRows {
-                value.shape[0] >= want[0] && value.shape[1..] == want[1..]
-            } else if node.kind == OpKind::View {
-                value.shape[0] == want[0] && view_fits(node.attrs(), value.shape)
-            } else {
-                value.shape == want
+            // A view starts anywhere in its row.
+            let fits = match node.kind {
+                OpKind::View => value.shape[0] == want[0] && view_fits(node.attrs_as(), value.shape),
+                _ => value.shape == want,
             };
             let type_ok = match rule.types {
                 Types::Is(d) => value.dtype == d,
-                Types::Weight => matches!(value.origin, Origin::Weight(..)),
-                Types::Float | Types::Cache => value.dtype.is_float(),
-                Types::Scales | Types::Biases => true,
+                Types::Plane(_) => matches!(value.origin, Origin::Weight(..)),
+                Types::Float => value.dtype.is_float(),
+                Types::Cache => is_state && value.dtype.is_float(),
             };
             if !fits || !type_ok || (rule.mode == Mode::InOut) && !is_state {
                 let expected = format!("{} {:?} {want:?}", rule.name, rule.types);
@@ -404,7 +428,7 @@ impl Graph {
         for (out, dim) in shape.iter_mut().zip(rule.dims) {
             // A weight's columns are its inputs here; how they are packed is no business of a graph.
             let dim = match dim {
-                Dim::Packed(inputs, _) => Dim::Attr(inputs),
+                Dim::Plane(inputs, ..) => Dim::Attr(inputs),
                 other => other,
             };
             let value = dim.value(node.attrs()).and_then(|v| u32::try_from(v).ok());
@@ -422,17 +446,11 @@ impl Graph {
     }
 }
 
-/// Scales and biases follow from the weight when formats are known; `ids`-typed and other operands stand for
-/// themselves.
-fn is_graph_operand(o: &OperandSpec) -> bool {
-    !matches!(o.types, Types::Scales | Types::Biases)
-}
-
-/// Whether a view `[rows, heads, dim, start, head_stride]` stays within a row of the value.
-fn view_fits(attrs: &[u64], shape: [u32; 3]) -> bool {
-    let row = u64::from(shape[1]) * u64::from(shape[2]);
-    let (heads, dim, start, stride) = (attrs[1], attrs[2], attrs[3], attrs[4]);
-    start + (heads - 1) * stride + dim <= row
+/// Whether a view stays within a row of the value.
+fn view_fits(view: view::Attrs, shape: [u32; 3]) -> bool {
+    let view::Attrs { rows: _, heads, dim, start, head_stride } = view;
+    let row = shape[1] as usize * shape[2] as usize;
+    start + (heads - 1) * head_stride + dim <= row
 }
 
 impl fmt::Display for Graph {

@@ -4,8 +4,8 @@
 //! [`Model::trace`] then says what the model computes for one concrete [`Shape`] (a phase, a position, a number of
 //! rows) as a [`Graph`]. A recipe knows a config and a tape; it knows no device, no quantisation and no memory.
 //!
-//! Entry points: [`llama`], [`qwen3`], [`qwen3_moe`], [`qwen3_next`], [`qwen3_5`] are the families, one file each,
-//! assembled from [`blocks`]. A new family is one more file and one line in [`open`].
+//! Entry points: [`llama`], [`qwen3`], [`qwen3_moe`], [`qwen3_next`], [`qwen3_5`] are the model families, one file
+//! each, assembled from [`blocks`]. A new one is one more file and one line in [`open`].
 
 pub mod blocks;
 pub mod config;
@@ -20,6 +20,7 @@ pub mod qwen3_next;
 pub mod rope;
 pub mod tape;
 
+use loaf_formats::plan::MAX_DECODE_ROWS;
 use serde_json::Value as Json;
 
 use crate::config::Config;
@@ -31,7 +32,7 @@ use crate::tape::{Shape, Tape};
 /// What a bake decides before a recipe is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Positions a session has room for.
+    /// Positions a sequence has room for.
     pub context: u32,
     /// Most rows of a prefill.
     pub chunk: u32,
@@ -39,10 +40,22 @@ pub struct Options {
     pub norms_shifted: bool,
 }
 
+impl Options {
+    /// Most rows of a decode step.
+    pub fn decode_rows(&self) -> u32 {
+        MAX_DECODE_ROWS.min(self.context)
+    }
+
+    /// Most rows of any step: hidden rows that the LM head can choose from.
+    pub fn hidden_rows(&self) -> u32 {
+        self.chunk.max(self.decode_rows())
+    }
+}
+
 /// A model, declared and ready to be traced.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Name of the family.
+    /// Name of the model family.
     pub family: &'static str,
     /// Weights, constants and states.
     pub decls: Decls,
@@ -54,7 +67,7 @@ pub struct Model {
 
 type Declare = fn(&mut Decls, Config<'_>, &Options) -> Result<Decoder, ConfigError>;
 
-/// `model_type` of the config -> family.
+/// `model_type` of the config -> model family.
 const FAMILIES: &[(&str, &str, Declare)] = &[
     ("llama", "llama", llama::declare),
     ("mistral", "llama", llama::declare),
@@ -110,7 +123,7 @@ impl Model {
     /// A recipe that contradicts itself.
     pub fn trace(&self, shape: Shape, graph: &mut Graph) -> Result<(), GraphError> {
         let mut tape = Tape::start(&self.decls, &self.sources, shape, graph);
-        self.decoder.trace(&mut tape, self.options.chunk);
+        self.decoder.trace(&mut tape, self.options.hidden_rows());
         tape.finish()
     }
 }

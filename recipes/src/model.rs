@@ -147,7 +147,7 @@ impl Decls {
         let weights = self.weights.iter().map(|w| match w.shape.as_slice() {
             [d] => [1, 1, *d as u32],
             [out, inp] => [*out as u32, 1, *inp as u32],
-            [e, out, inp] => [(*e * *out) as u32, 1, *inp as u32],
+            [e, out, inp] => [*e as u32, *out as u32, *inp as u32],
             _ => [0, 0, 0],
         });
         let constants = self.constants.iter().map(|c| [1, 1, c.data.len() as u32]);

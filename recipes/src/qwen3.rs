@@ -6,7 +6,7 @@ use crate::decoder::{Decoder, Ffn, Layer, Mixer, attention_sizes, plain};
 use crate::model::{ConfigError, Decls};
 use crate::{Options, rope};
 
-/// Attention of the Qwen3 families: plain q/k norms, no gate, no window.
+/// Attention of the Qwen3 model families: plain q/k norms, no gate, no window.
 ///
 /// # Errors
 /// Config keys.

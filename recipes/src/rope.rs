@@ -8,7 +8,8 @@ use crate::model::{ConfigError, Decls};
 
 /// Declares the table of inverse frequencies of a head of `head_dim`, of which `partial_rotary_factor` rotates.
 ///
-/// `theta_i = base^(-2i/d)` for `i < d/2`; scaling `llama3` (Llama 3.x) and `linear` are known, anything else is refused.
+/// `theta_i = base^(-2i/d)` for `i < d/2`; scaling `llama3` (Llama 3.x), `linear` and `divisors` (a divisor for each
+/// frequency, as GGUF files have them) are known, anything else is refused.
 ///
 /// # Errors
 /// A key that is absent, malformed or asks for an unknown scaling.
@@ -39,7 +40,15 @@ pub fn declare(d: &mut Decls, c: Config<'_>, head_dim: u64, default_partial: f64
             freqs.iter_mut().for_each(|f| *f /= factor);
         }
         Some("llama3") => llama3(&mut freqs, scaling)?,
-        Some(_) => return scaling.refuse("rope_type", "default, linear or llama3"),
+        Some("divisors") => {
+            let divisors = scaling.get("divisors").and_then(|d| d.as_array()).filter(|d| d.len() == freqs.len());
+            let divisors: Option<Vec<f64>> = divisors.and_then(|d| d.iter().map(|v| v.as_f64()).collect());
+            match divisors.filter(|d| d.iter().all(|v| *v > 0.0)) {
+                Some(divisors) => freqs.iter_mut().zip(divisors).for_each(|(f, d)| *f /= d),
+                None => return scaling.refuse("divisors", format!("{} positive numbers", freqs.len())),
+            }
+        }
+        Some(_) => return scaling.refuse("rope_type", "default, linear, llama3 or divisors"),
     }
     let freqs: Vec<f32> = freqs.into_iter().map(|f| f as f32).collect();
     if freqs.iter().any(|f| !f.is_finite()) {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use loaf_runtime::loaf::Loaf;
+use loaf_runtime::Model;
 use loaf_runtime::tokenizer::Tokenizer;
 
 fn main() {
@@ -11,8 +11,8 @@ fn main() {
     let mut times: Vec<f64> = (0..101)
         .map(|_| {
             let begun = Instant::now();
-            let loaf = Loaf::open(&path).expect("a loaf");
-            let tokenizer = loaf.tokenizer_section().map(Tokenizer::open).transpose().expect("tables");
+            let loaf = Model::open(&path).expect("a loaf");
+            let tokenizer = loaf.tokenizer().expect("tables");
             std::hint::black_box(&tokenizer);
             begun.elapsed().as_secs_f64() * 1e3
         })

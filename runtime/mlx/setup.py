@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes MLX buildable on Linux: everything that feature `mlx` of loaf-runtime needs, in one local folder.
+"""Makes MLX buildable on Linux: everything that feature `mlx` of loaf-cli needs, in one local folder.
 
 On macOS there is nothing to do: mlx-sys builds as published. On Linux the build script of mlx-sys links Apple's frameworks,
 so this script does its work instead, in `.mlx/VARIANT` (ignored by git):
@@ -60,7 +60,7 @@ def fetch(*command):
 
 def crate_folder(cargo):
     """Where cargo keeps the sources of mlx-sys that Cargo.lock names."""
-    metadata = json.loads(fetch(cargo, "metadata", "--format-version", "1", "--locked", "--features", "loaf-runtime/mlx"))
+    metadata = json.loads(fetch(cargo, "metadata", "--format-version", "1", "--locked", "--features", "loaf-cli/mlx"))
     found = [p for p in metadata["packages"] if p["name"] == "mlx-sys"]
     if len(found) != 1:
         raise RuntimeError(f"expected one mlx-sys in Cargo.lock, found {len(found)}")
@@ -126,7 +126,7 @@ rustc-link-search = ["native={folder / "mlxc"}", "native={site / "mlx/lib"}"]
 rustc-link-lib = ["static=mlxc", "dylib=mlx", "dylib=stdc++"]
 rustc-env = {{ OUT_DIR = "{folder}" }}
 
-# Read by the build scripts of loaf-runtime and loaf-tests, which put it into what they link.
+# Read by the build scripts of loaf-runtime, loaf-cli and loaf-tests, which put it into what they link.
 [env]
 LOAF_MLX_RPATH = "{site / "mlx/lib"}"
 """
@@ -170,7 +170,7 @@ def main():
     except (RuntimeError, OSError) as e:
         print(f"mlx: {e}", file=sys.stderr)
         return 1
-    print(f"mlx: ready; cargo --config .mlx/{variant}/config.toml build -p loaf-runtime --features mlx")
+    print(f"mlx: ready; cargo --config .mlx/{variant}/config.toml build -p loaf-cli --features mlx")
     return 0
 
 

@@ -1,19 +1,24 @@
-//! The token loop: a prompt in, tokens and whole characters out.
+//! Generation: from a prompt to text, token by token.
 //!
-//! [`Generation`] reserves every buffer when it is made and when its prompt is known; from the first token to the last it
-//! allocates nothing, sampling, detokenising and stop strings included. What it tells its listener, put together, is
-//! the text of the ids it reports; no piece of text ever ends inside a character or inside a stop string.
+//! [`Generation`] is a state machine. It says what it needs next ([`Need`]): tokens to be fed to the model, or a token to be chosen from the logits that
+//! follow; whoever drives it does so and tells it. It holds no engine and no sequence, so one program can drive one ([`run`], the command line), and
+//! another many at once, a row each of the same step. Nothing is allocated between the first and the last token.
 //!
-//! Afterwards the session holds the prompt and the tokens, but for the last one if nothing followed it: its
+//! Text comes out in whole characters, and never past a place that may still turn out to be in the middle of
+//! a character or inside a stop string.
+//!
+//! Afterwards the sequence holds the prompt and the tokens, but for the last one if nothing followed it: its
 //! position says how many. What this does not do: it formats no prompt and remembers no conversation.
 
 use std::fmt;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use crate::engine::{Engine, EngineError};
+use crate::model::{Model, SharedTokenizer};
 use crate::sample::{SampleError, Sampler, SamplerOptions, log_prob};
-use crate::session::{Session, SessionError};
-use crate::tokenizer::{Detokenizer, Tokenizer};
+use crate::sequence::Sequence;
+use crate::tokenizer::Detokenizer;
 
 /// How to generate.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +35,9 @@ pub struct GenerateOptions {
     pub continues_text: bool,
     /// Whether to compute log-probabilities of the chosen tokens.
     pub log_probs: bool,
+    /// Whether [`run`] marks the end of the prompt ([`Engine::mark`]), so that a sequence of a model with recurrent state can be taken back
+    /// there, where the device can.
+    pub mark_prompt: bool,
 }
 
 /// Why generation ended.
@@ -57,15 +65,37 @@ impl StopReason {
     }
 }
 
-/// What a listener is told while it happens.
+/// What a listener of [`run`] is told while it happens, beside the text that is now certain: nothing, or whole characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event<'a> {
+#[non_exhaustive]
+pub enum Event {
     /// So many tokens of the prompt have been evaluated, of so many.
     Prefill(usize, usize),
-    /// A token, and the text that is now certain: nothing, or whole characters.
-    Token(u32, &'a str),
+    /// A token.
+    Token(u32),
     /// Text that was held back until it was certain that nothing follows.
-    Tail(&'a str),
+    Tail,
+}
+
+/// What a generation needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// [`Generation::feed`] has tokens for the model; tell [`Generation::fed`] how many of them it took.
+    Feed,
+    /// The model took them all: the next token is to be chosen from the logits that follow, by [`Generation::choose`] or by the
+    /// caller, who tells [`Generation::chosen`].
+    Choose,
+    /// Nothing: it has ended.
+    Done(StopReason),
+}
+
+/// A say in which tokens may follow: a grammar, a schema, a list.
+pub trait Constraint: Send {
+    /// Takes away what must not be chosen next, by making its logit minus infinity. Must leave something.
+    fn restrict(&mut self, logits: &mut [f32]);
+
+    /// A token was chosen.
+    fn accept(&mut self, id: u32);
 }
 
 /// What happened.
@@ -73,7 +103,7 @@ pub enum Event<'a> {
 pub struct Report {
     /// Why it ended.
     pub stop: StopReason,
-    /// Tokens of the prompt that the session held already.
+    /// Tokens of the prompt that the sequence held already.
     pub reused: usize,
     /// Tokens of the prompt that were evaluated.
     pub prefilled: usize,
@@ -115,11 +145,12 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 
 /// Why generation failed.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum GenerateError {
     /// The prompt has no tokens that are still to be evaluated.
     EmptyPrompt,
-    /// The session refuses.
-    Session(SessionError),
+    /// The engine refuses, or fails.
+    Engine(EngineError),
     /// No token can be chosen.
     Sample(SampleError),
 }
@@ -128,7 +159,7 @@ impl fmt::Display for GenerateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             GenerateError::EmptyPrompt => write!(f, "prompt: expected at least one token to evaluate, found none"),
-            GenerateError::Session(e) => e.fmt(f),
+            GenerateError::Engine(e) => e.fmt(f),
             GenerateError::Sample(e) => e.fmt(f),
         }
     }
@@ -136,9 +167,9 @@ impl fmt::Display for GenerateError {
 
 impl std::error::Error for GenerateError {}
 
-impl From<SessionError> for GenerateError {
-    fn from(e: SessionError) -> Self {
-        GenerateError::Session(e)
+impl From<EngineError> for GenerateError {
+    fn from(e: EngineError) -> Self {
+        GenerateError::Engine(e)
     }
 }
 
@@ -149,8 +180,8 @@ impl From<SampleError> for GenerateError {
 }
 
 /// Ids to certain text: detokenises, and holds back what may become a stop string.
-struct Text<'t> {
-    tokenizer: Tokenizer<'t>,
+struct Text {
+    tokenizer: SharedTokenizer,
     detokenizer: Detokenizer,
     stop_strings: Vec<String>,
     /// Text that has not been told; its first `told` bytes have.
@@ -160,14 +191,14 @@ struct Text<'t> {
     skip: usize,
 }
 
-impl<'t> Text<'t> {
-    fn new(tokenizer: Tokenizer<'t>, options: &GenerateOptions) -> Text<'t> {
+impl Text {
+    fn new(tokenizer: SharedTokenizer, options: &GenerateOptions) -> Text {
         let stop_strings: Vec<String> = options.stop_strings.iter().filter(|s| !s.is_empty()).cloned().collect();
         let longest = stop_strings.iter().map(String::len).max().unwrap_or(0);
         Text {
-            detokenizer: Detokenizer::new(&tokenizer, true),
+            detokenizer: Detokenizer::new(&tokenizer.get(), true),
             // A push, and the finish after it.
-            pending: String::with_capacity(longest + 2 * Detokenizer::max_piece_bytes(&tokenizer)),
+            pending: String::with_capacity(longest + 2 * Detokenizer::max_piece_bytes(&tokenizer.get())),
             told: 0,
             skip: 0,
             stop_strings,
@@ -179,7 +210,7 @@ impl<'t> Text<'t> {
     fn continue_after(&mut self, prompt: &[u32]) {
         let mut certain = 0;
         for &id in prompt {
-            self.detokenizer.push(&self.tokenizer, id, &mut self.pending);
+            self.detokenizer.push(&self.tokenizer.get(), id, &mut self.pending);
             certain += self.pending.len();
             self.pending.clear();
         }
@@ -194,7 +225,7 @@ impl<'t> Text<'t> {
     /// Drops what has been told, adds a token; true if a stop string is complete. Then [`Text::certain`] is new text.
     fn push(&mut self, id: u32) -> bool {
         self.forget();
-        self.detokenizer.push(&self.tokenizer, id, &mut self.pending);
+        self.detokenizer.push(&self.tokenizer.get(), id, &mut self.pending);
         self.settle(false)
     }
 
@@ -240,159 +271,345 @@ impl<'t> Text<'t> {
     }
 }
 
-/// One run of the token loop; see the module's doc.
-pub struct Generation<'t> {
-    options: GenerateOptions,
-    sampler: Sampler,
-    /// Tokens that may be chosen: the first so many.
-    known: u32,
-    text: Option<Text<'t>>,
-    ids: Vec<u32>,
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Tokens from here on are still to be fed: of the prompt, or the one chosen last.
+    Feeding,
+    Choosing,
+    /// Ended, but the text that is held back was not given out.
+    Ending(StopReason),
+    /// Ended; the text that is certain was held back, or else it is the last token's.
+    Done {
+        reason: StopReason,
+        held_back: bool,
+    },
 }
 
-impl<'t> Generation<'t> {
-    /// Reserves the buffers for a model of `vocab` tokens. Without a tokenizer there is no text; with one, only
-    /// tokens that it knows are ever chosen (models pad their vocabulary).
+/// One answer being generated; see the module's doc.
+pub struct Generation {
+    options: GenerateOptions,
+    sampler: Sampler,
+    constraint: Option<Box<dyn Constraint>>,
+    /// Logits as the constraint left them; empty without one.
+    restricted: Vec<f32>,
+    text: Option<Text>,
+    /// The prompt, then the tokens generated.
+    ids: Vec<u32>,
+    prompt: usize,
+    /// Tokens that the sequence has.
+    fed: usize,
+    context: usize,
+    state: State,
+    log_prob: Option<f64>,
+    scored: usize,
+}
+
+impl Generation {
+    /// Reserves the buffers for an answer to `prompt`, of which the sequence holds the first `held` tokens already. Without a
+    /// tokenizer there is no text; with one, only tokens that it knows are ever chosen (models pad their vocabulary).
     ///
     /// # Errors
-    /// [`SampleError::Option`].
+    /// A prompt that has nothing to evaluate, does not fit or has unknown tokens; [`SampleError::Option`].
     pub fn new(
-        tokenizer: Option<Tokenizer<'t>>,
-        vocab: u32,
+        model: &Model,
+        tokenizer: Option<SharedTokenizer>,
+        prompt: &[u32],
+        held: usize,
         options: GenerateOptions,
-    ) -> Result<Generation<'t>, GenerateError> {
-        let known = tokenizer.as_ref().map_or(vocab, |t| t.token_count().min(vocab));
-        let sampler = Sampler::new(options.sampler, known as usize)?;
-        let text = tokenizer.map(|t| Text::new(t, &options));
-        Ok(Generation { options, sampler, known, text, ids: Vec::new() })
+    ) -> Result<Generation, GenerateError> {
+        let (context, vocab) = (model.plan().context, model.plan().vocab);
+        let known = known_tokens(model, tokenizer.as_ref());
+        if prompt.len() <= held {
+            return Err(GenerateError::EmptyPrompt);
+        }
+        if prompt.len() > context as usize {
+            let (used, wanted) = (held as u32, prompt.len() - held);
+            return Err(EngineError::ContextFull { context, used, wanted }.into());
+        }
+        if let Some(&id) = prompt.iter().find(|id| **id >= vocab) {
+            return Err(EngineError::UnknownToken { id, vocab }.into());
+        }
+        let mut sampler = Sampler::new(options.sampler, known as usize)?;
+        sampler.observe_prompt(prompt);
+        let mut text = tokenizer.map(|t| Text::new(t, &options));
+        if let Some(text) = text.as_mut().filter(|_| options.continues_text) {
+            text.continue_after(prompt);
+        }
+        // One token can follow a full context.
+        let most = context as usize - prompt.len() + 1;
+        let mut ids = Vec::with_capacity(prompt.len() + options.max_tokens.map_or(most, |n| n.min(most)));
+        ids.extend_from_slice(prompt);
+        let log_prob = options.log_probs.then_some(0.0);
+        Ok(Generation {
+            options,
+            sampler,
+            constraint: None,
+            restricted: Vec::new(),
+            text,
+            ids,
+            prompt: prompt.len(),
+            fed: held,
+            context: context as usize,
+            state: State::Feeding,
+            log_prob,
+            scored: 0,
+        })
+    }
+
+    /// The same, with a say in which tokens may follow.
+    pub fn with_constraint(mut self, constraint: Box<dyn Constraint>) -> Generation {
+        self.restricted = vec![0.0; self.sampler.vocab()];
+        self.constraint = Some(constraint);
+        self
+    }
+
+    /// What it needs next. When it has ended, [`Generation::tail`] is what had been held back.
+    pub fn need(&mut self) -> Need {
+        match self.state {
+            State::Feeding => Need::Feed,
+            State::Choosing => Need::Choose,
+            State::Done { reason, .. } => Need::Done(reason),
+            State::Ending(reason) => {
+                let complete = self.text.as_mut().is_some_and(Text::finish);
+                let reason = if complete { StopReason::Stop } else { reason };
+                self.state = State::Done { reason, held_back: true };
+                Need::Done(reason)
+            }
+        }
+    }
+
+    /// Tokens that the model is to be fed, in order.
+    pub fn feed(&self) -> &[u32] {
+        &self.ids[self.fed..]
+    }
+
+    /// The model took the first `n` of them.
+    pub fn fed(&mut self, n: usize) {
+        self.fed = (self.fed + n).min(self.ids.len());
+        if self.state == State::Feeding && self.fed == self.ids.len() {
+            let none = self.options.max_tokens == Some(0);
+            self.state = if none { State::Ending(StopReason::Length) } else { State::Choosing };
+        }
+    }
+
+    /// Chooses the next token by the logits that follow what was fed, `[vocab]`, and goes on with it.
+    ///
+    /// # Errors
+    /// Logits of which none is a number.
+    pub fn choose(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
+        let id = match &mut self.constraint {
+            None => self.sampler.pick(logits)?,
+            Some(constraint) => {
+                let n = self.restricted.len().min(logits.len());
+                self.restricted[..n].copy_from_slice(&logits[..n]);
+                constraint.restrict(&mut self.restricted[..n]);
+                self.sampler.pick(&self.restricted[..n])?
+            }
+        };
+        let p = self.log_prob.map(|_| log_prob(logits, id).unwrap_or(f64::NEG_INFINITY));
+        self.chosen(id, p);
+        Ok(id)
+    }
+
+    /// Goes on with a token that the caller chose, and its log-probability (natural) if it knows it.
+    pub fn chosen(&mut self, id: u32, log_prob: Option<f64>) {
+        if let Some(text) = &mut self.text {
+            text.forget();
+        }
+        if let (Some(sum), Some(p)) = (&mut self.log_prob, log_prob) {
+            *sum += p;
+            self.scored += 1;
+        }
+        if self.options.stop_ids.contains(&id) {
+            self.state = State::Ending(StopReason::Stop);
+            return;
+        }
+        self.sampler.observe_output(id);
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(id);
+        }
+        self.ids.push(id);
+        let complete = self.text.as_mut().is_some_and(|text| text.push(id));
+        let generated = self.ids.len() - self.prompt;
+        self.state = if complete {
+            State::Done { reason: StopReason::Stop, held_back: false }
+        } else if self.options.max_tokens.is_some_and(|n| generated >= n) {
+            State::Ending(StopReason::Length)
+        } else if self.fed == self.context {
+            State::Ending(StopReason::Context)
+        } else {
+            State::Feeding
+        };
+    }
+
+    /// Ends it, unless it has ended.
+    pub fn interrupt(&mut self) {
+        if !matches!(self.state, State::Done { .. } | State::Ending(_)) {
+            self.state = State::Ending(StopReason::Interrupted);
+        }
+    }
+
+    /// The text that became certain with the last token.
+    pub fn text(&self) -> &str {
+        self.text.as_ref().map_or("", Text::certain)
+    }
+
+    /// The text that had been held back until it was certain that nothing follows; empty before the end.
+    pub fn tail(&self) -> &str {
+        if matches!(self.state, State::Done { held_back: true, .. }) { self.text() } else { "" }
     }
 
     /// The tokens generated.
     pub fn ids(&self) -> &[u32] {
-        &self.ids
+        &self.ids[self.prompt..]
     }
 
-    /// Generates after `prompt`, of which the session holds the first [`Session::pos`] tokens already. To be called
-    /// once.
-    ///
-    /// # Errors
-    /// A prompt that is empty, does not fit or has unknown tokens: the session is unchanged. Logits without a number.
-    pub fn run(
-        &mut self,
-        session: &mut Session<'_>,
-        prompt: &[u32],
-        listener: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
-    ) -> Result<Report, GenerateError> {
-        let start = Instant::now();
-        let reused = session.pos() as usize;
-        let rest = prompt.get(reused..).filter(|rest| !rest.is_empty()).ok_or(GenerateError::EmptyPrompt)?;
-        let (context, vocab) = (session.context(), session.loaf().plan().vocab);
-        let room = (context - session.pos()) as usize;
-        if rest.len() > room {
-            return Err(SessionError::Full { context, used: session.pos(), wanted: rest.len() }.into());
-        }
-        if let Some(&id) = rest.iter().find(|id| **id >= vocab) {
-            return Err(SessionError::Token { id, vocab }.into());
-        }
-        // One token can follow a full context.
-        let most = (room - rest.len()).saturating_add(1);
-        self.ids.reserve(self.options.max_tokens.map_or(most, |n| n.min(most)));
-        self.sampler.observe_prompt(prompt);
-        if self.options.continues_text
-            && let Some(text) = &mut self.text
-        {
-            text.continue_after(prompt);
-        }
-        let mut report = Report {
-            stop: StopReason::Interrupted,
-            reused,
-            prefilled: 0,
-            prefill: Duration::ZERO,
-            first_token: None,
-            decode: Duration::ZERO,
-            tokens: 0,
-            log_prob: self.options.log_probs.then_some(0.0),
-            scored: 0,
-        };
-        let mut chunks = rest.chunks(session.chunk() as usize).peekable();
-        let mut flow = ControlFlow::Continue(());
-        while let Some(chunk) = chunks.next() {
-            if chunks.peek().is_some() {
-                session.prefill_chunk(chunk)?;
-            } else {
-                session.eval(chunk, &mut |_| {})?;
-            }
-            report.prefilled += chunk.len();
-            flow = listener(Event::Prefill(report.prefilled, rest.len()));
-            if flow.is_break() {
-                break;
-            }
-        }
-        report.prefill = start.elapsed();
-        if flow.is_continue() {
-            let on_device = session.start_sampling(&self.options.sampler, self.known, prompt)?;
-            let stop = self.decode(session, on_device, &mut report, listener);
-            session.end_sampling();
-            report.stop = stop?;
-        }
-        report.decode = report.first_token.map_or(Duration::ZERO, |at| at.elapsed());
-        report.tokens = self.ids.len();
-        Ok(report)
+    /// The prompt.
+    pub fn prompt(&self) -> &[u32] {
+        &self.ids[..self.prompt]
     }
 
-    /// The loop itself, from logits to the reason to stop.
-    fn decode(
-        &mut self,
-        session: &mut Session<'_>,
-        on_device: bool,
-        report: &mut Report,
-        listener: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
-    ) -> Result<StopReason, GenerateError> {
-        let stop = loop {
-            if self.options.max_tokens.is_some_and(|n| self.ids.len() >= n) {
-                break StopReason::Length;
-            }
-            // The last token is the caller's, but not yet the session's.
-            let last = self.ids.last().copied();
-            if last.is_some() && session.pos() == session.context() {
-                break StopReason::Context;
-            }
-            let (id, chosen) = if on_device {
-                let more = self.options.max_tokens.is_none_or(|n| self.ids.len() + 1 < n);
-                let (id, p) = session.sample(last.is_some(), more)?;
-                (id, Some(p))
-            } else {
-                if let Some(last) = last {
-                    session.decode(last)?;
-                }
-                (self.sampler.pick(session.logits())?, None)
-            };
-            report.first_token.get_or_insert_with(Instant::now);
-            if let Some(sum) = &mut report.log_prob {
-                let p = chosen.or_else(|| log_prob(session.logits(), id));
-                *sum += p.unwrap_or(f64::NEG_INFINITY);
-                report.scored += 1;
-            }
-            if self.options.stop_ids.contains(&id) {
-                break StopReason::Stop;
-            }
-            self.sampler.observe_output(id);
-            self.ids.push(id);
-            let complete = self.text.as_mut().is_some_and(|text| text.push(id));
-            let flow = listener(Event::Token(id, self.text.as_ref().map_or("", Text::certain)));
-            if complete {
-                return Ok(StopReason::Stop);
-            }
-            if flow.is_break() {
-                break StopReason::Interrupted;
-            }
-        };
-        let Some(text) = &mut self.text else { return Ok(stop) };
-        let complete = text.finish();
-        if !text.certain().is_empty() {
-            // There is nothing left to interrupt.
-            let _ = listener(Event::Tail(text.certain()));
+    /// Whether another token may be asked for after the next one.
+    fn wants_more(&self) -> bool {
+        self.options.max_tokens.is_none_or(|n| self.ids.len() - self.prompt + 1 < n)
+    }
+}
+
+/// Tokens that may be chosen: the first so many.
+fn known_tokens(model: &Model, tokenizer: Option<&SharedTokenizer>) -> u32 {
+    let vocab = model.plan().vocab;
+    tokenizer.map_or(vocab, |t| t.get().token_count().min(vocab))
+}
+
+/// Drives a generation to its end on one sequence, which holds as much of its prompt as it was told. The listener is told what happens, with the text
+/// that is now certain; when it breaks, the generation ends.
+///
+/// # Errors
+/// What the engine says; logits without a number.
+pub fn run(
+    engine: &mut Engine,
+    sequence: &mut Sequence,
+    generation: &mut Generation,
+    listener: &mut dyn FnMut(Event, &str) -> ControlFlow<()>,
+) -> Result<Report, GenerateError> {
+    let start = Instant::now();
+    let reused = sequence.position() as usize;
+    let total = generation.prompt.saturating_sub(reused);
+    let mut report = Report {
+        stop: StopReason::Interrupted,
+        reused,
+        prefilled: 0,
+        prefill: Duration::ZERO,
+        first_token: None,
+        decode: Duration::ZERO,
+        tokens: 0,
+        log_prob: None,
+        scored: 0,
+    };
+    while report.prefilled < total && generation.need() == Need::Feed {
+        let rest = generation.feed();
+        let n = engine.next_chunk(rest.len());
+        if n < rest.len() {
+            engine.prefill(&mut [(sequence, &rest[..n])])?;
+        } else {
+            engine.eval(sequence, rest)?;
         }
-        Ok(if complete { StopReason::Stop } else { stop })
+        generation.fed(n);
+        report.prefilled += n;
+        if listener(Event::Prefill(report.prefilled, total), "").is_break() {
+            generation.interrupt();
+        }
+    }
+    report.prefill = start.elapsed();
+    if generation.options.mark_prompt && engine.limits().versions > 1 {
+        engine.mark(sequence)?;
+    }
+    let constrained = generation.constraint.is_some();
+    let result = if generation.need() == Need::Choose && !constrained && engine.chooser().is_some() {
+        let result = choose_on_device(engine, sequence, generation, &mut report, listener);
+        if let Some(chooser) = engine.chooser() {
+            chooser.end();
+        }
+        result
+    } else {
+        choose_here(engine, sequence, generation, &mut report, listener)
+    };
+    report.decode = report.first_token.map_or(Duration::ZERO, |at| at.elapsed());
+    report.tokens = generation.ids().len();
+    (report.log_prob, report.scored) = (generation.log_prob, generation.scored);
+    report.stop = result?;
+    if !generation.tail().is_empty() {
+        // There is nothing left to interrupt.
+        let _ = listener(Event::Tail, generation.tail());
+    }
+    Ok(report)
+}
+
+type Listener<'l> = &'l mut dyn FnMut(Event, &str) -> ControlFlow<()>;
+
+/// Tells the listener of the token chosen last.
+fn tell(generation: &mut Generation, report: &mut Report, id: u32, listener: Listener<'_>) {
+    report.first_token.get_or_insert_with(Instant::now);
+    // What ended the answer is no part of it.
+    let is_part = generation.ids().last() == Some(&id);
+    if is_part && listener(Event::Token(id), generation.text()).is_break() {
+        generation.interrupt();
+    }
+}
+
+fn choose_here(
+    engine: &mut Engine,
+    sequence: &mut Sequence,
+    generation: &mut Generation,
+    report: &mut Report,
+    listener: Listener<'_>,
+) -> Result<StopReason, GenerateError> {
+    loop {
+        match generation.need() {
+            Need::Done(reason) => return Ok(reason),
+            Need::Feed => {
+                let fed = generation.feed().len();
+                engine.eval(sequence, generation.feed())?;
+                generation.fed(fed);
+            }
+            Need::Choose => {
+                let id = generation.choose(engine.logits(0))?;
+                tell(generation, report, id, listener);
+            }
+        }
+    }
+}
+
+/// As [`choose_here`], on a device that chooses tokens itself, and evaluates them a step ahead.
+fn choose_on_device(
+    engine: &mut Engine,
+    sequence: &mut Sequence,
+    generation: &mut Generation,
+    report: &mut Report,
+    listener: Listener<'_>,
+) -> Result<StopReason, GenerateError> {
+    let fails = |e| GenerateError::Engine(EngineError::Device(e));
+    let context = engine.context();
+    let known = generation.sampler.vocab() as u32;
+    if let Some(chooser) = engine.chooser() {
+        chooser.start(&generation.options.sampler, known, generation.prompt()).map_err(fails)?;
+    }
+    loop {
+        match generation.need() {
+            Need::Done(reason) => return Ok(reason),
+            Need::Feed => {
+                let id = generation.feed().first().copied().ok_or(GenerateError::EmptyPrompt)?;
+                engine.chose(sequence, id);
+                generation.fed(1);
+            }
+            Need::Choose => {
+                let pos = sequence.position();
+                let more = generation.wants_more() && pos < context;
+                let chooser = engine.chooser().ok_or(GenerateError::EmptyPrompt)?;
+                let (id, p) = chooser.next(pos, more).map_err(fails)?;
+                generation.chosen(id, Some(f64::from(p)));
+                tell(generation, report, id, listener);
+            }
+        }
     }
 }

@@ -1,25 +1,56 @@
-//! The runtime: everything `loaf` needs to replay a baked model on a CPU.
+//! The runtime: everything needed to replay a baked model.
 //!
-//! [`loaf::Loaf::open`] maps a file and proves it safe; [`session::Session`] owns the memory of one sequence and
-//! extends it by replaying the plan's graphs through [`kernels`] on a fixed [`pool`]. There is no model code here: the runtime
-//! knows ops, and a plan says which.
+//! - A [`Model`] is a loaf, mapped and verified, shared by reference count.
+//! - An [`Engine`] is one device's way to run it: memory, threads, resolved graphs, and a fixed number of slots.
+//! - A [`Sequence`] lives in a slot: a conversation, a document, a request. It can be forked, rewound, saved and restored.
+//! - A [`Generation`] says what it needs next, tokens to be fed or a token to be chosen, until its answer is complete.
+//!
+//! There is no model code here: the runtime knows ops, and a loaf's plan says which. None of these borrows from another, all can be sent
+//! to other threads, and nothing allocates between the first and the last token.
+//!
+//! ```no_run
+//! use std::ops::ControlFlow;
+//! use loaf_runtime::{Engine, EngineOptions, GenerateOptions, Generation, Model, generate};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let model = Model::open("model.loaf".as_ref())?;
+//! let tokenizer = model.tokenizer()?.ok_or("a loaf without a tokenizer")?;
+//! let mut engine = Engine::new(&model, EngineOptions::default())?;
+//! let mut sequence = engine.sequence()?;
+//! let mut prompt = Vec::new();
+//! tokenizer.get().encode("Once upon a time", true, &mut Default::default(), &mut prompt);
+//! let options = GenerateOptions { max_tokens: Some(64), ..GenerateOptions::default() };
+//! let mut generation = Generation::new(&model, Some(tokenizer), &prompt, 0, options)?;
+//! generate::run(&mut engine, &mut sequence, &mut generation, &mut |_, text| {
+//!     print!("{text}");
+//!     ControlFlow::Continue(())
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
 
-mod ahead;
 pub mod backend;
-pub mod builtin;
 pub mod ceiling;
 pub mod chat;
-pub mod cli;
+pub mod conversation;
+pub mod engine;
 pub mod generate;
 pub mod kernels;
-pub mod loaf;
 pub mod math;
 pub mod memory;
+pub mod model;
 pub mod op_times;
 pub mod pool;
-mod replay;
+mod prefetch;
 pub mod sample;
+pub mod sequence;
 pub mod session;
-pub mod shell;
 pub mod tokenizer;
 pub mod trace;
+
+pub use conversation::Conversation;
+pub use engine::{Engine, EngineError, EngineOptions};
+pub use generate::{GenerateOptions, Generation};
+pub use model::Model;
+pub use sequence::{Sequence, Snapshot};
+pub use session::Session;

@@ -1,11 +1,11 @@
 //! What each kind of op took and moved, gathered while graphs are replayed for a measurement.
 //!
-//! Times are the clock's, bytes and multiply-adds those of the plan's ledger for the very words that are replayed.
+//! Times are the clock's, bytes and multiply-adds those of the plan's cost model for the very words that are replayed.
 
 use std::time::Duration;
 
-use loaf_formats::ledger::{Traffic, traffic};
-use loaf_formats::op::{OPS, OpKind};
+use loaf_formats::cost::{Traffic, traffic};
+use loaf_formats::op::{OP_COUNT, OpKind};
 use loaf_formats::plan::records;
 
 /// Sums of one kind of op.
@@ -27,15 +27,15 @@ pub struct OpTimes {
 
 impl Default for OpTimes {
     fn default() -> Self {
-        OpTimes { rows: vec![OpRow::default(); OPS.len()] }
+        OpTimes { rows: vec![OpRow::default(); OP_COUNT] }
     }
 }
 
 impl OpTimes {
-    /// A graph is about to run whose words are these.
-    pub(crate) fn graph(&mut self, words: &[u64]) {
+    /// A graph is about to run whose words are these, its first row at position `pos`.
+    pub(crate) fn graph(&mut self, words: &[u64], pos: u64) {
         for record in records(words).flatten() {
-            self.rows[record.kind as usize].traffic += traffic(&record);
+            self.rows[record.kind as usize].traffic += traffic(&record, pos);
         }
     }
 
@@ -48,7 +48,7 @@ impl OpTimes {
 
     /// The kinds that ran, longest first.
     pub fn rows(&self) -> Vec<(OpKind, OpRow)> {
-        let all = OPS.iter().map(|spec| spec.kind).zip(self.rows.iter().copied());
+        let all = OpKind::ALL.iter().copied().zip(self.rows.iter().copied());
         let mut rows: Vec<_> = all.filter(|(_, row)| row.calls > 0).collect();
         rows.sort_by_key(|(_, row)| std::cmp::Reverse(row.time));
         rows

@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::ahead::Ahead;
+use crate::prefetch::Prefetch;
 
 /// How long a worker (or the caller, waiting for workers) spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(40);
@@ -34,7 +34,7 @@ type Body<'a> = dyn Fn(Range<usize>, usize) + Sync + 'a;
 struct Job {
     body: Option<*const Body<'static>>,
     units: usize,
-    ahead: Ahead,
+    prefetch: Prefetch,
 }
 
 struct Shared {
@@ -73,7 +73,7 @@ impl Pool {
         // With more threads than processors, spinning only keeps the others from running.
         let crowded = std::thread::available_parallelism().is_ok_and(|n| threads > n.get());
         let shared = Arc::new(Shared {
-            job: UnsafeCell::new(Job { body: None, units: 0, ahead: Ahead::NONE }),
+            job: UnsafeCell::new(Job { body: None, units: 0, prefetch: Prefetch::NONE }),
             word: AtomicU64::new(0),
             remaining: AtomicUsize::new(0),
             parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
@@ -100,7 +100,7 @@ impl Pool {
     /// # Panics
     /// If `body` does, with its payload.
     pub fn run(&self, units: usize, body: &Body<'_>) {
-        self.dispatch(self.threads(), units, Ahead::NONE, body);
+        self.dispatch(self.threads(), units, Prefetch::NONE, body);
     }
 
     /// As [`Pool::run`], on the caller and at most `workers - 1` others, for loops too short to wake them all.
@@ -108,19 +108,19 @@ impl Pool {
     /// # Panics
     /// If `body` does, with its payload.
     pub fn run_at_most(&self, workers: usize, units: usize, body: &Body<'_>) {
-        self.dispatch(workers, units, Ahead::NONE, body);
+        self.dispatch(workers, units, Prefetch::NONE, body);
     }
 
-    /// As [`Pool::run`]; a worker that is done asks for its share of `ahead`, until the others are done too and, if it is not the
+    /// As [`Pool::run`]; a worker that is done asks for its share of `prefetch`, until the others are done too and, if it is not the
     /// caller, until the next loop.
     ///
     /// # Panics
     /// If `body` does, with its payload.
-    pub(crate) fn run_before(&self, ahead: Ahead, units: usize, body: &Body<'_>) {
-        self.dispatch(self.threads(), units, ahead, body);
+    pub(crate) fn run_before(&self, prefetch: Prefetch, units: usize, body: &Body<'_>) {
+        self.dispatch(self.threads(), units, prefetch, body);
     }
 
-    fn dispatch(&self, workers: usize, units: usize, ahead: Ahead, body: &Body<'_>) {
+    fn dispatch(&self, workers: usize, units: usize, prefetch: Prefetch, body: &Body<'_>) {
         let active = self.threads().min(workers).min(units);
         if active <= 1 || self.busy.swap(true, Ordering::Acquire) {
             if units > 0 {
@@ -132,7 +132,7 @@ impl Pool {
         // SAFETY: the lifetime is erased, but `body` outlives every use: this call waits for all active workers.
         let erased = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         // SAFETY: `busy` is ours and no worker is active, so nobody else touches the job.
-        unsafe { *shared.job.get() = Job { body: Some(erased), units, ahead } };
+        unsafe { *shared.job.get() = Job { body: Some(erased), units, prefetch } };
         shared.remaining.store(active - 1, Ordering::Relaxed);
         let number = (shared.word.load(Ordering::Relaxed) >> ACTIVE_BITS).wrapping_add(1);
         // Sequentially consistent against `parked`: either a worker sees the word, or we see that it sleeps.
@@ -143,7 +143,7 @@ impl Pool {
             }
         }
         let own = catch_unwind(AssertUnwindSafe(|| body(share(units, 0, active), 0)));
-        shared.wait_for_workers(ahead.share(0, active));
+        shared.wait_for_workers(prefetch.part(share(prefetch.units(), 0, active)));
         let theirs = shared.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.busy.store(false, Ordering::Release);
         if let Some(payload) = own.err().or(theirs) {
@@ -172,15 +172,15 @@ pub(crate) fn share(units: usize, w: usize, active: usize) -> Range<usize> {
 impl Shared {
     /// A worker's life: wait for a loop, run its share, say so.
     fn work(&self, worker: usize) {
-        let (mut seen, mut ahead) = (0, Ahead::NONE);
+        let (mut seen, mut prefetch) = (0, Prefetch::NONE);
         loop {
-            seen = self.next_word(seen, worker, ahead);
+            seen = self.next_word(seen, worker, prefetch);
             if seen == u64::MAX {
                 return;
             }
             let active = (seen & MAX_THREADS as u64) as usize;
             if worker >= active {
-                ahead = Ahead::NONE;
+                prefetch = Prefetch::NONE;
                 continue;
             }
             // SAFETY: this worker is active, so the caller waits for it before it writes the job again.
@@ -193,7 +193,7 @@ impl Shared {
                     *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
                 }
             }
-            ahead = job.ahead.share(worker, active);
+            prefetch = job.prefetch.part(share(job.prefetch.units(), worker, active));
             // The last one wakes the caller, if it sleeps.
             if self.remaining.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_sleeps.load(Ordering::SeqCst) {
                 let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,8 +203,8 @@ impl Shared {
     }
 
     /// The loop word once it differs from `seen`.
-    fn next_word(&self, seen: u64, worker: usize, mut ahead: Ahead) -> u64 {
-        while self.word.load(Ordering::Acquire) == seen && ahead.step() {}
+    fn next_word(&self, seen: u64, worker: usize, mut prefetch: Prefetch) -> u64 {
+        while self.word.load(Ordering::Acquire) == seen && prefetch.step() {}
         if let Some(word) = spin_until(self.spin, || Some(self.word.load(Ordering::Acquire)).filter(|w| *w != seen)) {
             return word;
         }
@@ -221,8 +221,8 @@ impl Shared {
         }
     }
 
-    fn wait_for_workers(&self, mut ahead: Ahead) {
-        while self.remaining.load(Ordering::Acquire) != 0 && ahead.step() {}
+    fn wait_for_workers(&self, mut prefetch: Prefetch) {
+        while self.remaining.load(Ordering::Acquire) != 0 && prefetch.step() {}
         let finished = || (self.remaining.load(Ordering::Acquire) == 0).then_some(());
         if spin_until(self.spin, finished).is_some() {
             return;

@@ -172,6 +172,11 @@ impl Sampler {
         })
     }
 
+    /// Logits that are looked at: the first so many.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
     /// Tells the sampler of tokens of the prompt.
     pub fn observe_prompt(&mut self, ids: &[u32]) {
         ids.iter().for_each(|id| self.see(*id, 0));

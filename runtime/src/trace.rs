@@ -9,12 +9,14 @@ use std::fmt;
 
 use loaf_formats::container::TensorEntry;
 use loaf_formats::op::{Mode, OpKind, Types};
-use loaf_formats::plan::{Phase, Record, Region, records};
+use loaf_formats::plan::{Phase, Record, records};
 use serde_json::Value;
 
-use crate::kernels::{self, Kernels, OpCall, RawOperand};
-use crate::loaf::Loaf;
+use crate::backend::DeviceError;
+use crate::backend::cpu::replay::{Bases, Needs};
+use crate::kernels::{self, Kernels, OpCall, RawOperand, Run};
 use crate::memory::Reserved;
+use crate::model::Model;
 
 /// Is shown results: the record, the operand's index, values `[rows, heads, dim]`.
 pub type Seen<'a> = &'a mut dyn FnMut(&Record<'_>, usize, &[f32]);
@@ -25,7 +27,7 @@ pub trait Trace {
     ///
     /// # Errors
     /// What the engine says.
-    fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> Result<(), String>;
+    fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> Result<(), DeviceError>;
 }
 
 /// Whether result `i` of an op is one that engines have in common: a float that is no means to another end.
@@ -37,8 +39,8 @@ pub fn is_shown(kind: OpKind, i: usize) -> bool {
 }
 
 /// A table of CPU kernels, played op by op.
-pub struct CpuTrace<'a> {
-    loaf: &'a Loaf,
+pub struct CpuTrace {
+    model: Model,
     kernels: Kernels,
     state: Reserved,
     arena: Reserved,
@@ -46,76 +48,65 @@ pub struct CpuTrace<'a> {
     scratch: Reserved,
 }
 
-impl<'a> CpuTrace<'a> {
+impl CpuTrace {
     /// An empty sequence.
     ///
     /// # Errors
     /// The system refuses memory.
-    pub fn new(loaf: &'a Loaf, kernels: Kernels) -> std::io::Result<CpuTrace<'a>> {
-        let plan = loaf.plan();
-        let mut words = Vec::new();
-        let mut most = 0;
-        for family in &plan.families {
-            for segment in &family.segments {
-                segment.expand(u64::from(segment.first), u64::from(family.max_rows), &mut words);
-                let needs = records(&words).flatten().map(|r| kernels::scratch_bytes(r.kind, r.attrs));
-                most = needs.fold(most, usize::max);
-            }
-        }
+    pub fn new(model: &Model, kernels: Kernels) -> std::io::Result<CpuTrace> {
+        let plan = model.plan();
+        let needs = plan.templates.iter().try_fold(Needs::default(), |n, t| Some(n.max(Needs::of(t)?)));
+        let too_large = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
         Ok(CpuTrace {
-            loaf,
+            model: model.clone(),
             kernels,
-            state: Reserved::new(plan.state_bytes)?,
+            state: Reserved::new(plan.cache_bytes.next_multiple_of(4096) + plan.recurrent_bytes)?,
             arena: Reserved::new(plan.arena_bytes)?,
             io: Reserved::new(plan.io.bytes)?,
-            scratch: Reserved::new(most as u64)?,
+            scratch: Reserved::new(needs.ok_or_else(too_large)?.per_worker as u64)?,
         })
     }
 }
 
-impl Trace for CpuTrace<'_> {
-    fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> Result<(), String> {
-        let plan = self.loaf.plan();
+impl Trace for CpuTrace {
+    fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> Result<(), DeviceError> {
+        let model = self.model.clone();
+        let plan = model.plan();
         let n = ids.len() as u32;
         let phase = if n == 1 { Phase::Decode } else { Phase::Prefill };
-        let family = plan.families_of(phase).find(|f| f.max_rows >= n).ok_or("more tokens than a chunk")?;
+        let template = plan.templates_of(phase).find(|t| t.max_rows >= n);
+        let template = template.ok_or(DeviceError::Unsupported("more tokens than a chunk"))?;
         if n == 0
-            || pos.checked_add(n).is_none_or(|end| end > family.positions)
+            || pos.checked_add(n).is_none_or(|end| end > template.positions)
             || ids.iter().any(|&id| id >= plan.vocab)
         {
-            return Err(format!("expected known tokens within {} positions", family.positions));
+            return Err(DeviceError::Failed(format!("expected known tokens within {} positions", template.positions)));
         }
         let at = plan.io.ids as usize;
         for (slot, id) in self.io.bytes_mut()[at..].chunks_exact_mut(4).zip(ids) {
             slot.copy_from_slice(&id.to_ne_bytes());
         }
         let mut words = Vec::new();
-        let segment = &family.segments[family.segment_at(u64::from(pos))];
-        segment.expand(u64::from(pos), u64::from(n), &mut words);
-        let bases = [self.loaf.data().as_ptr().cast_mut(), self.state.ptr(), self.arena.ptr(), self.io.ptr()];
+        template.expand(u64::from(n), &mut words);
+        let cache = self.state.ptr();
+        let bases = Bases {
+            weights: model.data().as_ptr().cast_mut(),
+            cache,
+            // SAFETY: the state memory is that long.
+            recurrent: unsafe { cache.add(plan.cache_bytes.next_multiple_of(4096) as usize) },
+            arena: self.arena.ptr(),
+            io: self.io.ptr(),
+        };
+        let runs = [Run { rows: n as usize, pos: pos as usize, ..Run::ONE }];
         let mut values = Vec::new();
         for record in records(&words).flatten() {
             let count = record.kind.spec().operands.len();
-            let resolve = |i: usize| {
-                let o = record.operand(i);
-                let base = match o.region {
-                    Region::None => return RawOperand::ABSENT,
-                    Region::Weights => bases[0],
-                    Region::State => bases[1],
-                    Region::Arena => bases[2],
-                    Region::Io => bases[3],
-                };
-                // SAFETY: the verifier proved that the operand's extent lies within its region.
-                let ptr = unsafe { base.add(o.offset as usize) };
-                let (row_stride, head_stride) = (o.row_stride as usize, o.head_stride as usize);
-                RawOperand { ptr, dtype: o.dtype, row_stride, head_stride }
-            };
-            let operands: Vec<RawOperand> = (0..count).map(resolve).collect();
-            let call = OpCall { kind: record.kind, operands: &operands, attrs: record.attrs };
-            let units = kernels::units(record.kind, record.attrs);
+            let operands: Vec<RawOperand> = (0..count).map(|i| bases.resolve(record.operand(i))).collect();
+            let call = OpCall { kind: record.kind, operands: &operands, attrs: record.attrs, runs: &runs };
+            let Some(kernel) = self.kernels.get(record.kind) else { continue };
             // SAFETY: position and ids were bounded above, extents by the verifier; scratch was made for the largest op;
             // nobody else uses these regions, and weights are only read.
-            unsafe { self.kernels.get(record.kind)(&call, 0..units, self.scratch.bytes_mut()) };
+            unsafe { kernel(&call, 0..kernels::units(&call), self.scratch.bytes_mut()) };
             for i in (0..count).filter(|&i| is_shown(record.kind, i)) {
                 let Some([rows, heads, dim]) = record.dims(i).map(|d| d.map(|n| n as usize)) else { continue };
                 values.clear();
@@ -177,9 +168,9 @@ pub struct Names {
 }
 
 impl Names {
-    /// Of a loaf's tensors.
-    pub fn new(loaf: &Loaf) -> Names {
-        let mut tensors = loaf.container().tensors().unwrap_or_default();
+    /// Of a model's tensors.
+    pub fn new(model: &Model) -> Names {
+        let mut tensors = model.container().tensors().unwrap_or_default();
         tensors.retain(TensorEntry::is_weight);
         tensors.sort_by_key(|t| t.offset);
         Names { tensors }

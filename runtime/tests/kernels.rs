@@ -2,12 +2,13 @@
 //!
 //! Calls are made up from the op table itself: random attributes, operands laid out with random gaps between rows
 //! and heads, each buffer ending right before an unreadable page, so that a kernel which reads or writes past its
-//! operands dies here. All memory is compared afterwards, the gaps included.
+//! operands dies here. The rows are those of several sequences, in slots and versions of state of their own. All memory is compared
+//! afterwards, the gaps and the other slots included.
 
 use half::{bf16, f16};
 use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::op::{Dim, Mode, OPS, OpKind, Types};
-use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, Split, in_place, scratch_bytes, units};
+use loaf_formats::op::{self, ATTENTION_BLOCK, Dim, MAX_COUNT, Mode, OpAttrs, OpKind, OperandSpec, Types};
+use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, Run, Split, cost, scratch_bytes, units};
 
 /// SplitMix64.
 struct Rng(u64);
@@ -91,15 +92,22 @@ struct Buffer {
     head_stride: usize,
 }
 
+/// Elements of rows, heads and dim with these strides, up to the last.
+fn elements([rows, heads, dim]: [usize; 3], row_stride: usize, head_stride: usize) -> usize {
+    if rows * heads * dim == 0 { 0 } else { (rows - 1) * row_stride + (heads - 1) * head_stride + dim }
+}
+
 impl Buffer {
-    fn new(dtype: DType, dims: [u64; 3], rng: &mut Rng) -> Buffer {
+    /// `copies` of it, `apart` bytes from each other.
+    fn new(dtype: DType, dims: [u64; 3], copies: usize, apart: usize, rng: &mut Rng) -> Buffer {
         let [rows, heads, dim] = dims.map(|d| d as usize);
         let mut gap = || if rng.next().is_multiple_of(2) { 0 } else { rng.int(1, 9) as usize };
         let head_stride = dim + gap();
         let row_stride = heads * head_stride + gap();
         // Only as long as the last element needs.
-        let elems = if rows * heads * dim == 0 { 0 } else { (rows - 1) * row_stride + (heads - 1) * head_stride + dim };
-        let memory = Guarded::new(elems * dtype.bytes() as usize);
+        let bytes = elements([rows, heads, dim], row_stride, head_stride) * dtype.bytes() as usize;
+        assert!(copies == 1 || bytes <= apart);
+        let memory = Guarded::new((copies - 1) * apart + bytes);
         Buffer { memory, dtype, dims: [rows, heads, dim], row_stride, head_stride }
     }
     fn copy(&self) -> Buffer {
@@ -141,8 +149,65 @@ impl Buffer {
 struct Case {
     kind: OpKind,
     attrs: Vec<u64>,
+    runs: Vec<Run>,
     /// `None`: absent.
     buffers: Vec<Option<Buffer>>,
+}
+
+/// Bytes that no operand's slot or version is longer than, gaps included.
+fn slot_bytes(spec: &OperandSpec, attrs: &[u64]) -> usize {
+    let [rows, heads, dim] = spec.dims.map(|d| d.value(attrs).unwrap() as usize);
+    (elements([rows, heads, dim], heads * (dim + 9) + 9, dim + 9) * 4).next_multiple_of(64)
+}
+
+/// Slots and versions of the state of a case's operands.
+const COPIES: usize = 24;
+
+fn is_cache(spec: &OperandSpec) -> bool {
+    spec.types == Types::Cache
+}
+
+fn is_recurrent(spec: &OperandSpec) -> bool {
+    spec.mode == Mode::InOut && !is_cache(spec)
+}
+
+/// The op's rows as runs of up to three sequences. Of recurrent state each has as many versions as it writes, and the one it reads: the
+/// same, another, or one that is overwritten after it was read.
+fn runs(kind: OpKind, attrs: &[u64], rng: &mut Rng) -> Vec<Run> {
+    let spec = kind.spec();
+    let value = |name: &str| spec.attrs.iter().position(|a| a.name == name).map(|i| attrs[i] as usize);
+    let apart = |of: fn(&OperandSpec) -> bool| {
+        spec.operands.iter().filter(|o| of(o)).map(|o| slot_bytes(o, attrs)).max().unwrap_or(0)
+    };
+    let (slot, version) = (apart(is_cache), apart(is_recurrent));
+    let (rows, context) = (attrs[0] as usize, value("context").unwrap_or(300_000));
+    // Slots in any order.
+    let mut slots = [0, 1, 2];
+    slots.swap(0, rng.int(0, 2) as usize);
+    slots.swap(1, rng.int(1, 2) as usize);
+    let (mut out, mut first, mut used) = (Vec::new(), 0, 0);
+    while first < rows {
+        let rows = if out.len() == 2 { rows - first } else { rng.int(1, (rows - first) as u64) as usize };
+        let pos = rng.pick(&[0, 1, 7, 100, 250, 255, 256, 300, context]).min(context - rows);
+        let (stride, versions) = if rng.next().is_multiple_of(2) { (0, 1) } else { (version, rows) };
+        let to = used;
+        let from = match rng.int(0, 2) {
+            0 => to,
+            1 => to + versions,
+            _ => to + versions - 1,
+        };
+        used += versions + 1;
+        let cache = slots[out.len()] * slot;
+        out.push(Run { first, rows, pos, cache, from: from * version, to: to * version, stride });
+        first += rows;
+    }
+    assert!(used <= COPIES);
+    out
+}
+
+fn words(attrs: impl OpAttrs) -> Vec<u64> {
+    let (words, n) = attrs.words();
+    words[..n].to_vec()
 }
 
 const FORMATS_OF_PARAMS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -179,22 +244,25 @@ fn attributes(kind: OpKind, format: WeightFormat, rng: &mut Rng) -> Vec<u64> {
     use OpKind::*;
     let real = |x: f32| u64::from(x.to_bits());
     let rows = rng.pick(&[1, 1, 2, 3, 5, 9, 17]);
-    let dim = rng.pick(&[1, 3, 7, 8, 12, 20, 64, 100, 172]);
+    let dim = rng.pick(&[1, 3, 7, 8, 12, 20, 31, 64, 100, 128, 172]);
     let heads = rng.int(1, 4);
     // A multiple of the format's group, odd where there is none.
     let inp = match format.group() {
-        None => rng.pick(&[1, 5, 8, 24, 43, 64, 172]),
+        None => rng.pick(&[1, 5, 8, 24, 32, 43, 64, 172]),
         Some(group) => group * rng.int(1, 11),
     };
     let out = rng.pick(&[1, 3, 8, 9, 16, 24, 29, 43]);
-    match kind {
+    let attrs = match kind {
+        View | Linear | ExpertLinear => panic!("{kind:?} has no kernel"),
         Embed => vec![rows, 37, inp, format.code()],
         RmsNorm => vec![rows, heads, dim, real(1e-6), real(rng.pick(&[0.0, 1.0]))],
         AddRmsNorm => vec![rows, 1, dim, real(1e-6), real(rng.pick(&[0.0, 1.0]))],
         L2Norm => vec![rows, heads, dim, real(1e-6), real(0.25)],
+        Add | Mul | Silu | Sigmoid | SiluMul | SigmoidMul | GdnGates => vec![rows, heads, dim],
         MulRows | Softmax => vec![rows, dim],
+        WeightedSum => vec![rows, heads, dim],
         Quantize => {
-            let group = rng.pick(&[16, 32, 64, 128, 5]);
+            let group = rng.pick(&[16, 32, 64, 128]);
             vec![rows, heads, group * rng.int(1, 5), group]
         }
         LinearDense | LinearQuant => vec![rows, inp, out, format.code()],
@@ -204,48 +272,73 @@ fn attributes(kind: OpKind, format: WeightFormat, rng: &mut Rng) -> Vec<u64> {
             vec![rows, k, experts, inp.min(format.group().unwrap_or(50) * 5), out, format.code(), rng.pick(&[1, k])]
         }
         TopK => vec![rows, rng.int(8, 40), rng.int(1, 8), rng.next() % 2],
-        RopeTable => vec![rows, dim, rng.int(0, 300_000)],
-        KvWrite => vec![rows, heads, dim, rng.int(0, 40)],
-        SelectRows => vec![rows, dim, rng.int(0, 40)],
+        RopeTable => vec![rows, dim],
+        KvWrite => vec![rows, heads, dim, rows + rng.int(0, 40)],
+        GatherRows => vec![rows, rng.int(1, 40), dim],
         Rope => vec![rows, heads, dim.max(2), rng.int(1, dim.max(2) / 2)],
         Attention => {
-            let kv_heads = rng.int(1, 3);
-            let pos = rng.pick(&[0, 1, 7, 100, 250, 255, 256, 300, 700]);
-            let window = rng.pick(&[0, 0, 1, 5, 64, 300]);
-            let dim = rng.pick(&[8, 12, 20, 64, 100]);
-            vec![rows, kv_heads * rng.int(1, 3), kv_heads, dim, pos, real(0.3), window]
+            let kv_heads = rng.int(1, 3) as usize;
+            let dim = rng.pick(&[8, 12, 20, 32, 64, 100]);
+            words(op::attention::Attrs {
+                rows: rows as usize,
+                heads: kv_heads * rng.int(1, 3) as usize,
+                kv_heads,
+                dim,
+                value_dim: dim,
+                context: rows as usize + rng.pick(&[0, 1, 100, 255, 300, 700]),
+                scale: rng.pick(&[0.3, -0.3]),
+                window: rng.pick(&[0, 0, 1, 5, 64, 300]),
+                soft_cap: 0.0,
+                sinks: 0,
+            })
         }
-        Conv | ConvSilu => vec![rows, heads, rng.pick(&[1, 12, 64, 70, 130]), rng.int(1, 5)],
+        Conv | ConvSilu => vec![rows, heads, rng.pick(&[1, 12, 64, 70, 130]), rng.int(2, 5)],
         GdnScan => {
             let k_heads = rng.int(1, 3);
-            vec![rows, k_heads, k_heads * rng.int(1, 3), rng.pick(&[4, 12, 33]), rng.pick(&[3, 8, 20, 64, 77])]
+            let (k_dim, v_dim) = (rng.pick(&[4, 12, 33]), rng.pick(&[3, 8, 20, 64, 77]));
+            vec![rows, k_heads, k_heads * rng.int(1, 3), k_dim, v_dim, rng.next() % 2]
         }
-        _ => vec![rows, heads, dim],
-    }
+    };
+    assert_eq!(kind.spec().check(&attrs), Ok(()), "{kind:?} {attrs:?}");
+    attrs
 }
 
 impl Case {
     fn new(kind: OpKind, attrs: Vec<u64>, rng: &mut Rng) -> Case {
+        let runs = runs(kind, &attrs, rng);
+        Case::with_runs(kind, attrs, runs, rng)
+    }
+
+    fn with_runs(kind: OpKind, attrs: Vec<u64>, runs: Vec<Run>, rng: &mut Rng) -> Case {
         let spec = kind.spec();
         let format = spec.format_attr().and_then(|i| WeightFormat::from_code(attrs[i]));
+        // As many slots and versions as the runs name.
+        let apart = |of: fn(&OperandSpec) -> bool| {
+            spec.operands.iter().filter(|o| of(o)).map(|o| slot_bytes(o, &attrs)).max().unwrap_or(1)
+        };
+        let last = |at: fn(&Run) -> usize| runs.iter().map(at).max().unwrap_or(0);
+        let recurrent = last(|r| r.from.max(r.to + (r.rows - 1) * r.stride)) / apart(is_recurrent) + 1;
         let mut buffers = Vec::new();
         for operand in spec.operands {
             let dtype = match operand.types {
                 Types::Is(dtype) => Some(dtype),
                 Types::Float => Some(rng.pick(&FORMATS_OF_PARAMS)),
                 Types::Cache => Some(rng.pick(&[DType::F32, DType::F16])),
-                Types::Weight => format.map(WeightFormat::weight_dtype),
-                Types::Scales => format.and_then(WeightFormat::scales_dtype),
-                Types::Biases => format.and_then(WeightFormat::biases_dtype),
+                Types::Plane(i) => format.and_then(|f| f.plane(i.into())).map(|p| p.dtype),
             };
             buffers.push(dtype.map(|dtype| {
                 let dims = operand.dims.map(|d| d.value(&attrs).unwrap());
-                let mut b = Buffer::new(dtype, dims, rng);
+                let (copies, apart) = match () {
+                    () if is_cache(operand) => (last(|r| r.cache) / apart(is_cache) + 1, apart(is_cache)),
+                    () if is_recurrent(operand) => (recurrent, apart(is_recurrent)),
+                    () => (1, 0),
+                };
+                let mut b = Buffer::new(dtype, dims, copies, apart, rng);
                 match (operand.name, dtype) {
                     ("decay" | "beta", _) => b.fill(|| rng.float().abs() % 1.0),
                     ("xscales", _) => b.fill(|| rng.float().abs()),
                     // Packed codes: any bits.
-                    ("weight", DType::U32) => {
+                    (_, DType::U32) if operand.is_plane() => {
                         b.memory.bytes_mut().iter_mut().for_each(|byte| *byte = rng.next() as u8);
                     }
                     (_, DType::U8) if format == Some(WeightFormat::Nvfp4) => b.fill(|| rng.int(0, 255) as f32),
@@ -254,13 +347,14 @@ impl Case {
                         b.fill(|| if rng.int(0, 15) == 0 { rng.int(0, 2) } else { rng.int(115, 135) } as f32)
                     }
                     (_, DType::I8) => b.fill(|| rng.int(0, 254) as f32 - 127.0),
+                    ("select", _) => b.fill(|| rng.int(0, 50) as f32),
                     (_, DType::U32) => b.fill(|| rng.int(0, 4) as f32),
                     _ => b.fill(|| rng.float()),
                 }
                 b
             }));
         }
-        let mut case = Case { kind, attrs, buffers };
+        let mut case = Case { kind, attrs, runs, buffers };
         case.route(rng);
         case
     }
@@ -283,7 +377,7 @@ impl Case {
 
     fn copy(&self) -> Case {
         let buffers = self.buffers.iter().map(|b| b.as_ref().map(Buffer::copy)).collect();
-        Case { kind: self.kind, attrs: self.attrs.clone(), buffers }
+        Case { kind: self.kind, attrs: self.attrs.clone(), runs: self.runs.clone(), buffers }
     }
 
     fn raw(&self) -> Vec<RawOperand> {
@@ -292,7 +386,7 @@ impl Case {
 
     /// Runs the whole call in parts of `step` units.
     fn run(&self, kernels: &Kernels, step: usize) {
-        call(kernels, self.kind, &self.raw(), &self.attrs, step);
+        call(kernels, self.kind, &self.raw(), &self.attrs, &self.runs, step);
     }
 
     fn assert_same(&self, other: &Case, what: &str) {
@@ -303,8 +397,8 @@ impl Case {
                 let format = self.kind.spec().format_attr().and_then(|i| WeightFormat::from_code(self.attrs[i]));
                 assert_eq!(
                     at, None,
-                    "{what}: {:?} {:?} {format:?}: operand {} {:?} strides {} {} differs at element",
-                    self.kind, self.attrs, spec.name, a.dims, a.row_stride, a.head_stride
+                    "{what}: {:?} {:?} {format:?} {:?}: operand {} {:?} strides {} {} differs at element",
+                    self.kind, self.attrs, self.runs, spec.name, a.dims, a.row_stride, a.head_stride
                 );
             }
         }
@@ -312,21 +406,21 @@ impl Case {
 }
 
 /// Runs a call in parts of `step` units, on scratch full of rubbish.
-fn call(kernels: &Kernels, kind: OpKind, operands: &[RawOperand], attrs: &[u64], step: usize) {
-    let bytes = scratch_bytes(kind, attrs);
+fn call(kernels: &Kernels, kind: OpKind, operands: &[RawOperand], attrs: &[u64], runs: &[Run], step: usize) {
+    let bytes = scratch_bytes(kind, attrs).unwrap();
     let mut scratch = vec![0xa5u8; bytes + 64];
     let skip = scratch.as_ptr().align_offset(64);
-    let total = units(kind, attrs);
+    let call = OpCall { kind, operands, attrs, runs };
+    let (kernel, total) = (kernels.get(kind).unwrap(), units(&call));
     for start in (0..total).step_by(step) {
         let part = start..(start + step).min(total);
-        let call = OpCall { kind, operands, attrs };
         // SAFETY: operands of the extents the table demands, scratch of the size asked for, a detected table.
-        unsafe { kernels.get(kind)(&call, part, &mut scratch[skip..skip + bytes]) };
+        unsafe { kernel(&call, part, &mut scratch[skip..skip + bytes]) };
     }
 }
 
 fn plan_ops() -> impl Iterator<Item = OpKind> {
-    OPS.iter().filter(|s| s.in_plan).map(|s| s.kind)
+    OpKind::ALL.iter().copied().filter(|k| k.spec().in_plan)
 }
 
 /// Calls `f` with some random cases of every op, every format.
@@ -363,7 +457,8 @@ fn any_partition_gives_the_same(kernels: Kernels) {
     });
 }
 
-/// A call of `n` rows against `n` calls of one row: the chunk size of a prefill changes nothing.
+/// A call of `n` rows against `n` calls of one row: neither the chunk size of a prefill nor what else is in a step changes anything,
+/// and a version is the state after its row.
 fn rows_together_are_rows_apart(kernels: Kernels) {
     for_cases(3, 3, |case, _| {
         let spec = case.kind.spec();
@@ -372,58 +467,121 @@ fn rows_together_are_rows_apart(kernels: Kernels) {
         }
         let (together, apart) = (case.copy(), case.copy());
         together.run(&kernels, usize::MAX);
-        for r in 0..case.attrs[0] as usize {
-            let mut attrs = case.attrs.clone();
-            attrs[0] = 1;
-            if let Some(pos) = spec.attrs.iter().position(|a| a.name == "pos") {
-                attrs[pos] += r as u64;
+        for run in &case.runs {
+            for i in 0..run.rows {
+                let mut attrs = case.attrs.clone();
+                attrs[0] = 1;
+                let mut operands = apart.raw();
+                for (o, spec) in operands.iter_mut().zip(spec.operands) {
+                    let elements = match spec.dims {
+                        [Dim::Attr(0), ..] => (run.first + i) * o.row_stride,
+                        [.., Dim::Attr(0)] => run.first + i,
+                        _ => 0,
+                    };
+                    // SAFETY: the row exists.
+                    o.ptr = unsafe { o.ptr.add(elements * o.dtype.bytes() as usize) };
+                }
+                let from = if i == 0 { run.from } else { run.to + (i - 1) * run.stride };
+                let (pos, to) = (run.pos + i, run.to + i * run.stride);
+                let alone = Run { first: 0, rows: 1, pos, cache: run.cache, from, to, stride: 0 };
+                call(&kernels, case.kind, &operands, &attrs, &[alone], usize::MAX);
             }
-            let mut operands = apart.raw();
-            for (o, spec) in operands.iter_mut().zip(spec.operands) {
-                let elements = match spec.dims {
-                    [Dim::Attr(0), ..] => r * o.row_stride,
-                    [.., Dim::Attr(0)] => r,
-                    _ => 0,
-                };
-                // SAFETY: row `r` exists.
-                o.ptr = unsafe { o.ptr.add(elements * o.dtype.bytes() as usize) };
-            }
-            call(&kernels, case.kind, &operands, &attrs, usize::MAX);
         }
         together.assert_same(&apart, "one row at a time");
     });
 }
 
-/// An output laid over an input of the same extent, where [`in_place`] says so.
+/// An output laid over an input that the op table names, and all outputs over inputs of their own at once.
 fn in_place_is_the_same(kernels: Kernels) {
     for_cases(4, 3, |case, _| {
-        if !in_place(case.kind) {
+        let spec = case.kind.spec();
+        let over = |i: usize| spec.operands[i].over.iter().map(|name| spec.operand_index(name).unwrap());
+        let outputs: Vec<usize> = (0..spec.operands.len()).filter(|&i| !spec.operands[i].over.is_empty()).collect();
+        let mut choices: Vec<Vec<(usize, usize)>> =
+            outputs.iter().flat_map(|&out| over(out).map(move |input| vec![(out, input)])).collect();
+        if let [first, second] = outputs[..] {
+            let pairs = over(first).flat_map(|a| over(second).map(move |b| vec![(first, a), (second, b)]));
+            choices.extend(pairs.filter(|p| p[0].1 != p[1].1));
+        }
+        if choices.is_empty() {
             return;
         }
-        let spec = case.kind.spec();
         let apart = case.copy();
         apart.run(&kernels, usize::MAX);
-        let out = spec.operands.len() - 1;
-        let alike = |i: &usize| {
-            let o = &spec.operands[*i];
-            o.mode == Mode::In && o.dims == spec.operands[out].dims && o.types == Types::Is(DType::F32)
-        };
-        for input in (0..out).filter(alike) {
-            let over = case.copy();
-            let mut operands = over.raw();
-            operands[out] = operands[input];
-            call(&kernels, case.kind, &operands, &case.attrs, usize::MAX);
-            let (expected, got) = (apart.raw()[out], operands[input]);
-            let [rows, heads, dim] = apart.buffers[out].as_ref().unwrap().dims;
-            for (r, h, i) in (0..rows).flat_map(|r| (0..heads).flat_map(move |h| (0..dim).map(move |i| (r, h, i)))) {
-                // SAFETY: an element of the extent.
-                let at = |o: &RawOperand| unsafe {
-                    o.ptr.cast::<u32>().add(r * o.row_stride + h * o.head_stride + i).read_unaligned()
-                };
-                assert_eq!(at(&expected), at(&got), "{:?} over operand {input}, element {r} {h} {i}", case.kind);
+        for choice in choices {
+            let laid = case.copy();
+            let mut operands = laid.raw();
+            choice.iter().for_each(|&(out, input)| operands[out] = operands[input]);
+            call(&kernels, case.kind, &operands, &case.attrs, &case.runs, usize::MAX);
+            for &out in &outputs {
+                let (expected, got) = (apart.raw()[out], operands[out]);
+                let [rows, heads, dim] = apart.buffers[out].as_ref().unwrap().dims;
+                for (r, h, i) in (0..rows).flat_map(|r| (0..heads).flat_map(move |h| (0..dim).map(move |i| (r, h, i))))
+                {
+                    // SAFETY: an element of the extent.
+                    let at = |o: &RawOperand| unsafe {
+                        o.ptr.cast::<u32>().add(r * o.row_stride + h * o.head_stride + i).read_unaligned()
+                    };
+                    let what = format!("{:?} (output, input) {choice:?}: output {out}", case.kind);
+                    assert_eq!(at(&expected), at(&got), "{what}, element {r} {h} {i}");
+                }
             }
         }
     });
+}
+
+/// The version that a run reads stays as it is, unless the run writes it.
+fn the_version_that_is_read_stays(kernels: Kernels) {
+    let (mut rng, mut kept) = (Rng(12), 0);
+    for kind in [OpKind::Conv, OpKind::ConvSilu, OpKind::GdnScan] {
+        for _ in 0..24 {
+            let attrs = attributes(kind, WeightFormat::Dense(DType::F32), &mut rng);
+            let case = Case::new(kind, attrs, &mut rng);
+            let (before, after) = (case.copy(), case.copy());
+            after.run(&kernels, usize::MAX);
+            let state = kind.spec().operand_index("state").unwrap();
+            let bytes = |case: &Case| case.buffers[state].as_ref().unwrap().memory.bytes().to_vec();
+            let (before, after) = (bytes(&before), bytes(&after));
+            let version = slot_bytes(&kind.spec().operands[state], &case.attrs);
+            for run in &case.runs {
+                let written = |i: usize| run.to + i * run.stride;
+                if (0..run.rows).all(|i| written(i) != run.from) {
+                    let range = run.from..(run.from + version).min(before.len());
+                    assert_eq!(before[range.clone()], after[range], "{kind:?} {run:?}");
+                    kept += 1;
+                }
+                let range = written(run.rows - 1)..(written(run.rows - 1) + version).min(before.len());
+                assert_ne!(before[range.clone()], after[range], "{kind:?} {run:?}");
+            }
+        }
+    }
+    assert!(kept > 20);
+}
+
+/// Products too small to be told from zero leave its sign in an accumulator: dots of such, whole and not whole 32s.
+fn dots_of_nothing_have_the_sign_of_the_contract(kernels: Kernels) {
+    let (mut rng, mut signs) = (Rng(13), [0, 0]);
+    for inputs in [1, 8, 16, 20, 32, 40, 56, 64, 70, 96] {
+        for rows in [1, 2, 7] {
+            for values in [&[-1e-30f32][..], &[1e-30, -1e-30], &[1e-30, -1e-30, 0.0, -0.0], &[-0.0]] {
+                let format = WeightFormat::Dense(DType::F32);
+                let attrs = words(op::linear_dense::Attrs { rows, inputs, outputs: 19, format });
+                let mut case = Case::new(OpKind::LinearDense, attrs, &mut rng);
+                case.buffers[0].as_mut().unwrap().fill(|| 1e-30);
+                case.buffers[1].as_mut().unwrap().fill(|| rng.pick(values));
+                let (expected, got) = (case.copy(), case.copy());
+                expected.run(&Kernels::naive(), usize::MAX);
+                got.run(&kernels, usize::MAX);
+                expected.assert_same(&got, "nothing");
+                let out = expected.buffers.last().unwrap().as_ref().unwrap();
+                // SAFETY: the first element.
+                let first = unsafe { *out.raw().ptr.cast::<f32>() };
+                assert_eq!(first, 0.0);
+                signs[usize::from(first.is_sign_negative())] += 1;
+            }
+        }
+    }
+    assert!(signs[0] > 3 && signs[1] > 3, "{signs:?}");
 }
 
 /// Activations that quantisation must survive: nothing, infinities, NaNs, the smallest and largest numbers.
@@ -452,7 +610,8 @@ fn extreme_codes_do_not_saturate(kernels: Kernels) {
             for sign in [127u8, 127u8.wrapping_neg()] {
                 for weights in [0xff, 0x77, 0x00] {
                     let group = format.group().unwrap();
-                    let mut case = Case::new(OpKind::LinearQuant, vec![rows, 3 * group, 19, format.code()], &mut rng);
+                    let attrs = vec![rows, 3 * group, 19, format.code()];
+                    let mut case = Case::new(OpKind::LinearQuant, attrs, &mut rng);
                     case.buffers[0].as_mut().unwrap().memory.bytes_mut().fill(sign);
                     case.buffers[3].as_mut().unwrap().memory.bytes_mut().fill(weights);
                     let (expected, got) = (case.copy(), case.copy());
@@ -503,36 +662,64 @@ fn exp_is_the_scalar_exp(kernels: Kernels) {
     }
 }
 
-/// Attention cut by blocks of positions gives the bits of attention in one piece: few rows, all sorts of windows, more blocks
-/// than a round has.
+/// Attention cut by blocks of positions gives the bits of attention in one piece: few rows, one run and two, all sorts of windows, more
+/// blocks than a round has.
 fn attention_by_blocks_is_the_same(kernels: Kernels) {
     let Some(split) = kernels.split() else { return };
     let mut rng = Rng(11);
-    for (rows, pos, window) in
-        [(1, 0, 0), (1, 255, 0), (1, 256, 0), (3, 1000, 0), (2, 700, 300), (1, 8447, 0), (2, 8900, 0), (1, 9000, 8500)]
-    {
+    // Rows and first position of each run.
+    let steps: [(&[(usize, usize)], usize); 9] = [
+        (&[(1, 0)], 0),
+        (&[(1, 255)], 0),
+        (&[(1, 256)], 0),
+        (&[(3, 1000)], 0),
+        (&[(2, 700)], 300),
+        (&[(1, 8447)], 0),
+        (&[(2, 8900)], 0),
+        (&[(1, 9000)], 8500),
+        (&[(1, 600), (3, 20), (1, 300)], 0),
+    ];
+    for (step, window) in steps {
         for (heads, kv_heads, dim) in [(2, 1, 8), (3, 3, 24), (8, 2, 40)] {
-            let scale = u64::from(0.3f32.to_bits());
-            let attrs = vec![rows, heads, kv_heads, dim, pos, scale, window];
-            let case = Case::new(OpKind::Attention, attrs.clone(), &mut rng);
+            let (rows, end) = (step.iter().map(|r| r.0).sum(), step.iter().map(|r| r.0 + r.1).max().unwrap());
+            let attrs = words(op::attention::Attrs {
+                rows,
+                heads,
+                kv_heads,
+                dim,
+                value_dim: dim,
+                context: end,
+                scale: 0.3,
+                window,
+                soft_cap: 0.0,
+                sinks: 0,
+            });
+            let slot = slot_bytes(&OpKind::Attention.spec().operands[1], &attrs);
+            let mut runs: Vec<Run> = Vec::new();
+            for (i, &(rows, pos)) in step.iter().enumerate() {
+                let first = runs.last().map_or(0, |r| r.first + r.rows);
+                runs.push(Run { first, rows, pos, cache: i * slot, ..Run::ONE });
+            }
+            let case = Case::with_runs(OpKind::Attention, attrs.clone(), runs.clone(), &mut rng);
             let (expected, got) = (case.copy(), case.copy());
             expected.run(&kernels, usize::MAX);
             let operands = got.raw();
-            let call = OpCall { kind: OpKind::Attention, operands: &operands, attrs: &attrs };
-            assert_eq!(Split::pays(&call, 64), pos + rows > 256, "{attrs:?}");
-            let mut shared = vec![f32::NAN; Split::shared_floats(OpKind::Attention, &attrs)];
-            let mut scratch = vec![0u64; scratch_bytes(OpKind::Attention, &attrs) / 8 + 16];
+            let call = OpCall { kind: OpKind::Attention, operands: &operands, attrs: &attrs, runs: &runs };
+            assert_eq!(Split::pays(&call, 64), end > ATTENTION_BLOCK, "{attrs:?}");
+            assert!(!Split::pays(&call, kv_heads * runs.len()), "{attrs:?}");
+            let mut shared = vec![f32::NAN; Split::shared_floats(OpKind::Attention, &attrs).unwrap()];
+            let mut scratch = vec![0u64; scratch_bytes(OpKind::Attention, &attrs).unwrap() / 8 + 16];
             let skip = scratch.as_ptr().align_offset(64);
             // SAFETY: eight-byte words as bytes.
             let scratch = unsafe { scratch[skip..].align_to_mut::<u8>().1 };
-            for round in Split::rounds(&call) {
-                // Units one by one, last first: their order must not matter.
-                for u in (0..kv_heads as usize * round.count).rev() {
-                    // SAFETY: operands as the table demands, memory of the sizes asked for.
-                    unsafe { (split.parts)(&call, round, u..u + 1, shared.as_mut_ptr(), scratch) }
+            for (run, round) in Split::rounds(&call) {
+                for (kernel, units) in split.kernels(&call, round) {
+                    // Units one by one, last first: their order must not matter.
+                    for u in (0..units).rev() {
+                        // SAFETY: operands as the table demands, memory of the sizes asked for.
+                        unsafe { kernel(&call, run, round, u..u + 1, shared.as_mut_ptr(), scratch) }
+                    }
                 }
-                // SAFETY: as above.
-                unsafe { (split.merge)(&call, round, 0..kv_heads as usize, shared.as_mut_ptr(), scratch) }
             }
             expected.assert_same(&got, &format!("by blocks {attrs:?}"));
         }
@@ -545,8 +732,9 @@ macro_rules! suite {
         mod $isa {
             use super::*;
             suite!(@tests $kernels, agrees_with_the_contract, any_partition_gives_the_same,
-                rows_together_are_rows_apart, in_place_is_the_same, quantize_edges, extreme_codes_do_not_saturate, nonsense_is_harmless,
-                exp_is_the_scalar_exp, attention_by_blocks_is_the_same);
+                rows_together_are_rows_apart, in_place_is_the_same, the_version_that_is_read_stays,
+                dots_of_nothing_have_the_sign_of_the_contract, quantize_edges, extreme_codes_do_not_saturate,
+                nonsense_is_harmless, exp_is_the_scalar_exp, attention_by_blocks_is_the_same);
         }
     )* };
     (@tests $kernels:expr, $($test:ident),*) => { $(
@@ -561,6 +749,7 @@ macro_rules! suite {
 }
 
 suite! {
+    naive = Some(Kernels::naive());
     scalar = Some(Kernels::scalar());
     avx2 = Kernels::avx2();
     avx512 = Kernels::avx512();
@@ -589,7 +778,7 @@ fn embedding_reads_codes_least_significant_bit_first() {
         let fast = [Kernels::avx2(), Kernels::avx512(), Kernels::neon()];
         for kernels in [Kernels::naive(), Kernels::scalar()].into_iter().chain(fast.into_iter().flatten()) {
             case.run(&kernels, 1);
-            let out = case.buffers[4].as_ref().unwrap().memory.bytes();
+            let out = case.buffers.last().unwrap().as_ref().unwrap().memory.bytes();
             let got: Vec<u64> = out.chunks_exact(4).map(|b| f32::from_ne_bytes(b.try_into().unwrap()) as u64).collect();
             assert_eq!(got, codes, "{bits} bits, {}", kernels.isa().name());
         }
@@ -597,21 +786,43 @@ fn embedding_reads_codes_least_significant_bit_first() {
 }
 
 #[test]
-fn scratch_does_not_depend_on_position_and_grows_with_rows() {
+fn scratch_grows_with_rows() {
     let mut rng = Rng(9);
     for kind in plan_ops() {
         for format in formats(kind) {
             let mut attrs = attributes(kind, format, &mut rng);
-            let mut last = 0;
-            for rows in 1..20 {
+            let mut last = (0, 0);
+            for rows in 1..40 {
                 attrs[0] = rows;
-                let bytes = scratch_bytes(kind, &attrs);
-                assert!(bytes >= last, "{kind:?} {attrs:?}");
+                let bytes = (scratch_bytes(kind, &attrs).unwrap(), Split::shared_floats(kind, &attrs).unwrap());
+                assert!(bytes.0 >= last.0 && bytes.1 >= last.1, "{kind:?} {attrs:?}");
                 last = bytes;
-                if let Some(pos) = kind.spec().attrs.iter().position(|a| a.name == "pos") {
-                    let mut later = attrs.clone();
-                    later[pos] += 100_000;
-                    assert_eq!(scratch_bytes(kind, &later), bytes, "{kind:?}");
+            }
+        }
+    }
+}
+
+/// Attributes as large as they may be, and larger: what is needed never wraps to something small.
+#[test]
+fn hostile_attributes_do_not_wrap() {
+    for kind in plan_ops() {
+        let spec = kind.spec();
+        for format in formats(kind) {
+            let mut last = (0, 0);
+            for size in [1 << 10, 1 << 20, MAX_COUNT, 1 << 62, u64::MAX] {
+                let mut attrs = vec![size; spec.attrs.len()];
+                if let Some(i) = spec.format_attr() {
+                    attrs[i] = format.code();
+                }
+                let too_many = |n: Option<usize>| n.unwrap_or(usize::MAX);
+                let bytes = too_many(scratch_bytes(kind, &attrs));
+                let floats = too_many(Split::shared_floats(kind, &attrs));
+                assert!(bytes >= last.0 && floats >= last.1, "{kind:?} {size}: {bytes} {floats}, before {last:?}");
+                last = (bytes, floats);
+                // What passed the table's check has products of two, at most.
+                if size <= MAX_COUNT {
+                    let call = OpCall { kind, operands: &[], attrs: &attrs, runs: &[Run::ONE] };
+                    let _ = (units(&call), cost(&call), Split::pays(&call, 64));
                 }
             }
         }

@@ -1,10 +1,9 @@
 //! Every engine this machine and build have, for tests that run the same case on all of them.
 
 #[cfg(feature = "mlx")]
-use loaf_runtime::backend::mlx::{MlxBackend, MlxOptions, array::Type, device};
+use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, array::Type, device};
 use loaf_runtime::kernels::{Isa, Kernels};
-use loaf_runtime::loaf::Loaf;
-use loaf_runtime::session::Session;
+use loaf_runtime::{Model, Session};
 
 /// Something a session can run on.
 // A handful of them exist per test.
@@ -49,15 +48,20 @@ impl Engine {
     }
 
     /// An empty session.
-    pub fn session<'a>(&self, loaf: &'a Loaf) -> Session<'a> {
+    pub fn session(&self, model: &Model) -> Session {
         match self {
-            Engine::Cpu(kernels) => crate::session(loaf, *kernels, 2),
+            Engine::Cpu(kernels) => crate::session(model, *kernels, 2),
             #[cfg(feature = "mlx")]
-            Engine::Mlx => Session::over(loaf, Box::new(mlx(loaf))),
+            Engine::Mlx => on(model, mlx(model)),
             #[cfg(feature = "mlx")]
-            Engine::MlxTwins => Session::over(loaf, Box::new(mlx_as(loaf, Type::F32, true))),
+            Engine::MlxTwins => on(model, mlx_as(model, Type::F32, true)),
         }
     }
+}
+
+#[cfg(feature = "mlx")]
+fn on(model: &Model, device: MlxDevice) -> Session {
+    Session::new(loaf_runtime::Engine::on(model, Box::new(device))).expect("a slot")
 }
 
 /// Whether MLX has a GPU here.
@@ -70,14 +74,14 @@ pub fn has_gpu() -> bool {
 
 /// MLX with f32 activations, on the GPU if there is one.
 #[cfg(feature = "mlx")]
-pub fn mlx(loaf: &Loaf) -> MlxBackend<'_> {
-    mlx_as(loaf, Type::F32, false)
+pub fn mlx(model: &Model) -> MlxDevice {
+    mlx_as(model, Type::F32, false)
 }
 
 /// MLX with other activations, or on its CPU device with chains as on a GPU.
 #[cfg(feature = "mlx")]
-pub fn mlx_as(loaf: &Loaf, kind: Type, twins: bool) -> MlxBackend<'_> {
+pub fn mlx_as(model: &Model, kind: Type, twins: bool) -> MlxDevice {
     let gpu = !twins && has_gpu();
     let options = MlxOptions { gpu, activations: Some(kind), twins, ..MlxOptions::default() };
-    MlxBackend::open(loaf, options).unwrap_or_else(|e| panic!("{e}"))
+    MlxDevice::open(model, options).unwrap_or_else(|e| panic!("{e}"))
 }

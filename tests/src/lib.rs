@@ -1,29 +1,22 @@
 //! What the tests that cross crates share: fixtures, baking them, running them.
 
 pub mod engines;
+pub mod gguf;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use loaf_bake::build::{BuildOptions, Silent, build};
-use loaf_runtime::cli::{Io, main};
+use loaf_cli::{Io, main};
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::loaf::Loaf;
-use loaf_runtime::session::{Session, SessionOptions};
+use loaf_runtime::{Engine, EngineOptions, Model, Session};
 use safetensors::SafeTensors;
 
 /// Runs the command line of `loaf` in this process with nothing on standard input: exit code, standard output, standard error.
 pub fn command_line<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> (u8, String, String) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let mut io = Io {
-        stdin: &mut std::io::empty(),
-        stdin_is_terminal: true,
-        stdout: &mut out,
-        stderr: &mut err,
-        stderr_is_terminal: false,
-        signals: false,
-        var: &|_| None,
-    };
+    let mut none = std::io::empty();
+    let mut io = Io { stdin_is_terminal: true, ..Io::new(&mut none, &mut out, &mut err, &|_| None) };
     let code = main(arguments.into_iter().map(|a| a.as_ref().to_owned()), &mut io);
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     (code, text(out), text(err))
@@ -112,7 +105,7 @@ pub struct Baked {
     /// The file.
     pub path: PathBuf,
     /// The open loaf.
-    pub loaf: Loaf,
+    pub loaf: Model,
 }
 
 /// Bakes a fixture.
@@ -125,24 +118,29 @@ pub fn bake_dir(source: &std::path::Path, options: &BuildOptions) -> Baked {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let path = dir.path().join("model.loaf");
     build(source, &path, options, &Silent).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
-    let loaf = Loaf::open(&path).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
+    let loaf = Model::open(&path).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
     Baked { dir, path, loaf }
 }
 
+/// An engine on the CPU.
+pub fn engine(model: &Model, kernels: Kernels, threads: usize, slots: u32) -> Engine {
+    Engine::new(model, EngineOptions { threads, kernels, slots }).expect("memory for a small model")
+}
+
 /// A session with these kernels and threads.
-pub fn session(loaf: &Loaf, kernels: Kernels, threads: usize) -> Session<'_> {
-    Session::new(loaf, SessionOptions { threads, kernels }).expect("memory for a small session")
+pub fn session(model: &Model, kernels: Kernels, threads: usize) -> Session {
+    Session::new(engine(model, kernels, threads, 1)).expect("a free slot")
 }
 
 /// Logits after every token, computed by prefill in chunks of the given lengths (the last repeats).
-pub fn prefill_logits(session: &mut Session<'_>, ids: &[u32], lengths: &[usize]) -> Vec<Vec<f32>> {
+pub fn prefill_logits(session: &mut Session, ids: &[u32], lengths: &[usize]) -> Vec<Vec<f32>> {
     let mut out = Vec::new();
     let mut lengths = lengths.iter().copied();
     let (mut at, mut last) = (0, 1);
     while at < ids.len() {
         last = lengths.next().unwrap_or(last);
         let chunk = &ids[at..ids.len().min(at + last)];
-        session.prefill_chunk(chunk).expect("a chunk that fits");
+        session.prefill(chunk).expect("a chunk that fits");
         out.extend((0..chunk.len() as u32).map(|r| session.logits_of(r).expect("a row of the chunk").to_vec()));
         at += chunk.len();
     }
@@ -150,7 +148,7 @@ pub fn prefill_logits(session: &mut Session<'_>, ids: &[u32], lengths: &[usize])
 }
 
 /// Logits after every token, one decode step each.
-pub fn decode_logits(session: &mut Session<'_>, ids: &[u32]) -> Vec<Vec<f32>> {
+pub fn decode_logits(session: &mut Session, ids: &[u32]) -> Vec<Vec<f32>> {
     ids.iter().map(|&id| session.decode(id).expect("a step that fits").to_vec()).collect()
 }
 
@@ -161,9 +159,9 @@ pub fn argmax(logits: &[f32]) -> u32 {
 }
 
 /// The greedy continuation of `prompt`, `n` tokens.
-pub fn greedy(session: &mut Session<'_>, prompt: &[u32], n: usize) -> Vec<u32> {
+pub fn greedy(session: &mut Session, prompt: &[u32], n: usize) -> Vec<u32> {
     let mut out = Vec::new();
-    let mut next = argmax(session.eval(prompt, &mut |_| {}).expect("a prompt that fits"));
+    let mut next = argmax(session.eval(prompt).expect("a prompt that fits"));
     loop {
         out.push(next);
         if out.len() == n {

@@ -8,11 +8,10 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use loaf_bake::build::{BuildOptions, Silent, build};
-use loaf_runtime::generate::{Event, GenerateOptions, Generation};
+use loaf_runtime::generate::{self, Event, GenerateOptions, Generation};
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::loaf::Loaf;
 use loaf_runtime::sample::SamplerOptions;
-use loaf_runtime::tokenizer::Tokenizer;
+use loaf_runtime::{Model, Session};
 use loaf_tests::{fixture, session};
 
 struct Counting;
@@ -59,8 +58,8 @@ fn allocations(config: &str, sampler: SamplerOptions, leak: bool) -> u64 {
     let path = dir.path().join("model.loaf");
     let options = BuildOptions { random: Some(3), context: Some(192), ..BuildOptions::default() };
     build(dir.path(), &path, &options, &Silent).unwrap();
-    let loaf = Loaf::open(&path).unwrap();
-    let tokenizer = Tokenizer::open(loaf.tokenizer_section().unwrap()).unwrap();
+    let loaf = Model::open(&path).unwrap();
+    let tokenizer = loaf.tokenizer().expect("valid tables");
     let mut session = session(&loaf, Kernels::detect(), 1);
     let options = GenerateOptions {
         max_tokens: Some(100),
@@ -69,10 +68,11 @@ fn allocations(config: &str, sampler: SamplerOptions, leak: bool) -> u64 {
         log_probs: true,
         ..GenerateOptions::default()
     };
-    let mut generation = Generation::new(Some(tokenizer), loaf.plan().vocab, options).unwrap();
+    let mut generation = Generation::new(&loaf, tokenizer, &[1, 2, 3], 0, options).unwrap();
     let (mut first, mut last, mut bytes) = (None, 0, 0);
-    let report = generation.run(&mut session, &[1, 2, 3], &mut |event| {
-        if let Event::Token(_, text) = event {
+    let Session { engine, sequence } = &mut session;
+    let report = generate::run(engine, sequence, &mut generation, &mut |event, text| {
+        if let Event::Token(_) = event {
             bytes += text.len();
             last = count();
             first.get_or_insert(last);

@@ -11,12 +11,12 @@ use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::interp::{Interp, PlacedWeights};
 use loaf_bake::passes::{Pass, Pipeline};
 use loaf_bake::weights::QuantOptions;
+use loaf_cli::builtin;
 use loaf_formats::dtype::DType;
 use loaf_formats::plan::Phase;
 use loaf_recipes::graph::Graph;
 use loaf_recipes::tape::Shape;
-use loaf_runtime::builtin;
-use loaf_runtime::loaf::Loaf;
+use loaf_runtime::Model;
 use loaf_runtime::session::Session;
 use loaf_tests::engines::{Engine, has_gpu};
 use loaf_tests::{
@@ -34,7 +34,7 @@ fn f32_caches(quant: QuantOptions) -> BuildOptions {
 fn play(session: &mut Session<'_>, ids: &[u32], chunks: &[usize], keep: &[usize]) -> Vec<Vec<f32>> {
     let (mut at, mut rows) = (0, Vec::new());
     for &n in chunks {
-        session.prefill_chunk(&ids[at..at + n]).expect("a chunk that fits");
+        session.prefill(&ids[at..at + n]).expect("a chunk that fits");
         for row in (0..n).filter(|r| keep.contains(&(at + r))) {
             rows.push(session.logits_of(row as u32).expect("a row of the chunk").to_vec());
         }
@@ -191,7 +191,7 @@ fn interpreted(source: &Path, baked: &Baked, options: &BuildOptions, ids: &[u32]
         let shape = Shape { phase: Phase::Decode, pos: pos as u32, rows: 1 };
         prepared.model.trace(shape, &mut graph).expect("a trace");
         pipeline.run(&mut graph, &prepared.facts(), Pass::Fold, true).expect("passes that keep graphs whole");
-        interp.run(&graph, &[*id], &[]).logits
+        interp.run(&graph, pos, &[*id]).logits
     };
     ids.iter().enumerate().map(&mut step).collect()
 }
@@ -209,7 +209,7 @@ fn stories_are_told_in_the_same_tokens() {
 
 #[test]
 fn the_default_model_answers_in_the_same_tokens() {
-    let loaf = Loaf::from_static(builtin::LOAF.expect("built with its model")).expect("a verified loaf");
+    let loaf = Model::from_static(builtin::LOAF.expect("built with its model")).expect("a verified loaf");
     for request in ["show the ten largest files under src", "undo the last commit but keep the changes"] {
         let (code, out, _) = command_line(["loaf", "run", "--json", "--greedy", request]);
         assert_eq!(code, 0);

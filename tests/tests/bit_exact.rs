@@ -2,8 +2,8 @@
 
 use loaf_bake::build::BuildOptions;
 use loaf_bake::weights::QuantOptions;
+use loaf_runtime::Model;
 use loaf_runtime::kernels::{Isa, Kernels};
-use loaf_runtime::loaf::Loaf;
 use loaf_tests::{Expected, assert_bits, bake, decode_logits, fixtures, prefill_logits, session, stories};
 
 fn quantised(bits: u8, group: u64) -> BuildOptions {
@@ -14,7 +14,7 @@ fn quantised(bits: u8, group: u64) -> BuildOptions {
 }
 
 /// Plays the prompt in every way and compares with the scalar kernels, one thread, token by token.
-fn check(name: &str, loaf: &Loaf, ids: &[u32]) {
+fn check(name: &str, loaf: &Model, ids: &[u32]) {
     let want = decode_logits(&mut session(loaf, Kernels::scalar(), 1), ids);
     for kernels in Kernels::all().filter(|kernels| kernels.isa() != Isa::Naive) {
         let isa = kernels.isa().name();
@@ -96,7 +96,10 @@ fn a_cache_can_be_cut_back_and_recurrent_state_cannot() {
     let mut s = session(&hybrid.loaf, Kernels::detect(), 1);
     decode_logits(&mut s, &Expected::read("hf/qwen3_5").ids[..5]);
     let error = s.rewind(3).expect_err("recurrent state has no past");
-    assert_eq!(error.to_string(), "rewind: expected the current position 5 or 0 (recurrent state), found 3");
+    assert_eq!(
+        error.to_string(),
+        "rewind: expected a position whose recurrent state was kept (the last is 0, now 5), found 3"
+    );
 }
 
 #[test]
@@ -105,12 +108,12 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     let baked = bake("hf/qwen3", &options);
     let ids = Expected::read("hf/qwen3").ids;
     let mut s = session(&baked.loaf, Kernels::detect(), 1);
-    let error = s.eval(&ids[..17], &mut |_| {}).expect_err("17 tokens in 16 positions").to_string();
+    let error = s.eval(&ids[..17]).expect_err("17 tokens in 16 positions").to_string();
     assert_eq!(error, "context: expected at most 16 tokens, found 0 and 17 more");
     let vocab = baked.loaf.plan().vocab;
     let error = s.decode(vocab).expect_err("one past the vocabulary").to_string();
     assert_eq!(error, format!("token id: expected below {vocab}, found {vocab}"));
-    assert_eq!(s.pos(), 0);
+    assert_eq!(s.position(), 0);
     let full = bake("hf/qwen3", &BuildOptions::default());
     let want = decode_logits(&mut session(&full.loaf, Kernels::detect(), 1), &ids[..16]);
     assert_bits("a short context", &prefill_logits(&mut s, &ids[..16], &[16]), &want);

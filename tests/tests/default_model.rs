@@ -1,9 +1,9 @@
 //! The built-in model: the locked artifact, and what it is for.
 
+use loaf_cli::{Io, builtin, main};
 use loaf_formats::chat::Answers;
 use loaf_formats::container::Container;
-use loaf_runtime::builtin;
-use loaf_runtime::loaf::Loaf;
+use loaf_runtime::Model;
 use loaf_tests::command_line;
 
 #[test]
@@ -14,7 +14,7 @@ fn the_built_in_model_is_the_locked_artifact() {
     let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../artifacts/lock.toml")).expect("a lock");
     let entry = lock.split("[[artifact]]").find(|e| e.contains("name = \"default\"")).expect("an entry");
     assert!(entry.contains(&id), "expected the locked artifact, found {id}: {entry}");
-    let loaf = Loaf::from_static(bytes).expect("a verified loaf");
+    let loaf = Model::from_static(bytes).expect("a verified loaf");
     assert_eq!(loaf.chat().answers, Answers::ShellCommand);
     assert!(loaf.chat().unsure_below.is_some());
 }
@@ -28,6 +28,16 @@ fn requests_become_commands() {
     for (request, command) in cases {
         assert_eq!(command_line(["loaf", "run", request]), (0, command.to_string(), String::new()));
     }
+}
+
+#[test]
+fn warnings_come_in_chat_as_in_run() {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut lines = "delete the folder build and everything in it\nwhat is the capital of France\n".as_bytes();
+    let mut io = Io::new(&mut lines, &mut out, &mut err, &|_| None);
+    assert_eq!(main(["loaf", "chat"].map(Into::into), &mut io), 0);
+    let err = String::from_utf8(err).expect("UTF-8");
+    assert!(err.contains("loaf: warning: it removes folders") && err.contains("loaf: unsure: "), "{err}");
 }
 
 #[test]

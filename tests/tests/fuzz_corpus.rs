@@ -15,8 +15,9 @@ mod targets;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 5] = [
+const TARGETS: [(&str, Target); 6] = [
     ("container", targets::container),
+    ("gguf", targets::gguf),
     ("plan", targets::plan),
     ("safetensors", targets::safetensors),
     ("template", targets::template),

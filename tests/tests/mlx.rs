@@ -13,7 +13,7 @@ use loaf_runtime::backend::mlx::compile::Compiled;
 use loaf_runtime::backend::mlx::delta::{self, Scan};
 use loaf_runtime::backend::mlx::kernels::{Attend, Kernels as DeviceKernels};
 use loaf_runtime::backend::mlx::ops::Mlx;
-use loaf_runtime::backend::mlx::{Device, MlxBackend, MlxOptions, device};
+use loaf_runtime::backend::mlx::{Device, MlxDevice, MlxOptions, device};
 use loaf_runtime::generate::{GenerateOptions, Generation};
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::SamplerOptions;
@@ -257,7 +257,7 @@ fn a_sequence_can_start_over_and_step_back() {
         assert!(s.start_sampling(&SamplerOptions::default(), 10, &[]).expect("started"));
         s.sample(false, true).expect("a token");
         s.end_sampling();
-        assert_eq!(s.pos(), 10);
+        assert_eq!(s.position(), 10);
         assert_bits(name, &play(&mut s, &ids[10..20]), &want[10..]);
     }
 }
@@ -279,7 +279,7 @@ fn generate(
     };
     let mut generation = Generation::new(None, session.loaf().plan().vocab, options).expect("valid options");
     let report = generation.run(session, prompt, &mut |_| ControlFlow::Continue(())).expect("a run");
-    (generation.ids().to_vec(), session.pos(), report.mean_log_prob().expect("asked for"))
+    (generation.ids().to_vec(), session.position(), report.mean_log_prob().expect("asked for"))
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn draws_follow_the_seed_and_the_filters() {
     // Of two tokens each time, so never the third: the CPU ranks them.
     let drawn = run(3, 2);
     let mut cpu = session(&baked.loaf, Kernels::detect(), 1);
-    let mut logits = cpu.eval(&ids[..9], &mut |_| {}).expect("a prompt").to_vec();
+    let mut logits = cpu.eval(&ids[..9]).expect("a prompt").to_vec();
     for id in drawn {
         let better = logits.iter().filter(|x| **x > logits[id as usize]).count();
         assert!(better < 2, "{id} has rank {better}");
@@ -343,7 +343,7 @@ fn halves_stay_near() {
                 continue;
             }
             let mut s = Session::over(&baked.loaf, Box::new(mlx_as(&baked.loaf, kind, twins)));
-            s.prefill_chunk(&expected.ids[..40]).expect("a chunk");
+            s.prefill(&expected.ids[..40]).expect("a chunk");
             let mut near = |row: usize, got: &[f32]| {
                 let diff = max_diff(got, expected.logits_at(row)) / expected.scale;
                 // 8 and 11 bits of mantissa, a few dozen roundings deep.
@@ -362,12 +362,12 @@ fn halves_stay_near() {
 fn what_cannot_run_is_refused_in_one_line() {
     let baked = bake("hf/qwen3", &BuildOptions::default());
     let options = MlxOptions { gpu: false, activations: None, memory: Some(1 << 16), twins: false };
-    let error = MlxBackend::open(&baked.loaf, options).err().expect("64 KiB are too few").to_string();
+    let error = MlxDevice::open(&baked.loaf, options).err().expect("64 KiB are too few").to_string();
     assert!(error.starts_with("MLX: memory: expected at most 65536 bytes, found "), "{error}");
     assert!(error.ends_with("bake with a smaller --context") && !error.contains('\n'), "{error}");
     if device::open(true).is_err() {
         let options = MlxOptions { gpu: true, ..MlxOptions::default() };
-        let error = MlxBackend::open(&baked.loaf, options).err().expect("no GPU").to_string();
+        let error = MlxDevice::open(&baked.loaf, options).err().expect("no GPU").to_string();
         assert_eq!(error, "MLX: no GPU that this build of MLX can use");
     }
     let (m, _) = open();

@@ -8,7 +8,7 @@ use loaf_bake::build::{BuildOptions, Silent, build};
 use loaf_formats::container::{Container, SectionKind, hex};
 use loaf_formats::golden::Golden;
 use loaf_formats::graphs::Graphs;
-use loaf_formats::plan::{Plan, records};
+use loaf_formats::plan::{Plan, Template, records};
 use loaf_tests::{bake, fixture};
 use serde_json::{Value, json};
 
@@ -30,16 +30,9 @@ fn second(path: &Path) -> Value {
 fn first(bytes: &[u8]) -> Value {
     let loaf = Container::open(bytes).expect("a loaf");
     let plan = Plan::decode(loaf.verify_section(SectionKind::Plan).expect("hashes")).expect("a plan");
-    let families: Vec<Value> = plan
-        .families
-        .iter()
-        .map(|f| {
-            let segment = |s: &loaf_formats::plan::Segment| {
-                json!([s.first, records(&s.words).count(), s.words.len(), s.patches.len()])
-            };
-            json!([f.phase as u32, f.max_rows, f.positions, f.segments.iter().map(segment).collect::<Vec<_>>()])
-        })
-        .collect();
+    let template =
+        |t: &Template| json!([t.phase as u32, t.max_rows, t.positions, records(&t.words).count(), t.words.len()]);
+    let templates: Vec<Value> = plan.templates.iter().map(template).collect();
     let states: Vec<Value> = plan.states.iter().map(|s| json!([s.name, s.kind as u32, s.offset, s.bytes])).collect();
     let sections = loaf.sections().iter().map(|s| json!([s.kind, s.offset, s.len, hex(&s.root)]));
     let mut out = json!({
@@ -49,7 +42,8 @@ fn first(bytes: &[u8]) -> Value {
         "tensors": loaf.tensors().expect("a header").iter().filter(|t| t.is_weight()).count(),
         "plan": {
             "context": plan.context, "vocab": plan.vocab, "hidden": plan.hidden, "weight_bytes": plan.weight_bytes,
-            "state_bytes": plan.state_bytes, "arena_bytes": plan.arena_bytes, "states": states, "families": families,
+            "cache_bytes": plan.cache_bytes, "recurrent_bytes": plan.recurrent_bytes, "arena_bytes": plan.arena_bytes,
+            "states": states, "templates": templates,
         },
     });
     if loaf.section(SectionKind::Graphs).is_some() {

@@ -32,6 +32,36 @@ pub enum Error {
         /// Folder.
         dir: PathBuf,
     },
+    /// A folder with several models.
+    SeveralModels {
+        /// Folder.
+        dir: PathBuf,
+        /// File names, sorted.
+        files: Vec<String>,
+    },
+    /// A key of a GGUF file says what cannot be baked.
+    Metadata {
+        /// File.
+        path: PathBuf,
+        /// Key.
+        key: String,
+        /// What would do.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// Two tensors of a GGUF file are the same weight.
+    TwoTensors {
+        /// Canonical name.
+        weight: String,
+        /// The second of them.
+        tensor: String,
+    },
+    /// A weight whose parameters, usually f16, need f32; the bake starts again with those.
+    Wide {
+        /// Canonical name.
+        weight: String,
+    },
     /// One file of a sharded checkpoint is not there.
     MissingShard {
         /// The file that was looked for.
@@ -111,9 +141,19 @@ impl fmt::Display for Error {
             Error::Malformed { path, what } => write!(f, "{}: {}", line(path.display()), short(what, 2000)),
             Error::NoWeights { dir } => write!(
                 f,
-                "{}: no model.safetensors, no model.safetensors.index.json and no model-00001-of-0000N.safetensors",
+                "{}: no model.safetensors, no model.safetensors.index.json, no model-00001-of-0000N.safetensors and no .gguf",
                 line(dir.display())
             ),
+            Error::SeveralModels { dir, files } => {
+                write!(f, "{}: several models, name one of them: {}", dir.display(), files.join(", "))
+            }
+            Error::Metadata { path, key, expected, found } => {
+                write!(f, "{}, key {key:?}: expected {expected}, found {found}", path.display())
+            }
+            Error::TwoTensors { weight, tensor } => {
+                write!(f, "tensor {tensor:?}: weight {weight} is there already, under another name")
+            }
+            Error::Wide { weight } => write!(f, "weight {weight}: a parameter is beyond f16"),
             Error::MissingShard { path, wanted_by } => {
                 write!(f, "{}: the shard is missing, although {}", line(path.display()), line(wanted_by))
             }

@@ -1,14 +1,16 @@
-//! Checkpoints: a Hugging Face or MLX safetensors folder, opened without reading its weights.
+//! Checkpoints: a Hugging Face or MLX safetensors folder, or a GGUF model, opened without reading its weights.
 //!
 //! [`Checkpoint::open`] parses config.json and every header, maps the weight files and proves that every tensor
 //! lies in its file; after that, looking a tensor up cannot fail for any reason but its absence. A folder with
-//! config.json alone ([`Checkpoint::open_config`]) is a checkpoint without tensors.
+//! config.json alone ([`Checkpoint::open_config`]) is a checkpoint without tensors. A GGUF model says in its metadata
+//! what the small files of a folder say; [`gguf`] writes those in memory, so that nobody after it knows the difference.
 //!
 //! It knows MLX's quantisation ([`Checkpoint::format_of`]) and nothing of any model: which tensors a model needs and
 //! under which names they may stand is `crate::weights`.
 
 mod error;
 mod folder;
+pub mod gguf;
 mod header;
 mod quantised;
 mod shard;
@@ -25,6 +27,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 pub use error::Error;
+pub use gguf::Gguf;
 pub use header::{HeaderEntry, MAX_HEADER_BYTES, parse as parse_header};
 pub use quantised::{QuantConfig, QuantSpec};
 pub use shard::Shard;
@@ -43,6 +46,10 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, Entry>,
     /// Weight and small files, sorted.
     files: Vec<String>,
+    /// Small files that were made from metadata.
+    made: BTreeMap<&'static str, Vec<u8>>,
+    /// The weights, of a GGUF model; `tensors` is empty then.
+    gguf: Option<Gguf>,
 }
 
 /// Where a tensor lies.
@@ -81,11 +88,14 @@ pub struct SourceFile {
 }
 
 impl Checkpoint {
-    /// Opens a folder with config.json and weights.
+    /// Opens a folder with config.json and weights, a GGUF file, or a folder with one GGUF model.
     ///
     /// # Errors
-    /// Missing or malformed files, each named; a missing shard by its name.
+    /// Missing or malformed files, each named; a missing shard by its name; a folder with several GGUF models.
     pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
+        if let Some(model) = gguf_of(dir)? {
+            return Checkpoint::open_gguf(&[model]);
+        }
         let mut checkpoint = Checkpoint::open_config(dir)?;
         let weights = folder::weight_files(dir)?;
         // Headers of a many-shard checkpoint are megabytes of JSON each.
@@ -119,11 +129,38 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// Opens a GGUF model by one of its files, or by all parts of a split one in any order.
+    ///
+    /// # Errors
+    /// See [`Checkpoint::open`]; an architecture or a feature that no recipe has.
+    pub fn open_gguf(paths: &[PathBuf]) -> Result<Checkpoint, Error> {
+        let (gguf, described) = Gguf::open(paths)?;
+        let text = |json: &Value| json.to_string().into_bytes();
+        let mut made = BTreeMap::from([("tokenizer_config.json", text(&described.tokenizer_config))]);
+        made.extend(described.tokenizer.as_ref().map(|t| ("tokenizer.json", text(t))));
+        Ok(Checkpoint {
+            // What errors about made files name.
+            dir: paths.first().cloned().unwrap_or_default(),
+            config: described.config,
+            generation_config: Some(described.generation_config),
+            quantisation: QuantConfig::default(),
+            tensors: BTreeMap::new(),
+            files: gguf.files().map(|(_, name)| name).collect(),
+            made,
+            gguf: Some(gguf),
+        })
+    }
+
     /// Opens a folder for its config.json (and tokenizer, where there is one) alone: no tensors.
     ///
     /// # Errors
     /// A missing or malformed config.json, a malformed generation_config.json, an unknown quantisation.
     pub fn open_config(dir: &Path) -> Result<Checkpoint, Error> {
+        if !dir.join("config.json").is_file()
+            && let Some(model) = gguf_of(dir)?
+        {
+            return Ok(Checkpoint { gguf: None, files: Vec::new(), ..Checkpoint::open_gguf(&[model])? });
+        }
         let config_path = dir.join("config.json");
         let Some(config) = folder::read_optional_json(config_path.clone())? else {
             return Err(Error::io(&config_path)(std::io::ErrorKind::NotFound.into()));
@@ -132,7 +169,8 @@ impl Checkpoint {
         let generation_config = folder::read_optional_json(dir.join("generation_config.json"))?;
         let files = SMALL_FILES.iter().filter(|f| dir.join(f).is_file()).map(|f| f.to_string()).collect();
         let tensors = BTreeMap::new();
-        Ok(Checkpoint { dir: dir.to_path_buf(), config, generation_config, quantisation, tensors, files })
+        let (dir, made) = (dir.to_path_buf(), BTreeMap::new());
+        Ok(Checkpoint { dir, config, generation_config, quantisation, tensors, files, made, gguf: None })
     }
 
     /// The folder.
@@ -160,7 +198,26 @@ impl Checkpoint {
     /// # Errors
     /// I/O errors, and files longer than 256 MiB.
     pub fn read_file(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        if let Some(made) = self.made.get(name) {
+            return Ok(Some(made.clone()));
+        }
+        // A GGUF file is all there is of its model, whatever lies beside it.
+        if self.dir.is_file() {
+            return Ok(None);
+        }
         folder::read_optional(&self.dir.join(name))
+    }
+
+    /// The weights of a GGUF model; `None` for a folder.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        self.gguf.as_ref()
+    }
+
+    /// Has the parameters of a GGUF model's weights stored in f32 throughout.
+    pub(crate) fn widen(&mut self) {
+        if let Some(gguf) = &mut self.gguf {
+            gguf.widen();
+        }
     }
 
     /// Names of all tensors, sorted.
@@ -208,7 +265,7 @@ impl Checkpoint {
         }
         let expected = scales.shape.split_last().and_then(|(groups, rows)| {
             let in_dim = groups.checked_mul(format.group()?)?;
-            Some([rows, &[format.row_elems(in_dim)?]].concat())
+            Some([rows, &[format.plane(0)?.row_elems(in_dim)?]].concat())
         });
         match expected {
             Some(expected) if expected == weight.shape && expected.len() >= 2 => Ok(format),
@@ -246,6 +303,9 @@ impl Checkpoint {
     /// Told by the convolution weights alone: a converter turns `[C, 1, K]` into `[C, K, 1]` when it shifts the
     /// norms. A checkpoint without a convolution is taken as raw.
     pub fn norms_shifted(&self) -> bool {
+        if let Some(gguf) = &self.gguf {
+            return gguf.norms_shifted();
+        }
         let mut convolutions = self.tensors.iter().filter(|(name, _)| name.ends_with("conv1d.weight")).peekable();
         convolutions.peek().is_some() && convolutions.all(|(_, e)| e.shape.last() == Some(&1))
     }
@@ -255,7 +315,29 @@ impl Checkpoint {
     /// # Errors
     /// I/O errors.
     pub fn source_hashes(&self) -> Result<Vec<SourceFile>, Error> {
+        if let Some(gguf) = &self.gguf {
+            let files: Vec<_> = gguf.files().collect();
+            return files.par_iter().map(|(path, name)| hash_file(path, name)).collect();
+        }
         self.files.par_iter().map(|name| hash_file(&self.dir.join(name), name)).collect()
+    }
+}
+
+/// The GGUF file that `path` is, or the only GGUF model in the folder that it is; `None` for a safetensors folder.
+fn gguf_of(path: &Path) -> Result<Option<PathBuf>, Error> {
+    if path.is_file() {
+        return Ok(Some(path.to_path_buf()));
+    }
+    if !path.is_dir() || path.join("config.json").is_file() && folder::weight_files(path).is_ok() {
+        return Ok(None);
+    }
+    let mut models = gguf::models_in(path)?;
+    match models.len() {
+        0 | 1 => Ok(models.pop()),
+        _ => {
+            let name = |p: &PathBuf| p.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            Err(Error::SeveralModels { dir: path.to_path_buf(), files: models.iter().map(name).collect() })
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! One mapped safetensors file.
+//! One mapped file of weights.
 //!
 //! Files are mapped read-only; pages that were consumed are given back with [`Shard::forget`], so that a bake's
 //! resident memory does not grow with the checkpoint. What cannot be held from here: if another process truncates
@@ -13,7 +13,7 @@ use memmap2::Mmap;
 use super::Error;
 use super::header::{self, HeaderEntry};
 
-/// A safetensors file: its map and where it came from.
+/// A file of weights: its map and where it came from.
 #[derive(Debug)]
 pub struct Shard {
     path: PathBuf,
@@ -26,21 +26,35 @@ impl Shard {
     /// # Errors
     /// I/O errors and malformed headers, naming the file.
     pub fn open(path: &Path) -> Result<(Shard, Vec<HeaderEntry>), Error> {
+        let shard = Shard::map(path)?;
+        let entries = header::parse(&shard.map).map_err(|what| Error::malformed(path, what))?;
+        Ok((shard, entries))
+    }
+
+    /// Maps `path`, whatever it holds.
+    ///
+    /// # Errors
+    /// I/O errors, and what is no regular file.
+    pub fn map(path: &Path) -> Result<Shard, Error> {
         let file = File::open(path).map_err(Error::io(path))?;
         if !file.metadata().map_err(Error::io(path))?.is_file() {
             return Err(Error::malformed(path, "not a regular file"));
         }
         // SAFETY: the map is read-only and private to this value; nothing here writes to the file. A concurrent
         // writer could change the bytes under us: they are only ever read as plain bytes, and the header, the one
-        // part whose content bounds accesses, is copied out by the parser before it is believed.
+        // part whose content bounds accesses, is copied out by the parsers before it is believed.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
-        let entries = header::parse(&map).map_err(|what| Error::malformed(path, what))?;
-        Ok((Shard { path: path.to_path_buf(), map }, entries))
+        Ok(Shard { path: path.to_path_buf(), map })
     }
 
     /// Where the file is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The whole file.
+    pub fn all(&self) -> &[u8] {
+        &self.map
     }
 
     /// The bytes `range` of the file; empty if it does not lie in the file, which no parsed header allows.

@@ -1,6 +1,6 @@
 //! Folds views: a view of a view is one view, a view that changes nothing is its source.
 
-use loaf_formats::op::OpKind;
+use loaf_formats::op::{OpKind, view};
 use loaf_recipes::graph::{Graph, GraphError, Node};
 
 use super::Scratch;
@@ -15,15 +15,17 @@ pub(super) fn run(graph: &mut Graph, s: &mut Scratch) -> Result<(), GraphError> 
         let mut node = *original;
         s.rewire(&mut node);
         if node.kind == OpKind::View {
-            if let Some(attrs) = view_behind(s, &node).and_then(|inner| compose(inner.attrs(), node.attrs())) {
-                let base = view_behind(s, &node).map_or(node.inputs()[0], |inner| inner.inputs()[0]);
-                node = graph.make(OpKind::View, node.layer, &[base], &attrs)?;
+            let inner = view_behind(s, &node).map(|inner| (view::Operands::of(&inner.operands()).x, inner.attrs_as()));
+            if let Some((base, attrs)) = inner.and_then(|(x, inner)| Some((x, compose(inner, node.attrs_as())?))) {
+                node = graph.make(node.layer, attrs, &[base])?;
                 s.replace[original.output().0 as usize] = node.output();
             }
-            let (base, attrs) = (graph.value(node.inputs()[0]), node.attrs());
-            let dims = [u64::from(base.shape[1]), u64::from(base.shape[2])];
-            if attrs[1..3] == dims && attrs[3] == 0 && (attrs[4] == attrs[2] || attrs[1] == 1) {
-                s.replace[original.output().0 as usize] = node.inputs()[0];
+            let base = view::Operands::of(&node.operands()).x;
+            let [_, heads, dim] = graph.value(base).shape.map(|n| n as usize);
+            let seen: view::Attrs = node.attrs_as();
+            let contiguous = seen.head_stride == seen.dim || seen.heads == 1;
+            if (seen.heads, seen.dim, seen.start) == (heads, dim, 0) && contiguous {
+                s.replace[original.output().0 as usize] = base;
                 continue;
             }
             let made = node.output().0 as usize;
@@ -40,17 +42,18 @@ pub(super) fn run(graph: &mut Graph, s: &mut Scratch) -> Result<(), GraphError> 
 
 /// The view that the view `node` looks at, if it looks at one.
 fn view_behind<'a>(s: &'a Scratch, node: &Node) -> Option<&'a Node> {
-    s.nodes.get(*s.maker.get(node.inputs()[0].0 as usize)? as usize)
+    let x = view::Operands::of(&node.operands()).x;
+    s.nodes.get(*s.maker.get(x.0 as usize)? as usize)
 }
 
-/// Attributes of view `b` over view `a`, both `[rows, heads, dim, start, head_stride]`; `None` if `b` crosses the
-/// gaps between `a`'s heads in a way one stride cannot say.
-fn compose(a: &[u64], b: &[u64]) -> Option<[u64; 5]> {
-    let contiguous = a[1] == 1 || a[4] == a[2];
-    let within_heads = b[1] == a[1] && b[4] == a[2] && b[3] + b[2] <= a[2];
+/// View `b` over view `a` as one; `None` if `b` crosses the gaps between `a`'s heads in a way one stride cannot say.
+fn compose(a: view::Attrs, b: view::Attrs) -> Option<view::Attrs> {
+    let contiguous = a.heads == 1 || a.head_stride == a.dim;
+    let within_heads = b.heads == a.heads && b.head_stride == a.dim && b.start + b.dim <= a.dim;
+    let start = a.start + b.start;
     match (contiguous, within_heads) {
-        (true, _) => Some([b[0], b[1], b[2], a[3] + b[3], b[4]]),
-        (false, true) => Some([b[0], b[1], b[2], a[3] + b[3], a[4]]),
+        (true, _) => Some(view::Attrs { start, ..b }),
+        (false, true) => Some(view::Attrs { start, head_stride: a.head_stride, ..b }),
         _ => None,
     }
 }

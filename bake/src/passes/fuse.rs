@@ -6,8 +6,10 @@
 //! `rms_norm(add(a, b))` -> `add_rms_norm`, which yields the sum too. A group of projections becomes one linear whose output
 //! is taken apart by views.
 
-use loaf_formats::dtype::WeightFormat;
-use loaf_formats::op::OpKind;
+use loaf_formats::dtype::{Plane, WeightFormat};
+use loaf_formats::op::{
+    OpKind, add, add_rms_norm, conv, conv_silu, linear, mul, rms_norm, sigmoid_mul, silu_mul, view,
+};
 use loaf_recipes::graph::{Graph, GraphError, Node, Origin, ValueId};
 use loaf_recipes::model::Decls;
 
@@ -39,7 +41,9 @@ pub(super) fn run(graph: &mut Graph, facts: &Facts<'_>, s: &mut Scratch) -> Resu
             }
             OpKind::Conv => {
                 if let Some(j) = only_user(&nodes, s, i, OpKind::Silu) {
-                    let fused = graph.make(OpKind::ConvSilu, node.layer, node.inputs(), node.attrs())?;
+                    let conv::Attrs { rows, heads, dim, kernel } = node.attrs_as();
+                    let attrs = conv_silu::Attrs { rows, heads, dim, kernel };
+                    let fused = graph.make(node.layer, attrs, node.inputs())?;
                     for (old, new) in original.outputs().zip(fused.outputs()) {
                         s.replace[old.0 as usize] = new;
                     }
@@ -52,10 +56,13 @@ pub(super) fn run(graph: &mut Graph, facts: &Facts<'_>, s: &mut Scratch) -> Resu
             OpKind::Add => {
                 if let Some(j) = norm_of(&nodes, i) {
                     let norm = nodes[j];
-                    let [a, b] = [node.inputs()[0], node.inputs()[1]];
-                    let fused = graph.make(OpKind::AddRmsNorm, norm.layer, &[a, b, norm.inputs()[1]], norm.attrs())?;
-                    s.replace[original.output().0 as usize] = fused.first_output;
-                    s.replace[norm.output().0 as usize] = fused.output();
+                    let (sum, normed) = (add::Operands::of(&node.operands()), rms_norm::Operands::of(&norm.operands()));
+                    let rms_norm::Attrs { rows, heads, dim, eps, offset } = norm.attrs_as();
+                    let attrs = add_rms_norm::Attrs { rows, heads, dim, eps, offset };
+                    let fused = graph.make(norm.layer, attrs, &[sum.a, sum.b, normed.weight])?;
+                    let made = add_rms_norm::Operands::of(&fused.operands());
+                    s.replace[original.output().0 as usize] = made.sum;
+                    s.replace[norm.output().0 as usize] = made.out;
                     s.taken[j] = true;
                     s.nodes.push(fused);
                     continue;
@@ -80,19 +87,20 @@ fn is_factor(nodes: &[Node], i: usize, value: ValueId) -> bool {
 }
 
 fn gated_product(graph: &mut Graph, nodes: &[Node], s: &Scratch, product: &Node) -> Result<Option<Node>, GraphError> {
-    for (gate, other) in [(0, 1), (1, 0)] {
-        let gate_value = product.inputs()[gate];
+    let factors = mul::Operands::of(&product.operands());
+    let mul::Attrs { rows, heads, dim } = product.attrs_as();
+    for (gate_value, other) in [(factors.a, factors.b), (factors.b, factors.a)] {
         let Some(gate) = nodes.get(s.maker[gate_value.0 as usize] as usize) else { continue };
-        let kind = match gate.kind {
-            OpKind::Silu => OpKind::SiluMul,
-            OpKind::Sigmoid => OpKind::SigmoidMul,
-            _ => continue,
-        };
-        if s.uses[gate_value.0 as usize] != 1 {
+        if !matches!(gate.kind, OpKind::Silu | OpKind::Sigmoid) || s.uses[gate_value.0 as usize] != 1 {
             continue;
         }
-        let inputs = [s.current(gate.inputs()[0]), s.current(product.inputs()[other])];
-        return graph.make(kind, product.layer, &inputs, product.attrs()).map(Some);
+        let [gated] = gate.inputs() else { continue };
+        let inputs = [s.current(*gated), s.current(other)];
+        let fused = match gate.kind {
+            OpKind::Silu => graph.make(product.layer, silu_mul::Attrs { rows, heads, dim }, &inputs),
+            _ => graph.make(product.layer, sigmoid_mul::Attrs { rows, heads, dim }, &inputs),
+        };
+        return fused.map(Some);
     }
     Ok(None)
 }
@@ -112,7 +120,8 @@ fn norm_of(nodes: &[Node], i: usize) -> Option<usize> {
     let sum = nodes[i].output();
     let j = i + 1 + nodes[i + 1..].iter().position(|n| n.inputs().contains(&sum))?;
     let norm = &nodes[j];
-    (norm.kind == OpKind::RmsNorm && norm.inputs()[0] == sum && norm.attrs()[1] == 1).then_some(j)
+    let is_norm = || rms_norm::Operands::of(&norm.operands()).x == sum && norm.attrs_as::<rms_norm::Attrs>().heads == 1;
+    (norm.kind == OpKind::RmsNorm && is_norm()).then_some(j)
 }
 
 /// Merges the projections of a group whose first member is node `i`.
@@ -126,7 +135,7 @@ fn merge_group(
     let Some(first) = weight_index(graph, &nodes[i]) else { return Ok(false) };
     let Ok(g) = facts.groups.binary_search_by_key(&first, |g| g[0]) else { return Ok(false) };
     let group = &facts.groups[g];
-    let x = nodes[i].inputs()[0];
+    let x = linear::Operands::of(&nodes[i].operands()).x;
     let mut members = std::mem::take(&mut s.members);
     members.clear();
     let merged = merge(graph, s, nodes, i, group, x, &mut members);
@@ -149,7 +158,7 @@ fn merge(
             break;
         }
         if node.kind == OpKind::Linear && weight_index(graph, node) == Some(group[members.len()]) {
-            if node.inputs()[0] != x {
+            if linear::Operands::of(&node.operands()).x != x {
                 return Ok(false);
             }
             members.push(j);
@@ -158,27 +167,30 @@ fn merge(
     if members.len() != group.len() {
         return Ok(false);
     }
-    let total: u64 = members.iter().map(|&j| nodes[j].attrs()[2]).sum();
-    let [rows, inp] = [nodes[i].attrs()[0], nodes[i].attrs()[1]];
-    let weight = *graph.value(nodes[i].inputs()[1]);
-    let merged_weight = graph.source([total as u32, 1, inp as u32], weight.dtype, weight.origin);
+    let attrs: linear::Attrs = nodes[i].attrs_as();
+    let outputs = members.iter().map(|&j| nodes[j].attrs_as::<linear::Attrs>().outputs).sum();
+    let [weight, ..] = linear::Operands::of(&nodes[i].operands()).weight;
+    let weight = *graph.value(weight);
+    let merged_weight = graph.source([outputs as u32, 1, attrs.inputs as u32], weight.dtype, weight.origin);
     let x = s.current(x);
-    let merged = graph.make(OpKind::Linear, nodes[i].layer, &[x, merged_weight], &[rows, inp, total])?;
+    let merged = graph.make(nodes[i].layer, linear::Attrs { outputs, ..attrs }, &[x, merged_weight])?;
     s.nodes.push(merged);
     let mut start = 0;
     for &j in members.iter() {
-        let out = nodes[j].attrs()[2];
-        let part = graph.make(OpKind::View, nodes[j].layer, &[merged.output()], &[rows, 1, out, start, out])?;
+        let dim = nodes[j].attrs_as::<linear::Attrs>().outputs;
+        let part = view::Attrs { rows: attrs.rows, heads: 1, dim, start, head_stride: dim };
+        let part = graph.make(nodes[j].layer, part, &[merged.output()])?;
         s.replace[nodes[j].output().0 as usize] = part.output();
         s.taken[j] = true;
         s.nodes.push(part);
-        start += out;
+        start += dim;
     }
     Ok(true)
 }
 
 fn weight_index(graph: &Graph, node: &Node) -> Option<u32> {
-    match graph.value(node.inputs()[1]).origin {
+    let [weight, ..] = linear::Operands::of(&node.operands()).weight;
+    match graph.value(weight).origin {
         Origin::Weight(w, 0) => Some(w.0),
         _ => None,
     }
@@ -197,8 +209,9 @@ pub fn discover_groups(graph: &Graph, decls: &Decls, formats: &[WeightFormat]) -
     let mut groups: Vec<(ValueId, WeightFormat, Vec<u32>)> = Vec::new();
     for node in graph.nodes.iter().filter(|n| n.kind == OpKind::Linear) {
         let Some(w) = weight_index(graph, node).filter(|&w| uses[w as usize] == 1) else { continue };
-        let (x, format) = (node.inputs()[0], formats[w as usize]);
-        if !packs_tightly(format, node.attrs()[1], node.attrs()[2]) {
+        let (x, format) = (linear::Operands::of(&node.operands()).x, formats[w as usize]);
+        let attrs: linear::Attrs = node.attrs_as();
+        if !packs_tightly(format, attrs.inputs as u64, attrs.outputs as u64) {
             continue;
         }
         match groups.iter_mut().rev().take(8).find(|(gx, gf, _)| (*gx, *gf) == (x, format)) {
@@ -211,8 +224,8 @@ pub fn discover_groups(graph: &Graph, decls: &Decls, formats: &[WeightFormat]) -
     groups
 }
 
-fn packs_tightly(format: WeightFormat, inp: u64, out: u64) -> bool {
-    let whole = |per_row: Option<u64>, bytes: u64| per_row.is_some_and(|n| (n * bytes * out).is_multiple_of(64));
-    let params = |d: Option<loaf_formats::dtype::DType>| d.is_none_or(|d| whole(format.row_groups(inp), d.bytes()));
-    whole(format.row_bytes(inp), 1) && params(format.scales_dtype()) && params(format.biases_dtype())
+/// Whether a weight's planes end where the next weight's may begin.
+fn packs_tightly(format: WeightFormat, inputs: u64, outputs: u64) -> bool {
+    let whole = |plane: Plane| plane.row_bytes(inputs).is_some_and(|n| (n * outputs).is_multiple_of(64));
+    format.divides(inputs) && format.planes().into_iter().flatten().all(whole)
 }

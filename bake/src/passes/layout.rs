@@ -2,7 +2,10 @@
 //! products get their quantised activations, once per value and group.
 
 use loaf_formats::dtype::WeightFormat;
-use loaf_formats::op::OpKind;
+use loaf_formats::op::{
+    OpKind, embed, expert_linear, expert_linear_dense, expert_linear_quant, linear, linear_dense, linear_quant,
+    quantize,
+};
 use loaf_recipes::graph::{Graph, GraphError, Origin, ValueId};
 
 use super::{Facts, Scratch};
@@ -15,33 +18,43 @@ pub(super) fn run(graph: &mut Graph, facts: &Facts<'_>, s: &mut Scratch) -> Resu
     s.quantised_at.resize(graph.values.len(), 0);
     for mut node in nodes.iter().copied() {
         s.rewire(&mut node);
-        let (inputs, a, layer) = (node.inputs(), node.attrs(), node.layer);
+        let (layer, operands) = (node.layer, node.operands());
         let new = match node.kind {
             OpKind::Embed => {
-                let format = format_of(graph, facts, inputs[1]);
-                graph.make(OpKind::Embed, layer, inputs, &[a[0], a[1], a[2], format.code()])?
+                let embed::Operands { ids, table: [table, ..], .. } = embed::Operands::of(&operands);
+                let format = format_of(graph, facts, table);
+                graph.make(layer, embed::Attrs { format, ..node.attrs_as() }, &[ids, table])?
             }
             OpKind::Linear => {
-                let format = format_of(graph, facts, inputs[1]);
-                let attrs = [a[0], a[1], a[2], format.code()];
+                let linear::Operands { x, weight: [weight, ..], .. } = linear::Operands::of(&operands);
+                let linear::Attrs { rows, inputs, outputs, format: _ } = node.attrs_as();
+                let format = format_of(graph, facts, weight);
                 match format.activation_group() {
-                    None => graph.make(OpKind::LinearDense, layer, inputs, &attrs)?,
+                    None => {
+                        let attrs = linear_dense::Attrs { rows, inputs, outputs, format };
+                        graph.make(layer, attrs, &[x, weight])?
+                    }
                     Some(group) => {
-                        let [codes, scales, sums] = quantised(graph, s, inputs[0], group, layer)?;
-                        graph.make(OpKind::LinearQuant, layer, &[codes, scales, sums, inputs[1]], &attrs)?
+                        let [codes, scales, sums] = quantised(graph, s, x, group, layer)?;
+                        let attrs = linear_quant::Attrs { rows, inputs, outputs, format };
+                        graph.make(layer, attrs, &[codes, scales, sums, weight])?
                     }
                 }
             }
             OpKind::ExpertLinear => {
-                let (x, order, starts, w) = (inputs[0], inputs[1], inputs[2], inputs[3]);
-                let format = format_of(graph, facts, w);
-                let attrs = [a[0], a[1], a[2], a[3], a[4], format.code(), a[5]];
+                let expert_linear::Operands { x, order, starts, weight: [weight, ..], .. } =
+                    expert_linear::Operands::of(&operands);
+                let expert_linear::Attrs { rows, k, experts, inputs, outputs, format: _, x_slots } = node.attrs_as();
+                let format = format_of(graph, facts, weight);
                 match format.activation_group() {
-                    None => graph.make(OpKind::ExpertLinearDense, layer, &[x, order, starts, w], &attrs)?,
+                    None => {
+                        let attrs = expert_linear_dense::Attrs { rows, k, experts, inputs, outputs, format, x_slots };
+                        graph.make(layer, attrs, &[x, order, starts, weight])?
+                    }
                     Some(group) => {
                         let [codes, scales, sums] = quantised(graph, s, x, group, layer)?;
-                        let inputs = [codes, scales, sums, order, starts, w];
-                        graph.make(OpKind::ExpertLinearQuant, layer, &inputs, &attrs)?
+                        let attrs = expert_linear_quant::Attrs { rows, k, experts, inputs, outputs, format, x_slots };
+                        graph.make(layer, attrs, &[codes, scales, sums, order, starts, weight])?
                     }
                 }
             }
@@ -73,23 +86,24 @@ fn quantised(
     group: u64,
     layer: u16,
 ) -> Result<[ValueId; 3], GraphError> {
-    let three = |first: ValueId| [first, ValueId(first.0 + 1), ValueId(first.0 + 2)];
     let at = x.0 as usize;
     let mut entry = s.quantised_at.get(at).copied().unwrap_or(0);
     let before = entry;
-    while let Some(&(g, first, next)) = s.quantised.get((entry as usize).wrapping_sub(1)) {
+    while let Some(&(g, made, next)) = s.quantised.get((entry as usize).wrapping_sub(1)) {
         if g == group {
-            return Ok(three(first));
+            return Ok(made);
         }
         entry = next;
     }
-    let [rows, heads, dim] = graph.value(x).shape.map(u64::from);
-    let node = graph.make(OpKind::Quantize, layer, &[x], &[rows, heads, dim, group])?;
+    let [rows, heads, dim] = graph.value(x).shape.map(|n| n as usize);
+    let node = graph.make(layer, quantize::Attrs { rows, heads, dim, group: group as usize }, &[x])?;
     s.nodes.push(node);
-    s.quantised.push((group, node.first_output, before));
+    let quantize::Operands { codes, scales, sums, .. } = quantize::Operands::of(&node.operands());
+    let made = [codes, scales, sums];
+    s.quantised.push((group, made, before));
     if at >= s.quantised_at.len() {
         s.quantised_at.resize(at + 1, 0);
     }
     s.quantised_at[at] = s.quantised.len() as u32;
-    Ok(three(node.first_output))
+    Ok(made)
 }

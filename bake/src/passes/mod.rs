@@ -69,8 +69,8 @@ pub(crate) struct Scratch {
     taken: Vec<bool>,
     /// Per value: the newest of its entries in `quantised`, plus one; 0 if there is none.
     quantised_at: Vec<u32>,
-    /// Quantised forms made: group, first output, the value's entry before (as in `quantised_at`).
-    quantised: Vec<(u64, ValueId, u32)>,
+    /// Quantised forms made: group; codes, scales and sums; the value's entry before (as in `quantised_at`).
+    quantised: Vec<(u64, [ValueId; 3], u32)>,
     /// Nodes of the group being merged.
     members: Vec<usize>,
 }

@@ -1,35 +1,33 @@
 //! Lowering: a graph and its memory become words.
 //!
 //! Views disappear into operands; every other node becomes one record, its operands in table order. Lowering makes no
-//! choice: where things lie was decided before ([`Placement`]), so lowering is a pure function that runs once
-//! per position.
+//! choice: where things lie was decided before ([`Placement`]), so lowering is a pure function that runs once per
+//! traced shape.
 
-use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::op::{Dim, MAX_ATTRS, MAX_OPERANDS, Mode, OpKind, OperandSpec, Types};
-use loaf_formats::plan::{Io, Operand, Region, record_head};
+use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
+use loaf_formats::op::{Dim, MAX_ATTRS, MAX_OPERANDS, Mode, OpKind, OperandSpec, Types, view};
+use loaf_formats::plan::{Io, Operand, Region, StateKind, record_head};
 use loaf_recipes::graph::{Graph, Node, Origin, Port, ValueId};
 
 use super::memory::Slots;
 
-/// Where one weight (or constant) lies: byte offsets in the weights region of its stored tensors.
+/// Where one weight (or constant) lies in the weights region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightPlace {
     /// Format.
     pub format: WeightFormat,
     /// Inputs of a row.
     pub in_dim: u64,
-    /// The `weight` tensor.
-    pub weight: u64,
-    /// The `scales` tensor, where the format has one.
-    pub scales: u64,
-    /// The `biases` tensor, where the format has one.
-    pub biases: u64,
+    /// Byte offsets of its planes; 0 where the format has fewer.
+    pub planes: [u64; WEIGHT_PLANES],
 }
 
 /// Where one state lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatePlace {
-    /// Byte offset in the state region.
+    /// Kind, and with it the region.
+    pub kind: StateKind,
+    /// Byte offset in its region.
     pub offset: u64,
     /// Element type.
     pub dtype: DType,
@@ -42,8 +40,8 @@ pub struct StatePlace {
 /// Where everything lies that outlives a graph, as the operands records will carry.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// Per weight, then constant: its `weight`, `scales` and `biases` from row 0 on.
-    weights: Vec<[Operand; 3]>,
+    /// Per weight, then constant: its planes, as one matrix of stored rows.
+    weights: Vec<[Operand; WEIGHT_PLANES]>,
     /// Per state.
     states: Vec<Operand>,
     io: Io,
@@ -53,7 +51,10 @@ impl Placement {
     /// Tables of `weights` (and constants) and `states` in declaration order.
     pub fn new(weights: &[WeightPlace], states: &[StatePlace], io: Io) -> Self {
         let state = |s: &StatePlace| Operand {
-            region: Region::State,
+            region: match s.kind {
+                StateKind::KvCache => Region::Cache,
+                StateKind::Recurrent => Region::Recurrent,
+            },
             dtype: s.dtype,
             offset: s.offset,
             row_stride: s.row_stride,
@@ -66,42 +67,37 @@ impl Placement {
         }
     }
 
-    /// The stored tensor of weight value `id` that an operand of type `part` reads.
-    fn weight(&self, graph: &Graph, id: ValueId, part: Types) -> Operand {
-        let Origin::Weight(w, row) = graph.value(id).origin else { return Operand::ABSENT };
-        let part = match part {
-            Types::Scales => 1,
-            Types::Biases => 2,
-            _ => 0,
-        };
-        let first = self.weights[w.0 as usize][part];
-        Operand { offset: first.offset + u64::from(row) * first.row_stride * first.dtype.bytes(), ..first }
+    /// Plane `plane` of weight value `id`.
+    #[inline]
+    fn weight(&self, graph: &Graph, id: ValueId, plane: usize) -> Operand {
+        let value = graph.value(id);
+        let Origin::Weight(w, row) = value.origin else { return Operand::ABSENT };
+        let matrix = self.weights[w.0 as usize][plane];
+        let (elems, heads) = (matrix.row_stride, u64::from(value.shape[1]));
+        let row_stride = heads * elems;
+        let offset = matrix.offset + u64::from(row) * row_stride * matrix.dtype.bytes();
+        // The rows of a matrix are heads where matrices are rows (experts).
+        let head_stride = if heads > 1 { elems as u32 } else { 0 };
+        Operand { offset, row_stride, head_stride, ..matrix }
     }
 
     fn port(&self, port: Port) -> u64 {
         match port {
             Port::Ids => self.io.ids,
+            Port::Select => self.io.select,
             Port::Hidden => self.io.hidden,
             Port::Logits => self.io.logits,
         }
     }
 }
 
-/// A weight's stored tensors; absent where its format has none.
-fn stored_operands(place: &WeightPlace) -> [Operand; 3] {
-    let format = place.format;
-    let operand = |dtype: Option<DType>, offset: u64, elems: Option<u64>| match (dtype, elems) {
-        (Some(dtype), Some(row_stride)) => {
-            Operand { region: Region::Weights, dtype, offset, row_stride, head_stride: 0 }
-        }
-        _ => Operand::ABSENT,
-    };
-    let groups = format.row_groups(place.in_dim);
-    [
-        operand(Some(format.weight_dtype()), place.weight, format.row_elems(place.in_dim)),
-        operand(format.scales_dtype(), place.scales, groups),
-        operand(format.biases_dtype(), place.biases, groups),
-    ]
+/// A weight's planes; absent where its format has fewer.
+fn stored_operands(place: &WeightPlace) -> [Operand; WEIGHT_PLANES] {
+    std::array::from_fn(|i| {
+        let plane = place.format.plane(i).and_then(|plane| Some((plane.dtype, plane.row_elems(place.in_dim)?)));
+        let Some((dtype, row_stride)) = plane else { return Operand::ABSENT };
+        Operand { region: Region::Weights, dtype, offset: place.planes[i], row_stride, head_stride: 0 }
+    })
 }
 
 /// A graph that cannot be written as records.
@@ -149,14 +145,15 @@ impl Lowering {
     }
 
     fn view(&mut self, graph: &Graph, placement: &Placement, node: &Node) -> Result<(), LowerError> {
-        let source = self.operand(graph, placement, node.inputs()[0])?;
-        let shape = graph.value(node.inputs()[0]).shape;
-        if shape[1] > 1 && source.head_stride != shape[2] {
-            return Err(LowerError(format!("%{} is a view over strided heads", node.output().0)));
+        let view::Operands { x, out } = view::Operands::of(&node.operands());
+        let source = self.operand(graph, placement, x)?;
+        let [_, heads, dim] = graph.value(x).shape;
+        if heads > 1 && source.head_stride != dim {
+            return Err(LowerError(format!("%{} is a view over strided heads", out.0)));
         }
-        let attrs = node.attrs();
-        let offset = source.offset + attrs[3] * source.dtype.bytes();
-        self.operands[node.output().0 as usize] = Operand { offset, head_stride: attrs[4] as u32, ..source };
+        let attrs: view::Attrs = node.attrs_as();
+        let offset = source.offset + attrs.start as u64 * source.dtype.bytes();
+        self.operands[out.0 as usize] = Operand { offset, head_stride: attrs.head_stride as u32, ..source };
         Ok(())
     }
 
@@ -201,8 +198,8 @@ impl Lowering {
         words.push(record_head(node.kind));
         for rule in spec.operands {
             let operand = match rule.types {
-                Types::Scales | Types::Biases => match weight {
-                    Some(id) => placement.weight(graph, id, rule.types),
+                Types::Plane(plane @ 1..) => match weight {
+                    Some(id) => placement.weight(graph, id, plane.into()),
                     None => Operand::ABSENT,
                 },
                 _ if rule.mode == Mode::Out => match outputs.next() {
@@ -217,7 +214,7 @@ impl Lowering {
                     let Some(&id) = inputs.next() else {
                         return Err(LowerError(format!("{} lacks {}", spec.name, rule.name)));
                     };
-                    if rule.types == Types::Weight {
+                    if rule.is_plane() {
                         weight = Some(id);
                     }
                     if rule.mode == Mode::InOut {
@@ -237,12 +234,14 @@ impl Lowering {
         let value = graph.value(id);
         let [_, heads, dim] = value.shape;
         match value.origin {
-            Origin::Weight(..) => Ok(placement.weight(graph, id, Types::Weight)),
+            Origin::Weight(..) => Ok(placement.weight(graph, id, 0)),
             Origin::State(s) | Origin::Update(s, _) => Ok(placement.states[s.0 as usize]),
             Origin::Port(port) => {
-                let row_stride = if port == Port::Ids { 0 } else { u64::from(heads) * u64::from(dim) };
+                // Ids and selections are one row, whose length is the number of rows: no stride may vary with it.
+                let one_row = matches!(port, Port::Ids | Port::Select);
+                let row_stride = if one_row { 0 } else { u64::from(heads) * u64::from(dim) };
                 let offset = placement.port(port);
-                let head_stride = if port == Port::Ids { 0 } else { dim };
+                let head_stride = if one_row { 0 } else { dim };
                 Ok(Operand { region: Region::Io, dtype: value.dtype, offset, row_stride, head_stride })
             }
             Origin::Node(_) => match self.operands[id.0 as usize] {

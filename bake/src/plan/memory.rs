@@ -4,7 +4,7 @@
 //! against the graph alone: it plays the graph, remembers who owns which bytes, and refuses if any op would read
 //! bytes that are no longer its input's. Neither knows the other's reasoning.
 
-use loaf_formats::op::{Mode, OpKind};
+use loaf_formats::op::{Mode, OpKind, view};
 use loaf_recipes::graph::{Graph, Node, Origin, ValueId};
 
 /// Byte offsets of values in the arena; `None` for values that do not live there.
@@ -22,7 +22,7 @@ const ALIGN: u64 = 64;
 /// The value whose memory `id` is a view of.
 pub fn base_of(graph: &Graph, views: &[u32], mut id: ValueId) -> ValueId {
     while let Some(view) = views.get(id.0 as usize).filter(|&&v| v != u32::MAX) {
-        id = graph.nodes[*view as usize].inputs()[0];
+        id = view::Operands::of(&graph.nodes[*view as usize].operands()).x;
     }
     id
 }
@@ -48,7 +48,7 @@ fn lives_in_arena(graph: &Graph, node: &Node, id: ValueId) -> bool {
         && !graph.outputs.iter().any(|(_, out)| *out == id)
 }
 
-/// Places every transient value of `graph`, which must be traced at the family's largest number of rows.
+/// Places every transient value of `graph`, which must be traced at the template's largest number of rows.
 pub fn plan(graph: &Graph) -> Slots {
     let views = views(graph);
     let mut last_use = vec![0usize; graph.values.len()];

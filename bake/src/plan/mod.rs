@@ -1,67 +1,94 @@
 //! From optimised graphs to the plan a runtime replays.
 //!
 //! [`layout_states`] and the container say where state and weights lie; [`memory`] places transient values;
-//! [`lower`] writes records; [`family`] turns all positions into templates, proven. [`build`] does it all.
+//! [`lower`] writes records; [`template`] holds all shapes of a phase to one template. [`build`] does it all.
 
-pub mod family;
 pub mod lower;
 pub mod memory;
+pub mod template;
 
 use loaf_formats::dtype::DType;
-use loaf_formats::plan::{Io, Phase, Plan, State, StateKind};
+use loaf_formats::plan::{Io, MAX_DECODE_ROWS, Phase, Plan, State, StateKind};
 use loaf_recipes::Model;
-use loaf_recipes::tape::Shape;
 
 use crate::passes::Facts;
-use family::{FamilyError, FamilySpec, Proof, Tracer};
 use lower::{Placement, StatePlace, WeightPlace};
+use template::{Proof, TemplateError, TemplateSpec, Tracer};
 
-/// Offsets in the state and IO regions are multiples of this.
+/// Offsets in all regions are multiples of this.
 const ALIGN: u64 = 64;
 
 /// A KV head's rows start on a page, so that untouched context costs no memory.
 const PAGE: u64 = 4096;
 
-/// Lays out the model's state; caches hold `kv` elements.
-pub fn layout_states(model: &Model, kv: DType) -> (Vec<State>, Vec<StatePlace>, u64) {
-    let mut end = 0u64;
-    let mut table = Vec::new();
-    let mut places = Vec::new();
+/// A slot's state, laid out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateLayout {
+    /// The plan's table.
+    pub table: Vec<State>,
+    /// Per state, as operands carry it.
+    pub places: Vec<StatePlace>,
+    /// Length of a slot's caches.
+    pub cache_bytes: u64,
+    /// Length of one version of a slot's recurrent state.
+    pub recurrent_bytes: u64,
+}
+
+/// Lays out the model's state, caches and recurrent state apart; caches hold `kv` elements.
+pub fn layout_states(model: &Model, kv: DType) -> StateLayout {
+    let (mut cache_end, mut recurrent_end) = (0u64, 0u64);
+    let (mut table, mut places) = (Vec::new(), Vec::new());
     for decl in &model.decls.states {
         let [rows, heads, dim] = decl.shape.map(u64::from);
-        let dtype = if decl.cache { kv } else { DType::F32 };
+        let (kind, dtype, align, end) = match decl.cache {
+            true => (StateKind::KvCache, kv, PAGE, &mut cache_end),
+            false => (StateKind::Recurrent, DType::F32, ALIGN, &mut recurrent_end),
+        };
         let bytes = rows * heads * dim * dtype.bytes();
-        let offset = end.next_multiple_of(if decl.cache { PAGE } else { ALIGN });
-        end = offset + bytes;
+        let offset = end.next_multiple_of(align);
+        *end = offset + bytes;
         // Caches are head-major: a head's positions are one stream.
         let (row_stride, head_stride) = if decl.cache { (dim, rows * dim) } else { (heads * dim, dim) };
-        places.push(StatePlace { offset, dtype, row_stride, head_stride: head_stride as u32 });
-        let (kind, heads, row_bytes) = match decl.cache {
-            true => (StateKind::KvCache, heads as u32, (dim * dtype.bytes()) as u32),
-            false => (StateKind::Recurrent, 1, 0),
+        places.push(StatePlace { kind, offset, dtype, row_stride, head_stride: head_stride as u32 });
+        let (heads, row_bytes) = match decl.cache {
+            true => (heads as u32, (dim * dtype.bytes()) as u32),
+            false => (1, 0),
         };
         table.push(State { name: decl.name.clone(), kind, offset, bytes, heads, row_bytes });
     }
-    (table, places, end.next_multiple_of(ALIGN))
+    let [cache_bytes, recurrent_bytes] = [cache_end, recurrent_end].map(|end| end.next_multiple_of(ALIGN));
+    StateLayout { table, places, cache_bytes, recurrent_bytes }
 }
 
-/// Lays out the IO region for chunks of up to `chunk` rows.
-pub fn layout_io(model: &Model, chunk: u32) -> Io {
-    let hidden = (u64::from(chunk) * 4).next_multiple_of(ALIGN);
-    let logits = hidden + (u64::from(chunk) * u64::from(model.hidden()) * 4).next_multiple_of(ALIGN);
-    let bytes = logits + (u64::from(model.vocab()) * 4).next_multiple_of(ALIGN);
-    Io { ids: 0, hidden, logits, bytes }
+/// Most rows of the LM head.
+fn lm_head_rows(model: &Model) -> u32 {
+    MAX_DECODE_ROWS.min(model.options.hidden_rows())
 }
 
-/// The families of a plan with these prefill chunks (rising), in plan order.
-pub fn specs(model: &Model, chunks: &[u32]) -> Vec<FamilySpec> {
-    let context = model.options.context;
-    let mut specs = vec![FamilySpec { phase: Phase::Decode, max_rows: 1, positions: context, step: 1 }];
-    for &chunk in chunks {
-        specs.push(FamilySpec { phase: Phase::Prefill, max_rows: chunk, positions: context, step: chunk });
-    }
-    specs.push(FamilySpec { phase: Phase::Head, max_rows: 1, positions: model.options.chunk, step: 1 });
-    specs
+/// Lays out the IO region.
+pub fn layout_io(model: &Model) -> Io {
+    let Model { options, .. } = model;
+    let mut end = 0;
+    let mut port = |rows: u32, width: u32| {
+        let offset = end;
+        end += (u64::from(rows) * u64::from(width) * 4).next_multiple_of(ALIGN);
+        offset
+    };
+    let ids = port(options.hidden_rows(), 1);
+    let select = port(lm_head_rows(model), 1);
+    let hidden = port(options.hidden_rows(), model.hidden());
+    let logits = port(options.decode_rows().max(lm_head_rows(model)), model.vocab());
+    Io { ids, select, hidden, logits, bytes: end }
+}
+
+/// The templates of a plan with these prefill chunks (rising), in plan order.
+pub fn specs(model: &Model, chunks: &[u32]) -> Vec<TemplateSpec> {
+    let Model { options, .. } = model;
+    let decode = (Phase::Decode, options.decode_rows(), options.context, 1);
+    let prefill = chunks.iter().map(|&chunk| (Phase::Prefill, chunk, options.context, chunk));
+    let lm_head = (Phase::LmHead, lm_head_rows(model), options.hidden_rows(), 1);
+    let all = std::iter::once(decode).chain(prefill).chain([lm_head]);
+    all.map(|(phase, max_rows, positions, step)| TemplateSpec { phase, max_rows, positions, step }).collect()
 }
 
 /// Everything lowering needs to know about a model's memory, decided.
@@ -77,36 +104,37 @@ pub struct Layout {
 /// Plans a model: traces all its shapes and proves the templates. `progress` counts positions.
 ///
 /// # Errors
-/// See [`FamilyError`].
+/// See [`TemplateError`].
 pub fn build(
     model: &Model,
     facts: &Facts<'_>,
     layout: &Layout,
     chunks: &[u32],
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<(Plan, Vec<Proof>), FamilyError> {
-    let (states, places, state_bytes) = layout_states(model, layout.kv);
-    let io = layout_io(model, model.options.chunk);
+) -> Result<(Plan, Vec<Proof>), TemplateError> {
+    let StateLayout { table, places, cache_bytes, recurrent_bytes } = layout_states(model, layout.kv);
+    let io = layout_io(model);
     let placement = Placement::new(&layout.weights, &places, io);
     let mut plan = Plan {
         context: model.options.context,
         vocab: model.vocab(),
         hidden: model.hidden(),
         weight_bytes: layout.weight_bytes,
-        state_bytes,
+        cache_bytes,
+        recurrent_bytes,
         arena_bytes: ALIGN,
         io,
-        states,
-        families: Vec::new(),
+        states: table,
+        templates: Vec::new(),
     };
     let mut proofs = Vec::new();
     for spec in specs(model, chunks) {
         let mut tracer = Tracer::new(model, facts, &placement);
-        tracer.graph(Shape { phase: spec.phase, pos: 0, rows: spec.max_rows })?;
+        tracer.graph(spec.shape(0, spec.max_rows))?;
         let slots = memory::plan(&tracer.graph);
         plan.arena_bytes = plan.arena_bytes.max(slots.bytes);
-        let (family, proof) = family::build(spec, &slots, || Tracer::new(model, facts, &placement), progress)?;
-        plan.families.push(family);
+        let (template, proof) = template::build(spec, &slots, || Tracer::new(model, facts, &placement), progress)?;
+        plan.templates.push(template);
         proofs.push(proof);
     }
     Ok((plan, proofs))

@@ -8,6 +8,7 @@
 //! What always holds: the bytes depend on checkpoint, declarations and options alone, never on threads or block
 //! order; quantised tensors of the checkpoint are copied untouched; memory is bounded by threads times a block.
 
+mod gguf;
 mod names;
 mod options;
 mod produce;
@@ -21,6 +22,7 @@ use loaf_formats::dtype::{DType, WeightFormat};
 use crate::checkpoint::{Error, Shard};
 use options::WIDTHS;
 
+pub use gguf::Becoming;
 pub use loaf_recipes::model::{WeightClass, WeightDecl};
 pub use options::{QuantOptions, QuantRule};
 pub use produce::{BLOCK_BYTES, ProduceError, produce};
@@ -30,7 +32,7 @@ pub use resolve::{Resolution, resolve};
 /// A tensor as a loaf stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
-    /// Name: the canonical weight name, or its module's `.scales` / `.biases`.
+    /// Name: the canonical weight name, or its module's followed by the plane's (`.scales`, `.biases`).
     pub name: String,
     /// Element type.
     pub dtype: DType,
@@ -49,7 +51,7 @@ pub struct Resolved {
     pub format: WeightFormat,
     /// Logical extents `[.., out, in]`, outermost first.
     pub shape: Vec<u64>,
-    /// What is stored, in the order weight, scales, biases.
+    /// What is stored: the format's planes in order.
     pub stored: Vec<StoredTensor>,
     origin: Origin,
 }
@@ -68,6 +70,8 @@ enum Origin {
     Copy(Vec<Stretches>),
     /// The stored tensors are the quantised form of these stretches of `dtype` elements.
     Quantise { source: Stretches, dtype: DType },
+    /// The stored tensors are made of the rows of a GGUF tensor.
+    Gguf(Box<gguf::GgufRows>),
     /// Each stored tensor is drawn.
     Random(Vec<random::Fill>),
 }
@@ -119,14 +123,13 @@ pub(crate) fn stored_tensors(name: &str, format: WeightFormat, shape: &[u64]) ->
         let bytes = shape.iter().try_fold(dtype.bytes(), |n, &extent| n.checked_mul(extent))?;
         Some(StoredTensor { name, dtype, shape, bytes })
     };
-    let groups = format.row_groups(in_dim)?;
-    let mut stored = vec![tensor(name.to_string(), format.weight_dtype(), format.row_elems(in_dim)?)?];
-    if let Some(dtype) = format.scales_dtype() {
-        stored.push(tensor(format!("{module}.scales"), dtype, groups)?);
-    }
-    if let Some(dtype) = format.biases_dtype() {
-        stored.push(tensor(format!("{module}.biases"), dtype, groups)?);
-    }
+    let planes = format.planes().into_iter().flatten().enumerate();
+    let stored: Vec<StoredTensor> = planes
+        .map(|(i, plane)| {
+            let name = if i == 0 { name.to_string() } else { format!("{module}.{}", plane.name) };
+            tensor(name, plane.dtype, plane.row_elems(in_dim).filter(|_| format.divides(in_dim))?)
+        })
+        .collect::<Option<_>>()?;
     stored.iter().try_fold(0u64, |n, t| n.checked_add(t.bytes))?;
     Some(stored)
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::quant::float_at;
 
+use super::gguf::{self, GgufRows};
 use super::random::Fill;
 use super::{Origin, Resolved, Stretches};
 use crate::checkpoint::Error;
@@ -100,6 +101,8 @@ enum What<'a> {
     Draw { stored: usize, fill: &'a Fill, begin: u64, bytes: u64 },
     /// Rows of a weight to be quantised, all stored tensors at once.
     Quantise { w: &'a Resolved, source: &'a Stretches, dtype: DType, first: u64, rows: u64 },
+    /// Rows of a GGUF tensor, all stored tensors at once.
+    Gguf { w: &'a Resolved, from: &'a GgufRows, first: u64, rows: u64 },
 }
 
 /// Cuts a weight into blocks, in the order of its bytes.
@@ -121,6 +124,9 @@ fn cut(weight: usize, w: &Resolved) -> Vec<Block<'_>> {
                 .map(|(first, rows)| What::Quantise { w, source, dtype, first, rows })
                 .collect()
         }
+        Origin::Gguf(from) => steps(from.rows(), BLOCK_BYTES / from.row_bytes().max(1))
+            .map(|(first, rows)| What::Gguf { w, from, first, rows })
+            .collect(),
     };
     whats.into_iter().map(|what| Block { weight, what }).collect()
 }
@@ -157,16 +163,30 @@ fn run<E>(block: &Block<'_>, sink: Sink<'_, E>) -> Result<u64, ProduceError<E>> 
             Ok(bytes)
         }
         What::Quantise { w, source, dtype, first, rows } => {
-            let quantised = quantise_rows(w, source, dtype, first, rows).map_err(ProduceError::Weight)?;
-            let mut total = 0;
-            for (stored, bytes) in quantised.iter().enumerate() {
-                // Rows have one length in each stored tensor, so a block starts at `first` of them.
-                put(stored, bytes.len() as u64 / rows * first, bytes)?;
-                total += bytes.len() as u64;
-            }
-            Ok(total)
+            let parts = quantise_rows(w, source, dtype, first, rows).map_err(ProduceError::Weight)?;
+            put_rows(&parts, first, rows, put)
+        }
+        What::Gguf { w, from, first, rows } => {
+            let parts = gguf::produce_rows(w, from, first, rows).map_err(ProduceError::Weight)?;
+            put_rows(&parts[..w.stored.len()], first, rows, put)
         }
     }
+}
+
+/// Hands over codes, scales and biases of rows `first..first + rows`; returns their bytes.
+fn put_rows<E>(
+    parts: &[Vec<u8>],
+    first: u64,
+    rows: u64,
+    put: impl Fn(usize, u64, &[u8]) -> Result<(), ProduceError<E>>,
+) -> Result<u64, ProduceError<E>> {
+    let mut total = 0;
+    for (stored, bytes) in parts.iter().enumerate() {
+        // Rows have one length in each stored tensor, so a block starts at `first` of them.
+        put(stored, bytes.len() as u64 / rows * first, bytes)?;
+        total += bytes.len() as u64;
+    }
+    Ok(total)
 }
 
 /// Codes, scales and biases of rows `first..first + rows`.

@@ -4,15 +4,17 @@
 //! proved, and its bytes are located; nothing is read. Tensors that nothing used are listed, so that a caller can
 //! warn: they may be a sign that the model is not the one the config says.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use loaf_formats::dtype::{DType, WeightFormat};
 
 use super::names::{self, Piece, RowsOf};
 use super::{
-    Origin, QuantOptions, Resolved, Stretches, WeightClass, WeightDecl, check_options, stored_tensors, target_format,
+    Becoming, Origin, QuantOptions, Resolved, Stretches, WeightClass, WeightDecl, check_options, stored_tensors,
+    target_format,
 };
-use crate::checkpoint::{Checkpoint, Entry, Error, expect_dtype};
+use crate::checkpoint::gguf::GgmlType;
+use crate::checkpoint::{Checkpoint, Entry, Error, Gguf, expect_dtype};
 
 /// All declared weights, and what else the checkpoint holds.
 #[derive(Clone, Debug)]
@@ -21,6 +23,8 @@ pub struct Resolution {
     pub weights: Vec<Resolved>,
     /// Tensors that no weight used and that text models are not known to leave out, sorted.
     pub unused: Vec<String>,
+    /// What became of each type of a GGUF model, by type and stored format.
+    pub became: BTreeMap<(GgmlType, WeightFormat), Becoming>,
 }
 
 /// Finds every declared weight in `checkpoint` and decides how it will be stored.
@@ -30,6 +34,9 @@ pub struct Resolution {
 /// quantisation that disagrees with config.json; options that no format has.
 pub fn resolve(checkpoint: &Checkpoint, decls: &[WeightDecl], quant: &QuantOptions) -> Result<Resolution, Error> {
     check_options(decls, quant)?;
+    if let Some(gguf) = checkpoint.gguf() {
+        return resolve_gguf(gguf, decls, quant);
+    }
     let mut used = BTreeSet::new();
     let weights = decls.iter().map(|d| resolve_one(checkpoint, d, quant, &mut used)).collect::<Result<_, _>>()?;
     let head_declared = decls.iter().any(|d| d.name == "lm_head.weight");
@@ -38,10 +45,28 @@ pub fn resolve(checkpoint: &Checkpoint, decls: &[WeightDecl], quant: &QuantOptio
         .filter(|name| !used.contains(*name) && !names::is_ignorable(name, head_declared))
         .map(str::to_string)
         .collect();
-    Ok(Resolution { weights, unused })
+    Ok(Resolution { weights, unused, became: BTreeMap::new() })
 }
 
-/// A piece that was found: its tensors in the order weight, scales, biases, with the bytes of a row in each.
+/// [`resolve`] of a GGUF model.
+fn resolve_gguf(gguf: &Gguf, decls: &[WeightDecl], quant: &QuantOptions) -> Result<Resolution, Error> {
+    let weights: Vec<Resolved> =
+        decls.iter().map(|d| super::gguf::resolve_one(gguf, d, quant)).collect::<Result<_, _>>()?;
+    let mut became: BTreeMap<_, Becoming> = BTreeMap::new();
+    for w in &weights {
+        let Some((kind, bytes)) = super::gguf::kind_and_bytes(gguf, &w.name) else { continue };
+        let entry = became.entry((kind, w.format)).or_default();
+        entry.tensors += 1;
+        entry.bytes += bytes;
+        entry.stored += w.bytes();
+    }
+    let declared: BTreeSet<&str> = decls.iter().map(|d| d.name.as_str()).collect();
+    let left = gguf.weight_names().filter(|name| !declared.contains(name)).map(str::to_string);
+    let unused = left.chain(gguf.unused().iter().cloned()).collect();
+    Ok(Resolution { weights, unused, became })
+}
+
+/// A piece that was found: its tensors in the order of the format's planes, with the bytes of a row in each.
 struct Found<'a> {
     tensors: Vec<(&'a Entry, u64)>,
     format: WeightFormat,
@@ -109,12 +134,10 @@ fn find_piece<'a>(
         }
     };
     let mut tensors = vec![(piece.tensor.clone(), weight)];
-    for (suffix, dtype) in [("scales", format.scales_dtype()), ("biases", format.biases_dtype())] {
-        if dtype.is_some() {
-            let name = format!("{module}.{suffix}");
-            let tensor = entry(&name)?;
-            tensors.push((name, tensor));
-        }
+    for plane in format.planes().into_iter().flatten().skip(1) {
+        let name = format!("{module}.{}", plane.name);
+        let tensor = entry(&name)?;
+        tensors.push((name, tensor));
     }
     let mut logical = weight.shape.clone();
     if let (Some(last), Some(group), Some((_, scales))) = (logical.last_mut(), format.group(), tensors.get(1)) {

@@ -5,7 +5,7 @@
 //! ```text
 //!    0  8   magic "loafhead"              48   8  length of the data area
 //!    8  2   major version                 56   4  number of sections, at most 16
-//!   10  2   minor version                 60   4  log2 of the leaf length: 20
+//!   10  2   minor version                 60   4  log2 of the leaf length: 22
 //!   12  4   length of this record: 2048   64  32  SHA-256 of the file's first 8 + N bytes
 //!   16  8   required feature bits         96  16 entries of 64 bytes, unused ones zero:
 //!   24  8   optional feature bits               0 kind u32      24 alignment u32
@@ -26,7 +26,7 @@ use super::{LINE_BYTES, PAGE_BYTES, SectionKind, align_up};
 /// First bytes of the record.
 pub const MAGIC: [u8; 8] = *b"loafhead";
 /// A reader reads files of its own major version only.
-pub const VERSION_MAJOR: u16 = 1;
+pub const VERSION_MAJOR: u16 = 2;
 /// A reader reads files of any minor version.
 pub const VERSION_MINOR: u16 = 0;
 /// Length of the record in bytes.
@@ -344,7 +344,7 @@ mod tests {
         let id = sha256(&record[..ID]);
         record[ID..].copy_from_slice(&id);
         assert_eq!(Head::decode(&record).unwrap().0, newer);
-        assert!(refused(|h| h.major += 1).contains("expected 1.x"));
+        assert!(refused(|h| h.major += 1).contains("expected 2.x"));
         assert!(refused(|h| h.required_features = 4).contains("unknown 0x4"));
         assert!(refused(|h| (h.sections[1].kind, h.sections[1].flags) = (777, 0)).contains("kind 777"));
     }

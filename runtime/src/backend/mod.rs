@@ -1,68 +1,202 @@
-//! Backends: what computes a session's steps.
+//! Devices: what computes an engine's steps.
 //!
-//! The CPU is [`crate::session`]'s own: it replays a plan as it stands. Another device takes the same verified plan, lowers it when
-//! it is opened, and stands behind [`Backend`]. A backend keeps the state of one sequence; the session keeps its
-//! position and refuses what does not fit before it asks.
+//! A device takes a verified plan when it is opened and keeps the state of a fixed number of *slots*, one sequence each. It is asked for steps over
+//! rows of slots and told nothing of tokens' meaning: positions, sequences, what follows from a step and what is chosen
+//! next live above it, in [`crate::engine`] and [`crate::generate`].
 //!
 //! Here is no model code and no choice of device by itself: the caller names one.
 
+pub mod cpu;
 #[cfg(feature = "mlx")]
 pub mod mlx;
 
+use std::fmt;
+
+use loaf_formats::plan::Plan;
+
+use crate::op_times::OpTimes;
 use crate::sample::SamplerOptions;
 
-/// What a backend says when it fails.
-pub type Failure = String;
+/// Why a device cannot do what it was asked.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// There is no such device, or this build cannot use it.
+    Missing(String),
+    /// Memory that is not to be had.
+    Memory {
+        /// What for.
+        what: &'static str,
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the system says.
+        why: String,
+    },
+    /// Something this device does not do.
+    Unsupported(&'static str),
+    /// The device fails. What its slots hold is then unknown.
+    Failed(String),
+}
 
-/// A device that extends one sequence.
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceError::Missing(what) | DeviceError::Failed(what) => f.write_str(what),
+            DeviceError::Memory { what, bytes, why } => write!(f, "memory for {what}, {bytes} bytes: {why}"),
+            DeviceError::Unsupported(what) => write!(f, "this backend does not support {what}; the CPU does"),
+        }
+    }
+}
+
+impl std::error::Error for DeviceError {}
+
+/// What a device has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences.
+    pub slots: u32,
+    /// Versions of recurrent state that a slot keeps; 1 if there are no more than the present one.
+    pub versions: u32,
+    /// Rows of a decode step, which may belong to different slots.
+    pub decode_rows: u32,
+    /// Rows of the largest prefill step.
+    pub prefill_rows: u32,
+    /// Threads of the host that compute.
+    pub threads: usize,
+}
+
+/// Consecutive rows of a step that belong to one slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotRun {
+    /// The slot; no two runs of a step have the same.
+    pub slot: u32,
+    /// Rows, at least 1.
+    pub rows: u32,
+    /// Position of the first.
+    pub pos: u32,
+    /// Version of the recurrent state that is read.
+    pub from: u32,
+    /// Version that is written: by the last row, or with `each` by the first, the next by the second row, and so on.
+    pub to: u32,
+    /// Whether the state after every row is kept.
+    pub each: bool,
+}
+
+/// A piece of a slot's state that is saved or loaded: everything that a snapshot at `pos` holds, or the recurrent part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Caches up to the position, and recurrent state, in the order of the plan's table.
+    All,
+    /// Recurrent state alone.
+    Recurrent,
+}
+
+impl Part {
+    /// Bytes of this part of a sequence at `pos`.
+    pub fn bytes(self, plan: &Plan, pos: u32) -> u64 {
+        match self {
+            Part::All => plan.snapshot_bytes(u64::from(pos)),
+            Part::Recurrent => plan.snapshot_bytes(0),
+        }
+    }
+}
+
+/// A device with the slots of one engine.
 ///
-/// Positions and ids are in range: the session checks them.
-pub trait Backend: Send {
+/// Ids, slots, versions and positions are in range, and runs in order: the engine checks them.
+pub trait Device: Send {
     /// Name in reports.
     fn name(&self) -> String;
+
+    /// What there is room for.
+    fn limits(&self) -> Limits;
 
     /// What there is to say of the steps so far, for reports.
     fn notes(&self) -> Option<String> {
         None
     }
 
-    /// Forgets the sequence: recurrent state is zero. Cache rows past the position are never read.
-    fn reset(&mut self) -> Result<(), Failure>;
-
-    /// One token at position `pos`; then [`Backend::logits`] are those of what follows.
+    /// One token a row; then [`Device::logits`] has a row for each.
     ///
     /// # Errors
     /// What the device says.
-    fn decode(&mut self, pos: u32, id: u32) -> Result<(), Failure>;
+    fn decode(&mut self, ids: &[u32], runs: &[SlotRun]) -> Result<(), DeviceError>;
 
-    /// Tokens from position `pos` on, at most a chunk; their hidden rows stay for [`Backend::head`].
+    /// Tokens of prompts, at most a chunk; their hidden rows stay for [`Device::lm_head`].
     ///
     /// # Errors
     /// What the device says.
-    fn prefill(&mut self, pos: u32, ids: &[u32]) -> Result<(), Failure>;
+    fn prefill(&mut self, ids: &[u32], runs: &[SlotRun]) -> Result<(), DeviceError>;
 
-    /// Logits of hidden row `row` of the last prefill.
+    /// Logits of hidden rows of the last prefill, at most [`Limits::decode_rows`] of them.
     ///
     /// # Errors
     /// What the device says.
-    fn head(&mut self, row: u32) -> Result<(), Failure>;
+    fn lm_head(&mut self, rows: &[u32]) -> Result<(), DeviceError>;
 
-    /// The logits last computed, `[vocab]`.
-    fn logits(&self) -> &[f32];
+    /// Row `row` of the logits last computed, `[vocab]`.
+    fn logits(&self, row: usize) -> &[f32];
 
-    /// Starts choosing tokens on the device, by the logits last computed: among the first `known` tokens, after `prompt`.
+    /// Row `row` of the normalised hidden rows last computed, `[hidden]`, where the host can see them.
+    fn hidden(&self, row: usize) -> Option<&[f32]>;
+
+    /// Empties a slot: recurrent state (version 0) is zero. Cache rows past a sequence's position are never read.
     ///
     /// # Errors
     /// What the device says.
-    fn start_sampling(&mut self, options: &SamplerOptions, known: u32, prompt: &[u32]) -> Result<(), Failure>;
+    fn clear(&mut self, slot: u32) -> Result<(), DeviceError>;
 
-    /// The next token and its log-probability (natural). With `ahead`, the step after it, at position `pos`, is on its way before the
+    /// Makes slot `to` (version 0) hold what slot `from` holds in `version` at `pos`.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn copy(&mut self, from: u32, version: u32, pos: u32, to: u32) -> Result<(), DeviceError>;
+
+    /// Copies a slot's state out; `out` is [`Part::bytes`] long.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn save(&mut self, slot: u32, version: u32, pos: u32, part: Part, out: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// The opposite of [`Device::save`], into version 0.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn load(&mut self, slot: u32, pos: u32, part: Part, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Makes positions `from..to` of a slot look as if they had been computed, so that what follows can be timed. What is computed
+    /// then means nothing.
+    fn pretend(&mut self, slot: u32, from: u32, to: u32) {
+        let _ = (slot, from, to);
+    }
+
+    /// Begins to gather what ops take, or ends it; gives what was gathered since the last call, if the device can tell.
+    fn watch_ops(&mut self, times: Option<OpTimes>) -> Option<OpTimes> {
+        let _ = times;
+        None
+    }
+
+    /// Chooses tokens itself, if it can.
+    fn chooser(&mut self) -> Option<&mut dyn Chooser> {
+        None
+    }
+}
+
+/// A device that chooses tokens where the logits are, for one sequence at a time, a step ahead of being asked.
+pub trait Chooser {
+    /// Starts it over the logits last computed: among the first `known` tokens, after `prompt`.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn start(&mut self, options: &SamplerOptions, known: u32, prompt: &[u32]) -> Result<(), DeviceError>;
+
+    /// The next token and its log-probability (natural). With `more`, the step after it, at position `pos`, is on its way before the
     /// token is read.
     ///
     /// # Errors
     /// What the device says.
-    fn sample(&mut self, pos: u32, ahead: bool) -> Result<(u32, f32), Failure>;
+    fn next(&mut self, pos: u32, more: bool) -> Result<(u32, f32), DeviceError>;
 
     /// Takes back the step that is on its way, if there is one: the state is that of the tokens before it.
-    fn end_sampling(&mut self);
+    fn end(&mut self);
 }

@@ -8,20 +8,70 @@
 use std::ops::Range;
 
 use loaf_formats::dtype::DType;
-use loaf_formats::op::ATTENTION_BLOCK;
+use loaf_formats::op::attention::{Attrs, Operands};
+use loaf_formats::op::{ATTENTION_BLOCK, LANES, OpAttrs};
 
-use super::elementwise::{floats, max_of, store};
-use super::rows::PerLane;
+use super::dots::{Panel, eight_of, short_dots};
+use super::elementwise::{floats, lanes, max_of, store};
 use super::scratch::Scratch;
 use super::simd::{self, Simd};
 use super::wide::Wide;
-use super::{LANES, OpCall, RawOperand, Round, tile_rows};
+use super::{EIGHT, OpCall, RawOperand, Round, Run};
 use crate::math;
 
+/// Queries of one tile, at most, unless a row has more.
+const TILE_QUERIES: usize = 32;
 /// Keys or values widened together.
-const RUN: usize = 32;
+const CHUNK: usize = 32;
 /// Vectors of values summed together.
 const FOLD: usize = 8;
+/// Blocks of a [`Split`](super::Split) round.
+pub(super) const ROUND: usize = 32;
+
+/// Query heads of a KV head.
+fn group(a: &Attrs) -> usize {
+    (a.heads / a.kv_heads.max(1)).max(1)
+}
+
+/// Query rows of one tile.
+pub(super) fn tile_rows(a: &Attrs) -> usize {
+    (TILE_QUERIES / group(a)).max(1)
+}
+
+/// Queries of a tile of `rows` rows.
+pub(super) fn tile_queries(rows: usize, a: &Attrs) -> Option<usize> {
+    rows.checked_mul(group(a))
+}
+
+/// Work units of a run.
+pub(super) fn run_units(a: &Attrs, run: &Run) -> usize {
+    a.kv_heads * run.rows.div_ceil(tile_rows(a))
+}
+
+/// Floats of a part of `rows` rows, whatever the width of vectors.
+pub(super) fn part_floats(rows: usize, a: &Attrs) -> Option<usize> {
+    let floats = a.dim.checked_next_multiple_of(2 * EIGHT)?.checked_add(2)?;
+    tile_queries(rows, a)?.checked_mul(floats)?.checked_next_multiple_of(16)
+}
+
+/// Blocks that any row of a run sees.
+pub(super) fn blocks(a: &Attrs, run: &Run) -> Range<usize> {
+    blocks_of(visible(a, run.pos), visible(a, run.pos + run.rows - 1))
+}
+
+/// Positions that a query at `position` sees.
+#[inline(always)]
+fn visible(a: &Attrs, position: usize) -> Range<usize> {
+    let end = position + 1;
+    let start = if a.window == 0 { 0 } else { end.saturating_sub(a.window) };
+    start..end
+}
+
+/// From the first of the blocks seen at one position to the last of those seen at a later one.
+#[inline(always)]
+fn blocks_of(first: Range<usize>, last: Range<usize>) -> Range<usize> {
+    first.start / ATTENTION_BLOCK..last.end.div_ceil(ATTENTION_BLOCK)
+}
 
 /// Copies row `j` of a KV head, widened, its last eight padded with zeros; eights start `step` elements apart.
 #[inline(always)]
@@ -29,18 +79,18 @@ unsafe fn widen_row<S: Simd>(o: &RawOperand, j: usize, head: usize, dim: usize, 
     // SAFETY: the caller names an existing row and room for its eights.
     unsafe {
         let p = o.ptr.add((j * o.row_stride + head * o.head_stride) * o.dtype.bytes() as usize);
-        let whole = dim - dim % LANES;
+        let whole = dim - dim % EIGHT;
         if o.dtype == DType::F16 {
-            for i in (0..whole).step_by(LANES) {
-                S::store(out.add(i / LANES * step), S::load_f16(p.cast::<u16>().add(i)));
+            for i in (0..whole).step_by(EIGHT) {
+                S::store(out.add(i / EIGHT * step), S::load_f16(p.cast::<u16>().add(i)));
             }
         } else {
-            for i in (0..whole).step_by(LANES) {
-                S::store(out.add(i / LANES * step), S::load(p.cast::<f32>().add(i)));
+            for i in (0..whole).step_by(EIGHT) {
+                S::store(out.add(i / EIGHT * step), S::load(p.cast::<f32>().add(i)));
             }
         }
         if whole < dim {
-            S::store(out.add(whole / LANES * step), floats::<S>(o.dtype, p, whole, dim - whole));
+            S::store(out.add(whole / EIGHT * step), floats::<S>(o.dtype, p, whole, dim - whole));
         }
     }
 }
@@ -56,47 +106,50 @@ unsafe fn prefetch_row<S: Simd>(o: &RawOperand, j: usize, head: usize, dim: usiz
     }
 }
 
-/// Scores of `Q` queries, `padded` elements apart, with eight keys of a panel: `scale` times their lane dots.
+/// Scores of `Q` queries, `padded` elements apart, with eight keys of a panel, `K` vectors at a time: `scale` times their lane dots.
+/// Queries and keys are padded with zeros to whole eights.
 #[inline(always)]
-unsafe fn key_dots<W: Wide<S = S>, S: Simd, const Q: usize>(
+unsafe fn key_dots<W: Wide<S = S>, S: Simd, const Q: usize, const K: usize>(
     query: *const f32,
-    panel: *const f32,
+    keys: *const f32,
     (dim, padded): (usize, usize),
     scale: f32,
     scores: *mut f32,
 ) {
-    let vectors = LANES / W::EIGHTS;
+    let panel = Panel::of_rows::<W>(keys, padded);
     // SAFETY: `Q` rows of queries and of scores, and eight keys of `dim` elements, padded to eight.
     unsafe {
-        let mut acc = [W::Keys::all(W::splat(0.0)); Q];
-        for i in (0..dim).step_by(LANES) {
-            let keys = panel.add(i * W::EIGHTS);
-            for n in 0..Q {
-                let q = W::repeat(query.add(n * padded + i));
-                for j in 0..vectors {
-                    acc[n][j] = W::fma(q, W::load(keys.add(j * W::EIGHTS * padded)), acc[n][j]);
-                }
+        let mut queries = [query; Q];
+        for q in 0..Q {
+            queries[q] = query.add(q * padded);
+        }
+        let mut sums = [[W::splat(0.0); EIGHT]; Q];
+        for first in (0..EIGHT / W::EIGHTS).step_by(K) {
+            let some = short_dots::<W, Q, K>(&queries, panel.from(first), dim.div_ceil(EIGHT));
+            for q in 0..Q {
+                sums[q][first..first + K].copy_from_slice(&some[q]);
             }
         }
-        for n in 0..Q {
-            let dots = W::trees(acc[n]);
-            S::store(scores.add(n * ATTENTION_BLOCK), S::mul(dots, S::splat(scale)));
+        for q in 0..Q {
+            // A zero's sign is lost in the weight.
+            let dots = W::trees(eight_of::<W>(&sums[q][..EIGHT / W::EIGHTS]));
+            S::store(scores.add(q * ATTENTION_BLOCK), S::mul(dots, S::splat(scale)));
         }
     }
 }
 
-/// Turns scores `range` into `exp(s - m)` and returns their lane sum.
+/// Turns `n` scores, whole vectors, into `exp(s - m)` and returns their lane sum; the first is a first lane's.
 #[inline(always)]
-unsafe fn weigh<S: Simd>(p: *mut f32, range: Range<usize>, m: f32) -> f32 {
-    // SAFETY: the range is whole vectors of the score row.
+unsafe fn weigh<S: Simd>(p: *mut f32, n: usize, m: f32) -> f32 {
+    // SAFETY: the caller names that many.
     unsafe {
-        let mut sum = S::splat(0.0);
-        for i in range.step_by(LANES) {
+        let mut sum = [S::splat(0.0); 4];
+        lanes!(n, |i, _count, part| {
             let e = simd::exp::<S>(S::sub(S::load(p.add(i)), S::splat(m)));
             S::store(p.add(i), e);
-            sum = S::add(sum, e);
-        }
-        S::tree(sum)
+            sum[part] = S::add(sum[part], e);
+        });
+        simd::fold::<S>(sum)
     }
 }
 
@@ -109,7 +162,7 @@ unsafe fn fold<W: Wide, const Q: usize, const C: usize>(
     padded: usize,
     n: usize,
 ) {
-    let lanes = LANES * W::EIGHTS;
+    let lanes = EIGHT * W::EIGHTS;
     // SAFETY: the caller names `C` vectors of `Q` rows of `acc` and of `n` rows of values.
     unsafe {
         let mut sums = [[W::splat(0.0); C]; Q];
@@ -134,14 +187,21 @@ unsafe fn fold<W: Wide, const Q: usize, const C: usize>(
     }
 }
 
-/// Query rows `first..first + rows` of the heads that share one KV head.
+/// Rows `first..first + rows` of a run, of the query heads that share one KV head.
 #[derive(Clone, Copy)]
-struct Tile<'a> {
-    call: &'a OpCall<'a>,
+struct Tile {
+    a: Attrs,
+    q: RawOperand,
+    /// The caches of the run's slot.
+    k: RawOperand,
+    v: RawOperand,
+    out: RawOperand,
     kv_head: usize,
     /// Query heads of the KV head.
     group: usize,
-    first: usize,
+    /// Position and row in the step of the first row.
+    pos: usize,
+    row: usize,
     rows: usize,
     /// Elements from a query to the next in buffers.
     padded: usize,
@@ -169,15 +229,19 @@ impl Part {
 struct Buffers {
     query: *mut f32,  // (queries, padded)
     scores: *mut f32, // (queries, ATTENTION_BLOCK)
-    run: *mut f32,    // (RUN, padded)
+    chunk: *mut f32,  // (CHUNK, padded)
 }
 
-impl<'a> Tile<'a> {
+impl Tile {
     #[inline(always)]
-    fn new<W: Wide>(call: &'a OpCall<'a>, kv_head: usize, first: usize) -> Tile<'a> {
-        let padded = call.count(3).next_multiple_of(LANES * W::EIGHTS);
-        let rows = tile_rows(call.attrs).min(call.count(0) - first);
-        Tile { call, kv_head, group: call.count(1) / call.count(2), first, rows, padded }
+    unsafe fn new<W: Wide>(call: &OpCall<'_>, a: Attrs, run: &Run, kv_head: usize, first: usize) -> Tile {
+        let o = Operands::of(call.operands);
+        // SAFETY: the run's slot exists.
+        let (k, v) = unsafe { (o.k.offset(run.cache), o.v.offset(run.cache)) };
+        let rows = tile_rows(&a).min(run.rows - first);
+        let padded = a.dim.next_multiple_of(EIGHT * W::EIGHTS);
+        let (pos, row) = (run.pos + first, run.first + first);
+        Tile { a, q: o.q, k, v, out: o.out, kv_head, group: group(&a), pos, row, rows, padded }
     }
 
     #[inline(always)]
@@ -188,16 +252,13 @@ impl<'a> Tile<'a> {
     /// Visible positions of row `t`.
     #[inline(always)]
     fn visible(&self, t: usize) -> Range<usize> {
-        let (end, window) = (self.call.count(4) + self.first + t + 1, self.call.count(6));
-        let start = if window == 0 { 0 } else { end.saturating_sub(window) };
-        start..end
+        visible(&self.a, self.pos + t)
     }
 
     /// Blocks that any row sees.
     #[inline(always)]
     fn blocks(&self) -> Range<usize> {
-        let end = self.visible(self.rows - 1).end;
-        self.visible(0).start / ATTENTION_BLOCK..end.div_ceil(ATTENTION_BLOCK)
+        blocks_of(self.visible(0), self.visible(self.rows - 1))
     }
 
     /// What row `t` sees of a block, as indices in it.
@@ -214,13 +275,13 @@ impl<'a> Tile<'a> {
         let buffers = Buffers {
             query: scratch.take(queries * self.padded),
             scores: scratch.take(queries * ATTENTION_BLOCK),
-            run: scratch.take(RUN * self.padded),
+            chunk: scratch.take(CHUNK * self.padded),
         };
         for n in 0..queries {
-            let (row, head) = (self.first + n / self.group, self.kv_head * self.group + n % self.group);
+            let (row, head) = (self.row + n / self.group, self.kv_head * self.group + n % self.group);
             let out = buffers.query.wrapping_add(n * self.padded);
             // SAFETY: an existing row and head; the buffer has room for every query.
-            unsafe { widen_row::<S>(&self.call.operands[0], row, head, self.call.count(3), out, LANES) }
+            unsafe { widen_row::<S>(&self.q, row, head, self.a.dim, out, EIGHT) }
         }
         buffers
     }
@@ -228,25 +289,25 @@ impl<'a> Tile<'a> {
     /// Folds one block for all queries that see any of it.
     #[inline(always)]
     unsafe fn fold_block<W: Wide<S = S>, S: Simd>(&self, block: usize, buffers: &Buffers, part: Part) {
-        let (k, v) = (&self.call.operands[1], &self.call.operands[2]);
-        let (Buffers { query, scores, run }, Tile { padded, group, kv_head, .. }) = (buffers, *self);
-        let (dim, scale, queries) = (self.call.count(3), self.call.real(5), self.queries());
-        let lanes = LANES * W::EIGHTS;
+        let (k, v) = (&self.k, &self.v);
+        let (Buffers { query, scores, chunk }, Tile { padded, group, kv_head, .. }) = (buffers, *self);
+        let (dim, scale, queries) = (self.a.dim, self.a.scale, self.queries());
+        let lanes = EIGHT * W::EIGHTS;
         let (start, blocks_end) = (block * ATTENTION_BLOCK, self.blocks().end);
         // Indices in the block: `low..high` is what any query sees, `base..limit` the same in whole vectors.
         let (low, high) = (self.seen(0, block).start, self.seen(self.rows - 1, block).end);
-        let (base, limit) = (low / LANES * LANES, high.next_multiple_of(LANES));
+        let (base, limit) = (low / EIGHT * EIGHT, high.next_multiple_of(EIGHT));
         // SAFETY: positions below `pos + rows` are within the extents; the buffers hold `queries` rows of `padded`
         // elements, or of `ATTENTION_BLOCK` scores, or `queries` elements.
         unsafe {
-            for from in (base..limit).step_by(RUN) {
-                let to = limit.min(from + RUN);
+            for from in (base..limit).step_by(CHUNK) {
+                let to = limit.min(from + CHUNK);
                 for j in from..to {
                     let eight = (j - from) % W::EIGHTS;
-                    let out = run.add((j - from - eight) * padded + eight * LANES);
-                    // Rows lie too far from each other for the hardware to see a pattern: the next run's are asked for, and after
+                    let out = chunk.add((j - from - eight) * padded + eight * EIGHT);
+                    // Rows lie too far from each other for the hardware to see a pattern: the next chunk's are asked for, and after
                     // the keys the first values, and after those the next block's keys.
-                    match j + RUN {
+                    match j + CHUNK {
                         next if next < high => prefetch_row::<S>(k, start + next, kv_head, dim),
                         next => prefetch_row::<S>(v, start + low + (next - high), kv_head, dim),
                     }
@@ -255,19 +316,20 @@ impl<'a> Tile<'a> {
                 let mut n = 0;
                 while n < queries {
                     macro_rules! dots {
-                        ($Q:literal) => {{
-                            for i in (from..to).step_by(LANES) {
-                                let panel = run.add((i - from) * padded);
+                        ($Q:literal, $K:literal) => {{
+                            for i in (from..to).step_by(EIGHT) {
+                                let keys = chunk.add((i - from) * padded);
                                 let scores = scores.add(n * ATTENTION_BLOCK + i);
-                                key_dots::<W, S, $Q>(query.add(n * padded), panel, (dim, padded), scale, scores);
+                                key_dots::<W, S, $Q, $K>(query.add(n * padded), keys, (dim, padded), scale, scores);
                             }
                             n += $Q;
                         }};
                     }
-                    match W::QUERIES {
-                        4 if n + 4 <= queries => dots!(4),
-                        4 if n + 2 <= queries => dots!(2),
-                        _ => dots!(1),
+                    match (W::EIGHTS, queries - n) {
+                        (2, 2..) => dots!(2, 4),
+                        (2, _) => dots!(1, 4),
+                        (_, 2..) => dots!(2, 2),
+                        _ => dots!(1, 4),
                     }
                 }
             }
@@ -276,23 +338,25 @@ impl<'a> Tile<'a> {
                 if seen.is_empty() {
                     continue;
                 }
+                // From a first lane to whole vectors; a weight is a sum's lane by its place in the block.
+                let (first, end) = (seen.start / LANES * LANES, seen.end.next_multiple_of(EIGHT));
                 for n in t * group..(t + 1) * group {
                     let p = scores.add(n * ATTENTION_BLOCK);
-                    (base..seen.start).chain(seen.end..limit).for_each(|i| *p.add(i) = f32::NEG_INFINITY);
+                    (first..seen.start).chain(seen.end..end).for_each(|i| *p.add(i) = f32::NEG_INFINITY);
                     *part.max.add(n) = max_of::<S>(p.add(seen.start), seen.len());
-                    *part.sum.add(n) = weigh::<S>(p, base..limit, *part.max.add(n));
+                    *part.sum.add(n) = weigh::<S>(p.add(first), end - first, *part.max.add(n));
                     part.acc.add(n * padded).write_bytes(0, padded);
                 }
             }
-            for from in (low..high).step_by(RUN) {
-                let to = high.min(from + RUN);
+            for from in (low..high).step_by(CHUNK) {
+                let to = high.min(from + CHUNK);
                 for j in from..to {
-                    match j + RUN {
+                    match j + CHUNK {
                         next if next < high => prefetch_row::<S>(v, start + next, kv_head, dim),
                         next if block + 1 < blocks_end => prefetch_row::<S>(k, start + next, kv_head, dim),
                         _ => {}
                     }
-                    widen_row::<S>(v, start + j, kv_head, dim, run.add((j - from) * padded), LANES);
+                    widen_row::<S>(v, start + j, kv_head, dim, chunk.add((j - from) * padded), EIGHT);
                 }
                 for t in 0..self.rows {
                     let seen = self.seen(t, block);
@@ -300,7 +364,7 @@ impl<'a> Tile<'a> {
                     if from_t >= to_t {
                         continue;
                     }
-                    let values = run.add((from_t - from) * padded);
+                    let values = chunk.add((from_t - from) * padded);
                     let mut n = t * group;
                     while n < (t + 1) * group {
                         let p = scores.add(n * ATTENTION_BLOCK + from_t);
@@ -319,7 +383,7 @@ impl<'a> Tile<'a> {
                                 n += $Q;
                             }};
                         }
-                        if W::QUERIES > 1 && n + 2 <= (t + 1) * group { fold!(2) } else { fold!(1) }
+                        if W::EIGHTS > 1 && n + 2 <= (t + 1) * group { fold!(2) } else { fold!(1) }
                     }
                 }
             }
@@ -349,7 +413,7 @@ impl<'a> Tile<'a> {
                     let (c, d) = (math::exp(old - new), math::exp(m - new));
                     *total.max.add(n) = new;
                     *total.sum.add(n) = (*total.sum.add(n)).mul_add(c, l * d);
-                    for i in (0..self.padded).step_by(LANES) {
+                    for i in (0..self.padded).step_by(EIGHT) {
                         let scaled = S::mul(S::load(acc.add(i)), S::splat(d));
                         S::store(a.add(i), S::fma(S::load(a.add(i)), S::splat(c), scaled));
                     }
@@ -361,16 +425,16 @@ impl<'a> Tile<'a> {
     /// Divides by the sums.
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, total: Part) {
-        let dim = self.call.count(3);
+        let dim = self.a.dim;
         for n in 0..self.queries() {
             // SAFETY: an existing query, row and head.
             unsafe {
                 let head = self.kv_head * self.group + n % self.group;
-                let y = self.call.operands[3].at::<f32>(self.first + n / self.group, head);
+                let y = self.out.at::<f32>(self.row + n / self.group, head);
                 let sum = S::splat(*total.sum.add(n));
-                for i in (0..dim).step_by(LANES) {
+                for i in (0..dim).step_by(EIGHT) {
                     let x = S::div(S::load(total.acc.add(n * self.padded + i)), sum);
-                    store::<S>(y.add(i), x, LANES.min(dim - i));
+                    store::<S>(y.add(i), x, EIGHT.min(dim - i));
                 }
             }
         }
@@ -379,86 +443,84 @@ impl<'a> Tile<'a> {
 
 #[inline(always)]
 pub(super) unsafe fn attention<W: Wide>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
-    let tile_rows = tile_rows(call.attrs);
-    let tiles = call.count(0).div_ceil(tile_rows);
-    for u in units {
-        let tile = Tile::new::<W>(call, u / tiles, u % tiles * tile_rows);
-        let (queries, mut scratch) = (tile.queries(), Scratch::new(scratch));
-        let floats = queries * (tile.padded + 2);
-        // SAFETY: an existing KV head, and rows below `rows`; buffers are as long as they are used.
-        unsafe {
-            let total = Part::at(scratch.take(floats), queries, tile.padded);
-            let part = Part::at(scratch.take(floats), queries, tile.padded);
-            let buffers = tile.buffers::<W::S>(&mut scratch);
-            for block in tile.blocks() {
-                tile.fold_block::<W, W::S>(block, &buffers, part);
-                tile.merge::<W::S>(block, part, total);
+    let a = Attrs::of(call.attrs);
+    let tile_rows = tile_rows(&a);
+    let mut before = 0;
+    for run in call.runs {
+        let (tiles, count) = (run.rows.div_ceil(tile_rows), run_units(&a, run));
+        for u in units.start.max(before)..units.end.min(before + count) {
+            let (kv_head, tile) = ((u - before) / tiles, (u - before) % tiles);
+            // SAFETY: an existing KV head, and rows of the run; buffers are as long as they are used.
+            unsafe {
+                let tile = Tile::new::<W>(call, a, run, kv_head, tile * tile_rows);
+                let (queries, mut scratch) = (tile.queries(), Scratch::new(scratch));
+                let floats = queries * (tile.padded + 2);
+                let total = Part::at(scratch.take(floats), queries, tile.padded);
+                let part = Part::at(scratch.take(floats), queries, tile.padded);
+                let buffers = tile.buffers::<W::S>(&mut scratch);
+                for block in tile.blocks() {
+                    tile.fold_block::<W, W::S>(block, &buffers, part);
+                    tile.merge::<W::S>(block, part, total);
+                }
+                tile.finish::<W::S>(total);
             }
-            tile.finish::<W::S>(total);
         }
+        before += count;
     }
 }
 
-/// Blocks of a [`Split`] round.
-pub(super) const ROUND: usize = 32;
-
-/// Floats of a part of `rows` rows, whatever the width of vectors.
-pub(super) fn part_floats(rows: usize, attrs: &[u64]) -> usize {
-    let at = |i: usize| attrs[i] as usize;
-    let queries = rows * (at(1) / at(2).max(1)).max(1);
-    (queries * (at(3).next_multiple_of(2 * LANES) + 2)).next_multiple_of(16)
-}
-
-/// Blocks of a call with one tile, first to last.
-pub(super) fn blocks(call: &OpCall<'_>) -> Range<usize> {
-    // The width of vectors plays no part in it.
-    Tile::new::<super::scalar::Scalar>(call, 0, 0).blocks()
+/// Part `i` of a KV head in what the units of a [`Split`](super::Split) share.
+#[inline(always)]
+unsafe fn shared_part(tile: &Tile, shared: *mut f32, i: usize) -> Part {
+    // For all of a call's rows there are so many, or nobody would be here.
+    let floats = part_floats(tile.rows, &tile.a).unwrap_or(0);
+    // SAFETY: `shared` has `ROUND + 1` parts a KV head.
+    unsafe { Part::at(shared.add((tile.kv_head * (ROUND + 1) + i) * floats), tile.queries(), tile.padded) }
 }
 
 /// Parts of blocks `first + u % count` of KV heads `u / count`, for `u` in `units`.
 #[inline(always)]
 pub(super) unsafe fn split_parts<W: Wide>(
     call: &OpCall<'_>,
+    run: &Run,
     round: Round,
     units: Range<usize>,
     shared: *mut f32,
     scratch: &mut [u8],
 ) {
+    let a = Attrs::of(call.attrs);
     for u in units {
         let (kv_head, block) = (u / round.count, u % round.count);
-        let (tile, mut scratch) = (Tile::new::<W>(call, kv_head, 0), Scratch::new(scratch));
-        // SAFETY: `shared` has `ROUND + 1` parts a KV head, this unit's its own; buffers are as long as they are used.
+        // SAFETY: an existing KV head; this unit's part is its own; buffers are as long as they are used.
         unsafe {
-            let part = shared.add((kv_head * (ROUND + 1) + block) * part_floats(call.count(0), call.attrs));
+            let (tile, mut scratch) = (Tile::new::<W>(call, a, run, kv_head, 0), Scratch::new(scratch));
             let buffers = tile.buffers::<W::S>(&mut scratch);
-            let part = Part::at(part, tile.queries(), tile.padded);
-            tile.fold_block::<W, W::S>(round.first + block, &buffers, part);
+            tile.fold_block::<W, W::S>(round.first + block, &buffers, shared_part(&tile, shared, block));
         }
     }
 }
 
-/// Merges a round's parts of KV heads `units`, and after the last round finishes.
+/// Merges a round's parts of KV heads `units`, and after the run's last round finishes.
 #[inline(always)]
 pub(super) unsafe fn split_merge<W: Wide>(
     call: &OpCall<'_>,
+    run: &Run,
     round: Round,
     units: Range<usize>,
     shared: *mut f32,
     _: &mut [u8],
 ) {
+    let a = Attrs::of(call.attrs);
     for kv_head in units {
-        let tile = Tile::new::<W>(call, kv_head, 0);
         // SAFETY: as in `split_parts`, all units of which are done.
         unsafe {
-            let part = |i: usize| {
-                let at = shared.add((kv_head * (ROUND + 1) + i) * part_floats(call.count(0), call.attrs));
-                Part::at(at, tile.queries(), tile.padded)
-            };
+            let tile = Tile::new::<W>(call, a, run, kv_head, 0);
+            let total = shared_part(&tile, shared, ROUND);
             for block in 0..round.count {
-                tile.merge::<W::S>(round.first + block, part(block), part(ROUND));
+                tile.merge::<W::S>(round.first + block, shared_part(&tile, shared, block), total);
             }
             if round.first + round.count == tile.blocks().end {
-                tile.finish::<W::S>(part(ROUND));
+                tile.finish::<W::S>(total);
             }
         }
     }

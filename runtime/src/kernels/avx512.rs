@@ -6,10 +6,10 @@ use std::arch::x86_64::*;
 
 use loaf_formats::dtype::DType;
 
-use super::LANES;
+use super::EIGHT;
 use super::avx2::{Avx2, E2M1_LUT, unpack32};
 use super::elementwise::floats;
-use super::rows::Rows;
+use super::rows::{Rows, Spans, dots_by_span};
 use super::simd::layout;
 use super::wide::Wide;
 
@@ -294,8 +294,8 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
         usize::MAX
     }
     #[inline(always)]
-    fn span_dots(kind: u8) -> usize {
-        if layout::bits(kind) == 4 { 2 } else { 1 }
+    fn has_planes(kind: u8) -> bool {
+        layout::bits(kind) == 4
     }
     #[inline(always)]
     unsafe fn planes(kind: u8, packed: __m512i) -> [__m512i; 2] {
@@ -310,6 +310,14 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_LUT.as_ptr().cast()));
             [_mm512_shuffle_epi8(table, even), _mm512_shuffle_epi8(table, odd)]
         }
+    }
+    dots_by_span!();
+}
+
+impl<const VBMI: bool> Spans for Avx512<VBMI> {
+    #[inline(always)]
+    fn span_dots(kind: u8) -> usize {
+        if layout::bits(kind) == 4 { 2 } else { 1 }
     }
     #[inline(always)]
     unsafe fn span_dot(kind: u8, h: __m512i, w: *const u8, x: *const i8) -> __m512i {
@@ -399,7 +407,6 @@ impl Wide for Avx512<false> {
     type Keys = [__m512; 4];
 
     const EIGHTS: usize = 2;
-    const QUERIES: usize = 4;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
@@ -427,6 +434,11 @@ impl Wide for Avx512<false> {
         unsafe { <Self as Rows>::store_n(p, x, n) }
     }
     #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
         // SAFETY: the same condition.
         unsafe { <Self as Rows>::mul(a, b) }
@@ -449,7 +461,7 @@ impl Wide for Avx512<false> {
                     let v = _mm256_and_si256(v, _mm256_set1_epi16(!0x4000));
                     _mm512_mul_ps(_mm512_cvtph_ps(v), _mm512_set1_ps(256.0))
                 }
-                DType::F16 | DType::BF16 if n == LANES => {
+                DType::F16 | DType::BF16 if n == EIGHT => {
                     let low = _mm256_castsi128_si256(_mm_loadu_si128(p.cast()));
                     let v = _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(q.cast()));
                     if dtype == DType::F16 {
@@ -463,7 +475,7 @@ impl Wide for Avx512<false> {
         }
     }
     #[inline(always)]
-    unsafe fn each(x: &[f32; LANES]) -> __m512 {
+    unsafe fn each(x: &[f32; EIGHT]) -> __m512 {
         // SAFETY: as `splat`.
         unsafe { eights(_mm256_set1_ps(x[0]), _mm256_set1_ps(x[1])) }
     }

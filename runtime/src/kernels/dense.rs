@@ -1,25 +1,30 @@
-//! Dense matmuls in f32: eight lanes per dot, the lanes and their tree fixed by the contract. Vectors of sixteen lanes hold
-//! the eights of two weight rows.
+//! Dense matmuls in f32: 32 accumulators a dot, they and their tree fixed by the contract. Vectors of sixteen lanes hold the eights
+//! of two weight rows.
 //!
-//! Few activation rows: eight weight rows are streamed straight from memory. More: eight weight rows are decoded once into
-//! a panel in scratch, which several activation rows at a time then meet.
+//! Few activation rows: weight rows are streamed straight from memory, as many together as there are registers for their
+//! accumulators. More: eight weight rows are decoded once into a panel in scratch, which several activation rows at a time then
+//! meet.
 
 use std::ops::Range;
 
-use loaf_formats::dtype::{DType, WeightFormat};
+use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
+use loaf_formats::op::{OpAttrs, expert_linear_dense as expert_op, linear_dense as linear_op};
 
+use super::dots::{Panel, eight_of, folded, long_dots, repeated};
 use super::elementwise::store;
-use super::rows::PerLane;
 use super::scratch::Scratch;
 use super::simd::Simd;
 use super::wide::Wide;
-use super::{LANES, OpCall, RawOperand};
+use super::{DENSE_ROWS, EIGHT, OpCall, RawOperand};
 use crate::math;
 
 /// Activation rows up to which weights are decoded for each row anew.
 const STREAMED: usize = 3;
-/// Elements decoded between looks at the scales: a group.
-const RUN: usize = 32;
+/// Elements decoded between looks at the scales: a group, and a round of accumulators.
+const CHUNK: usize = 32;
+
+/// A weight: codes and scales.
+type Planes = [RawOperand; WEIGHT_PLANES];
 
 /// A run of products with one matrix: slot `i` of `n` reads `x(i)` and writes `out(i)`.
 struct Slots<'a> {
@@ -50,64 +55,66 @@ impl Slots<'_> {
 
 /// Eight rows of a weight; those past the last repeat it.
 struct Block {
-    /// How elements are stored; bytes are E4M3 with a scale per [`RUN`].
+    /// How elements are stored; bytes are E4M3 with a scale per [`CHUNK`].
     dtype: DType,
-    rows: [*const u8; LANES],
-    scales: [*const u8; LANES],
-    /// Where the next block's rows start, which need not exist.
+    rows: [*const u8; DENSE_ROWS],
+    scales: [*const u8; DENSE_ROWS],
+    /// Where the next block's rows start, which need not exist, and bytes from a row to the next.
     ahead: *const u8,
+    row_bytes: usize,
     inp: usize,
 }
 
 impl Block {
-    /// Rows `row ..` of `w` (weight, scales), `valid` of them.
+    /// Rows `row ..` of `w`, `valid` of them.
     #[inline(always)]
-    unsafe fn new(dtype: DType, w: &[RawOperand], row: usize, valid: usize, inp: usize) -> Block {
-        let mut block =
-            Block { dtype, rows: [std::ptr::null(); LANES], scales: [std::ptr::null(); LANES], ahead: w[0].ptr, inp };
-        let bytes = w[0].row_stride * w[0].dtype.bytes() as usize;
-        for i in 0..LANES {
+    unsafe fn new(dtype: DType, w: &Planes, row: usize, valid: usize, inp: usize) -> Block {
+        let row_bytes = w[0].row_stride * w[0].dtype.bytes() as usize;
+        let ahead = w[0].ptr.wrapping_add((row + DENSE_ROWS) * row_bytes);
+        let none = [std::ptr::null(); DENSE_ROWS];
+        let mut block = Block { dtype, rows: none, scales: none, ahead, row_bytes, inp };
+        for i in 0..DENSE_ROWS {
             // SAFETY: existing rows.
             unsafe {
-                block.rows[i] = w[0].ptr.add((row + i.min(valid - 1)) * bytes);
+                block.rows[i] = w[0].ptr.add((row + i.min(valid - 1)) * row_bytes);
                 if dtype == DType::U8 {
                     block.scales[i] = w[1].at::<u8>(row + i.min(valid - 1), 0);
                 }
             }
         }
-        block.ahead = w[0].ptr.wrapping_add((row + LANES) * bytes);
         block
     }
 }
 
-/// Runs `$body` for every eight columns `$i..$i + $n` of a [`Block`] and every vector `$v` of their rows, `$w` being its decoded
-/// weights.
+/// Runs `$body` for every eight columns `$i..$i + $n` of a [`Block`], the `$part`-th of their 32, and for each of the `$count` vectors
+/// `$v` of its rows from vector `$first` on, `$w` being its decoded weights.
 macro_rules! weights {
-    ($W:ty, $block:expr, |$i:ident, $n:ident, $v:ident, $w:ident| $body:expr) => {{
+    ($W:ty, $block:expr, $first:expr, $count:expr, |$i:ident, $n:ident, $part:ident, $v:ident, $w:ident| $body:expr) => {{
         let block: &Block = $block;
-        let bytes = LANES * LANES * block.dtype.bytes() as usize;
+        let first = $first * <$W>::EIGHTS;
+        // The next block is the next bytes; asked for in order of address, they come fastest.
+        let ahead = block.ahead.wrapping_add(first * block.row_bytes);
+        let bytes = CHUNK * $count * <$W>::EIGHTS * block.dtype.bytes() as usize;
         let mut $i = 0;
         while $i < block.inp {
-            let mut scales = <$W>::Keys::all(<$W>::splat(1.0));
+            for line in (0..bytes).step_by(64) {
+                <$W as Wide>::S::prefetch(ahead.wrapping_add($i / CHUNK * bytes + line));
+            }
+            let mut scales = [<$W>::splat(1.0); $count];
             if block.dtype == DType::U8 {
-                for v in 0..LANES / <$W>::EIGHTS {
-                    let mut each = [0.0; LANES];
+                for v in 0..$count {
+                    let mut each = [0.0; EIGHT];
                     for j in 0..<$W>::EIGHTS {
-                        each[j] = math::e8m0(*block.scales[v * <$W>::EIGHTS + j].add($i / RUN));
+                        each[j] = math::e8m0(*block.scales[first + v * <$W>::EIGHTS + j].add($i / CHUNK));
                     }
                     scales[v] = <$W>::each(&each);
                 }
             }
-            let end = block.inp.min($i + RUN);
             macro_rules! eight {
-                ($count:expr) => {{
-                    let $n = $count;
-                    // The next block is the next bytes; asked for in order of address, they come fastest.
-                    for line in (0..bytes).step_by(64) {
-                        <$W as Wide>::S::prefetch(block.ahead.wrapping_add($i / LANES * bytes + line));
-                    }
-                    for $v in 0..LANES / <$W>::EIGHTS {
-                        let mut $w = <$W>::rows(block.dtype, &block.rows[$v * <$W>::EIGHTS..], $i, $n);
+                ($p:expr, $count_of:expr) => {{
+                    let ($part, $n) = ($p, $count_of);
+                    for $v in 0..$count {
+                        let mut $w = <$W>::rows(block.dtype, &block.rows[first + $v * <$W>::EIGHTS..], $i, $n);
                         if block.dtype == DType::U8 {
                             $w = <$W>::mul($w, scales[$v]);
                         }
@@ -116,11 +123,16 @@ macro_rules! weights {
                     $i += $n;
                 }};
             }
-            while $i + LANES <= end {
-                eight!(LANES)
-            }
-            if $i < end {
-                eight!(end - $i)
+            if $i + CHUNK <= block.inp {
+                for part in 0..4 {
+                    eight!(part, EIGHT)
+                }
+            } else {
+                for part in 0..4 {
+                    if $i < block.inp {
+                        eight!(part, EIGHT.min(block.inp - $i))
+                    }
+                }
             }
         }
     }};
@@ -128,71 +140,76 @@ macro_rules! weights {
 
 #[inline(always)]
 pub(super) unsafe fn linear<W: Wide>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
-    let (o, rows, inp, out) = (call.operands, call.count(0), call.count(1), call.count(2));
-    let slots = Slots { x: &o[0], out: &o[3], order: std::ptr::null(), n: rows, k: 1, x_slots: 1, limit: rows };
-    let panel = Scratch::new(scratch).take::<f32>(LANES * inp.next_multiple_of(LANES));
+    let (a, o) = (linear_op::Attrs::of(call.attrs), linear_op::Operands::of(call.operands));
+    let slots = Slots { x: &o.x, out: &o.out, order: std::ptr::null(), n: a.rows, k: 1, x_slots: 1, limit: a.rows };
+    let panel = Scratch::new(scratch).take::<f32>(DENSE_ROWS * a.inputs.next_multiple_of(CHUNK));
     // SAFETY: the matrix is the whole weight; the panel holds eight padded rows.
-    unsafe { multiply::<W>(call.attrs[3], &slots, &o[1..3], (0, inp, out), units, panel) }
+    unsafe { multiply::<W>(a.format, &slots, &o.weight, (a.inputs, a.outputs), units, panel) }
 }
 
 #[inline(always)]
 pub(super) unsafe fn expert_linear<W: Wide>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
-    let (o, rows, k, experts) = (call.operands, call.count(0), call.count(1), call.count(2));
-    let (inp, out) = (call.count(3), call.count(4));
-    let panel = Scratch::new(scratch).take::<f32>(LANES * inp.next_multiple_of(LANES));
-    // SAFETY: `experts + 1` starts, clamped to the `rows * k` slots there are.
+    let (a, o) = (expert_op::Attrs::of(call.attrs), expert_op::Operands::of(call.operands));
+    let panel = Scratch::new(scratch).take::<f32>(DENSE_ROWS * a.inputs.next_multiple_of(CHUNK));
+    let limit = a.rows * a.k;
+    // SAFETY: `experts + 1` starts, clamped to the `rows * k` slots there are; existing experts.
     unsafe {
-        let (order, starts) = (o[1].at::<u32>(0, 0), o[2].at::<u32>(0, 0));
-        for e in 0..experts {
-            let end = (*starts.add(e + 1) as usize).min(rows * k);
+        let (order, starts) = (o.order.at::<u32>(0, 0), o.starts.at::<u32>(0, 0));
+        for e in 0..a.experts {
+            let end = (*starts.add(e + 1) as usize).min(limit);
             let start = (*starts.add(e) as usize).min(end);
-            let slots = Slots {
-                x: &o[0],
-                out: &o[5],
-                order: order.add(start),
-                n: end - start,
-                k,
-                x_slots: call.count(6),
-                limit: rows * k,
-            };
-            if slots.n > 0 {
-                multiply::<W>(call.attrs[5], &slots, &o[3..5], (e * out, inp, out), units.clone(), panel);
+            let (order, n) = (order.add(start), end - start);
+            let slots = Slots { x: &o.x, out: &o.out, order, n, k: a.k, x_slots: a.x_slots, limit };
+            if n > 0 {
+                let w = o.weight.map(|plane| plane.expert(e));
+                multiply::<W>(a.format, &slots, &w, (a.inputs, a.outputs), units.clone(), panel);
             }
         }
     }
 }
 
-/// Outputs `8 * units` of every slot; the matrix of `out` rows starts at weight row `base`.
+/// Outputs `8 * units` of every slot.
 #[inline(always)]
 unsafe fn multiply<W: Wide>(
-    format: u64,
+    format: WeightFormat,
     slots: &Slots<'_>,
-    w: &[RawOperand],
-    (base, inp, out): (usize, usize, usize),
+    w: &Planes,
+    (inp, out): (usize, usize),
     units: Range<usize>,
     panel: *mut f32,
 ) {
-    let dtype = match WeightFormat::from_code(format) {
-        Some(WeightFormat::Dense(dtype)) => dtype,
-        Some(WeightFormat::Mxfp8) => DType::U8,
+    let dtype = match format {
+        WeightFormat::Dense(dtype) => dtype,
+        WeightFormat::Mxfp8 => DType::U8,
         // No other format becomes these ops.
         _ => return,
     };
-    for first in units.map(|u| u * LANES) {
-        let valid = LANES.min(out - first);
+    for first in units.map(|u| u * DENSE_ROWS) {
+        let valid = DENSE_ROWS.min(out - first);
+        let columns = Panel::of_columns::<W>(panel, inp);
         // In each arm the compiler knows the type.
         macro_rules! of_type {
             ($dtype:expr) => {{
                 // SAFETY: weight rows below `out`; slots are clamped; the panel holds eight padded rows.
                 unsafe {
-                    let block = Block::new($dtype, w, base + first, valid, inp);
+                    let block = Block::new($dtype, w, first, valid, inp);
                     if slots.n <= STREAMED {
                         for i in 0..slots.n {
                             let (x, y) = slots.at(i);
-                            store::<W::S>(y.add(first), stream::<W>(&block, x), valid);
+                            let dots =
+                                if W::EIGHTS == 2 { stream::<W, 4>(&block, x) } else { stream::<W, 2>(&block, x) };
+                            store::<W::S>(y.add(first), dots, valid);
                         }
                     } else {
-                        weights!(W, &block, |i, n, v, w| W::store(panel.add(i * LANES + v * LANES * W::EIGHTS), w));
+                        macro_rules! fill {
+                            ($count:literal) => {
+                                weights!(W, &block, 0, $count, |i, n, part, v, w| {
+                                    let at = columns.parts[part] + i / CHUNK * columns.round;
+                                    W::store(panel.add(at + v * columns.vector), w)
+                                })
+                            };
+                        }
+                        if W::EIGHTS == 2 { fill!(4) } else { fill!(8) }
                     }
                 }
             }};
@@ -205,41 +222,33 @@ unsafe fn multiply<W: Wide>(
         }
         if slots.n > STREAMED {
             // SAFETY: as above.
-            unsafe { meet::<W>(panel, slots, first, valid, inp) }
+            unsafe { meet::<W>(columns, slots, first, valid, inp) }
         }
     }
 }
 
-/// Lane dots of eight weight rows with one activation row.
+/// Lane dots of eight weight rows with one activation row, `K` vectors of them at a time.
 #[inline(always)]
-unsafe fn stream<W: Wide>(block: &Block, x: *const f32) -> <W::S as Simd>::F {
+unsafe fn stream<W: Wide, const K: usize>(block: &Block, x: *const f32) -> <W::S as Simd>::F {
     // SAFETY: each row and `x` have `inp` elements.
     unsafe {
-        let mut acc = W::Keys::all(W::splat(0.0));
-        weights!(W, block, |i, n, v, w| acc[v] = W::fma(repeated::<W>(x.add(i), n), w, acc[v]));
-        W::trees(acc)
-    }
-}
-
-/// The same `n <= 8` elements, then zeros, in every eight.
-#[inline(always)]
-unsafe fn repeated<W: Wide>(x: *const f32, n: usize) -> W::V {
-    // SAFETY: the caller names `n` valid elements; short runs go through a buffer.
-    unsafe {
-        if n == LANES {
-            return W::repeat(x);
+        let mut sums = [W::splat(0.0); EIGHT];
+        for first in (0..EIGHT / W::EIGHTS).step_by(K) {
+            let mut acc = [[W::splat(0.0); K]; 4];
+            weights!(W, block, first, K, |i, n, part, v, w| {
+                acc[part][v] = W::fma(repeated::<W>(x.add(i), n), w, acc[part][v])
+            });
+            for k in 0..K {
+                sums[first + k] = W::add(W::add(acc[0][k], acc[2][k]), W::add(acc[1][k], acc[3][k]));
+            }
         }
-        let mut buffer = [0.0; LANES];
-        for i in 0..n {
-            buffer[i] = *x.add(i);
-        }
-        W::repeat(buffer.as_ptr())
+        folded::<W>(eight_of::<W>(&sums[..EIGHT / W::EIGHTS]), block.inp)
     }
 }
 
 /// A panel of eight weight rows against every slot; outputs from `first`, `valid` of them.
 #[inline(always)]
-unsafe fn meet<W: Wide>(panel: *const f32, slots: &Slots<'_>, first: usize, valid: usize, inp: usize) {
+unsafe fn meet<W: Wide>(panel: Panel, slots: &Slots<'_>, first: usize, valid: usize, inp: usize) {
     let mut i = 0;
     while i < slots.n {
         macro_rules! tile {
@@ -248,8 +257,9 @@ unsafe fn meet<W: Wide>(panel: *const f32, slots: &Slots<'_>, first: usize, vali
                 unsafe {
                     let at: [(*const f32, *mut f32); $R] = std::array::from_fn(|j| slots.at((i + j).min(slots.n - 1)));
                     let rows = $V * W::EIGHTS;
-                    for part in (0..LANES).step_by(rows) {
-                        let sums = tile::<W, $V, $R>(panel.add(part * LANES), &at.map(|(x, _)| x), inp);
+                    for part in (0..DENSE_ROWS).step_by(rows) {
+                        let panel = panel.from(part / W::EIGHTS);
+                        let sums = tile::<W, $V, $R>(panel, &at.map(|(x, _)| x), inp);
                         for j in 0..$R {
                             let count = rows.min(valid.saturating_sub(part));
                             std::ptr::copy_nonoverlapping(
@@ -275,41 +285,16 @@ unsafe fn meet<W: Wide>(panel: *const f32, slots: &Slots<'_>, first: usize, vali
 
 /// Lane dots of `V` vectors of panel rows with `R` activation rows, those of a row together.
 #[inline(always)]
-unsafe fn tile<W: Wide, const V: usize, const R: usize>(
-    panel: *const f32,
-    x: &[*const f32; R],
-    inp: usize,
-) -> [f32; 48] {
+unsafe fn tile<W: Wide, const V: usize, const R: usize>(panel: Panel, x: &[*const f32; R], inp: usize) -> [f32; 48] {
+    let keys = EIGHT / W::EIGHTS;
+    let mut dots = [0.0; 48];
     // SAFETY: a panel padded to whole eights, `inp` elements of each activation row.
     unsafe {
-        let mut acc = [[W::splat(0.0); V]; R];
-        macro_rules! eight {
-            ($i:expr, $n:expr) => {
-                for r in 0..R {
-                    let x = repeated::<W>(x[r].add($i), $n);
-                    for v in 0..V {
-                        let w = W::load(panel.add($i * LANES + v * LANES * W::EIGHTS));
-                        acc[r][v] = W::fma(x, w, acc[r][v]);
-                    }
-                }
-            };
-        }
-        let whole = inp - inp % LANES;
-        for i in (0..whole).step_by(LANES) {
-            eight!(i, LANES);
-        }
-        if whole < inp {
-            eight!(whole, inp - whole);
-        }
-        let keys = LANES / W::EIGHTS;
-        let mut sums = [0.0; 48];
+        let sums = long_dots::<W, R, V>(x, panel, inp);
         for c in 0..R * V / keys {
-            let mut some = W::Keys::all(W::splat(0.0));
-            for k in 0..keys {
-                some[k] = acc[(c * keys + k) / V][(c * keys + k) % V];
-            }
-            <W::S as Simd>::store(sums.as_mut_ptr().add(c * LANES), W::trees(some));
+            let some = eight_of::<W>(&sums.as_flattened()[c * keys..(c + 1) * keys]);
+            <W::S as Simd>::store(dots.as_mut_ptr().add(c * EIGHT), folded::<W>(some, inp));
         }
-        sums
     }
+    dots
 }

@@ -1,14 +1,16 @@
 //! Ops whose rows do not meet: norms, gates, rotations, quantisation of activations, routing.
 //!
-//! Every loop takes eight lanes at a time and the rest with masked loads. A pass reads an element before it
-//! writes the same element, so outputs may be the same view as inputs where [`super::in_place`] says so.
+//! Every loop takes eight elements at a time and the rest with masked loads. A pass reads an element before it
+//! writes the same element, so outputs may be the same view as inputs where the op table says so. A lane sum has four vectors of
+//! accumulators, the first for the first eight of every 32 elements, and so on.
 
 use std::ops::Range;
 
-use loaf_formats::dtype::{DType, WeightFormat};
+use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
+use loaf_formats::op::{self, OpAttrs};
 
 use super::simd::{self, Simd};
-use super::{LANES, OpCall, RawOperand};
+use super::{EIGHT, OpCall, RawOperand};
 use crate::math;
 
 /// Elements `i..i + n` of a float vector, widened; `n <= 8`. Bytes are E4M3, and `n` is 8.
@@ -19,8 +21,8 @@ pub(super) unsafe fn floats<S: Simd>(dtype: DType, p: *const u8, i: usize, n: us
         match dtype {
             DType::F16 | DType::BF16 => {
                 let p = p.cast::<u16>().add(i);
-                let mut buffer = [0u16; LANES];
-                let p = if n == LANES {
+                let mut buffer = [0u16; EIGHT];
+                let p = if n == EIGHT {
                     p
                 } else {
                     for j in 0..n {
@@ -46,13 +48,13 @@ unsafe fn float<S: Simd>(o: &RawOperand, row: usize, i: usize) -> f32 {
 #[inline(always)]
 pub(super) unsafe fn load<S: Simd>(p: *const f32, n: usize) -> S::F {
     // SAFETY: the caller names `n` valid elements.
-    unsafe { if n == LANES { S::load(p) } else { S::load_n(p, n) } }
+    unsafe { if n == EIGHT { S::load(p) } else { S::load_n(p, n) } }
 }
 
 #[inline(always)]
 pub(super) unsafe fn store<S: Simd>(p: *mut f32, x: S::F, n: usize) {
     // SAFETY: the caller names `n` valid elements.
-    unsafe { if n == LANES { S::store(p, x) } else { S::store_n(p, x, n) } }
+    unsafe { if n == EIGHT { S::store(p, x) } else { S::store_n(p, x, n) } }
 }
 
 /// Runs `$body` for every eight of `$n` elements, `$i` the first and `$lanes` how many: a loop over whole eights, in which the
@@ -60,10 +62,10 @@ pub(super) unsafe fn store<S: Simd>(p: *mut f32, x: S::F, n: usize) {
 macro_rules! eights {
     ($n:expr, |$i:ident, $lanes:ident| $body:expr) => {{
         let (n, mut $i) = ($n, 0usize);
-        while $i + LANES <= n {
-            let $lanes = LANES;
+        while $i + EIGHT <= n {
+            let $lanes = EIGHT;
             $body;
-            $i += LANES;
+            $i += EIGHT;
         }
         if $i < n {
             let $lanes = n - $i;
@@ -72,17 +74,41 @@ macro_rules! eights {
     }};
 }
 
-/// The lane dot of `x` with itself.
+/// As [`eights`], `$part` being which of the four vectors of accumulators takes them: a loop over whole 32s, then up to four shorter
+/// steps.
+macro_rules! lanes {
+    ($n:expr, |$i:ident, $count:ident, $part:ident| $body:expr) => {{
+        let (n, mut $i) = ($n, 0usize);
+        while $i + 4 * EIGHT <= n {
+            for $part in 0..4 {
+                let $count = EIGHT;
+                $body;
+                $i += EIGHT;
+            }
+        }
+        for $part in 0..4 {
+            if $i < n {
+                let $count = EIGHT.min(n - $i);
+                $body;
+                $i += $count;
+            }
+        }
+    }};
+}
+
+pub(super) use lanes;
+
+/// The lane dot of `x` with itself. Squares are not negative, so no accumulator is `-0`, and zeros past the end need not be added.
 #[inline(always)]
 unsafe fn square<S: Simd>(x: *const f32, n: usize) -> f32 {
     // SAFETY: `n` valid elements.
     unsafe {
-        let mut acc = S::splat(0.0);
-        eights!(n, |i, lanes| {
-            let x = load::<S>(x.add(i), lanes);
-            acc = S::fma(x, x, acc);
+        let mut acc = [S::splat(0.0); 4];
+        lanes!(n, |i, count, part| {
+            let x = load::<S>(x.add(i), count);
+            acc[part] = S::fma(x, x, acc[part]);
         });
-        S::tree(acc)
+        simd::fold::<S>(acc)
     }
 }
 
@@ -102,11 +128,11 @@ macro_rules! binary {
         $(#[$doc])*
         #[inline(always)]
         pub(super) unsafe fn $name<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-            let o = call.operands;
+            let (a, o) = (op::$name::Attrs::of(call.attrs), op::$name::Operands::of(call.operands));
             for u in units {
-                let (r, h) = (u / call.count(1), u % call.count(1));
+                let (r, h) = (u / a.heads, u % a.heads);
                 // SAFETY: row `r`, head `h` and `dim` elements are within all three extents.
-                unsafe { map2!(S, call.count(2), o[2].at(r, h), ($a = o[0].at(r, h), $b = o[1].at(r, h)) => $e) }
+                unsafe { map2!(S, a.dim, o.out.at(r, h), ($a = o.a.at(r, h), $b = o.b.at(r, h)) => $e) }
             }
         }
     )* };
@@ -116,11 +142,11 @@ macro_rules! unary {
         $(#[$doc])*
         #[inline(always)]
         pub(super) unsafe fn $name<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-            let o = call.operands;
+            let (a, o) = (op::$name::Attrs::of(call.attrs), op::$name::Operands::of(call.operands));
             for u in units {
-                let (r, h) = (u / call.count(1), u % call.count(1));
+                let (r, h) = (u / a.heads, u % a.heads);
                 // SAFETY: row `r`, head `h` and `dim` elements are within both extents.
-                unsafe { map2!(S, call.count(2), o[1].at(r, h), ($a = o[0].at(r, h), _b = o[0].at(r, h)) => $e) }
+                unsafe { map2!(S, a.dim, o.out.at(r, h), ($a = o.x.at(r, h), _b = o.x.at(r, h)) => $e) }
             }
         }
     )* };
@@ -139,24 +165,31 @@ unary! {
 
 #[inline(always)]
 pub(super) unsafe fn mul_rows<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let o = call.operands;
+    let (a, o) = (op::mul_rows::Attrs::of(call.attrs), op::mul_rows::Operands::of(call.operands));
     for r in units {
         // SAFETY: row `r` is within the extents.
         unsafe {
-            let s = S::splat(*o[1].at::<f32>(r, 0));
-            map2!(S, call.count(1), o[2].at(r, 0), (x = o[0].at(r, 0), _y = o[0].at(r, 0)) => S::mul(x, s));
+            let s = S::splat(*o.s.at::<f32>(r, 0));
+            map2!(S, a.dim, o.out.at(r, 0), (x = o.x.at(r, 0), _y = o.x.at(r, 0)) => S::mul(x, s));
         }
     }
 }
 
+/// What the norms have in common, from the attributes of either.
+struct Norm {
+    dim: usize,
+    eps: f32,
+    offset: f32,
+}
+
 /// `out = (x * inv) * (offset + w)` for one row and head; `square` is the lane dot of `x` with itself.
 #[inline(always)]
-unsafe fn norm_row<S: Simd>(call: &OpCall<'_>, x: *const f32, square: f32, weight: &RawOperand, out: *mut f32) {
-    let dim = call.count(2);
+unsafe fn norm_row<S: Simd>(norm: &Norm, x: *const f32, square: f32, weight: &RawOperand, out: *mut f32) {
+    let &Norm { dim, eps, offset } = norm;
     // SAFETY: `dim` elements of each.
     unsafe {
-        let inv = S::splat(1.0 / (square / dim as f32 + call.real(3)).sqrt());
-        let offset = S::splat(call.real(4));
+        let inv = S::splat(1.0 / (square / dim as f32 + eps).sqrt());
+        let offset = S::splat(offset);
         macro_rules! norm {
             ($dtype:expr) => {
                 eights!(dim, |i, lanes| {
@@ -175,65 +208,65 @@ unsafe fn norm_row<S: Simd>(call: &OpCall<'_>, x: *const f32, square: f32, weigh
 
 #[inline(always)]
 pub(super) unsafe fn rms_norm<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let o = call.operands;
+    let (a, o) = (op::rms_norm::Attrs::of(call.attrs), op::rms_norm::Operands::of(call.operands));
+    let norm = Norm { dim: a.dim, eps: a.eps, offset: a.offset };
     for u in units {
-        let (r, h) = (u / call.count(1), u % call.count(1));
+        let (r, h) = (u / a.heads, u % a.heads);
         // SAFETY: row `r` and head `h` are within the extents.
         unsafe {
-            let x = o[0].at::<f32>(r, h);
-            norm_row::<S>(call, x, square::<S>(x, call.count(2)), &o[1], o[2].at(r, h));
+            let x = o.x.at::<f32>(r, h);
+            norm_row::<S>(&norm, x, square::<S>(x, a.dim), &o.weight, o.out.at(r, h));
         }
     }
 }
 
-/// `out` may be the view of `a` or `b` only if `sum` is not read after; the norm reads `sum`.
+/// The norm reads `sum`, so that `out` may be the view of `a` or `b`.
 #[inline(always)]
 pub(super) unsafe fn add_rms_norm<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let o = call.operands;
+    let (a, o) = (op::add_rms_norm::Attrs::of(call.attrs), op::add_rms_norm::Operands::of(call.operands));
+    let norm = Norm { dim: a.dim, eps: a.eps, offset: a.offset };
     for u in units {
-        let (r, h) = (u / call.count(1), u % call.count(1));
+        let (r, h) = (u / a.heads, u % a.heads);
         // SAFETY: row `r` and head `h` are within the extents.
         unsafe {
-            let (a, b, sum) = (o[0].at::<f32>(r, h), o[1].at::<f32>(r, h), o[3].at::<f32>(r, h));
-            let mut acc = S::splat(0.0);
-            eights!(call.count(2), |i, lanes| {
-                let x = S::add(load::<S>(a.add(i), lanes), load::<S>(b.add(i), lanes));
-                store::<S>(sum.add(i), x, lanes);
-                acc = S::fma(x, x, acc);
+            let (x, y, sum) = (o.a.at::<f32>(r, h), o.b.at::<f32>(r, h), o.sum.at::<f32>(r, h));
+            let mut acc = [S::splat(0.0); 4];
+            lanes!(a.dim, |i, count, part| {
+                let x = S::add(load::<S>(x.add(i), count), load::<S>(y.add(i), count));
+                store::<S>(sum.add(i), x, count);
+                acc[part] = S::fma(x, x, acc[part]);
             });
-            norm_row::<S>(call, sum, S::tree(acc), &o[2], o[4].at(r, h));
+            norm_row::<S>(&norm, sum, simd::fold::<S>(acc), &o.weight, o.out.at(r, h));
         }
     }
 }
 
 #[inline(always)]
 pub(super) unsafe fn l2_norm<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, dim) = (call.operands, call.count(2));
+    let (a, o) = (op::l2_norm::Attrs::of(call.attrs), op::l2_norm::Operands::of(call.operands));
     for u in units {
-        let (r, h) = (u / call.count(1), u % call.count(1));
+        let (r, h) = (u / a.heads, u % a.heads);
         // SAFETY: row `r` and head `h` are within the extents.
         unsafe {
-            let x = o[0].at::<f32>(r, h);
-            let inv = S::splat(1.0 / (square::<S>(x, dim) + call.real(3)).sqrt());
-            let scale = S::splat(call.real(4));
-            map2!(S, dim, o[1].at(r, h), (x = x, _y = x) => S::mul(S::mul(x, inv), scale));
+            let x = o.x.at::<f32>(r, h);
+            let inv = S::splat(1.0 / (square::<S>(x, a.dim) + a.eps).sqrt());
+            let scale = S::splat(a.scale);
+            map2!(S, a.dim, o.out.at(r, h), (x = x, _y = x) => S::mul(S::mul(x, inv), scale));
         }
     }
 }
 
 #[inline(always)]
 pub(super) unsafe fn rope<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, dim, half) = (call.operands, call.count(2), call.count(3));
-    if 2 * half > dim {
-        return;
-    }
+    let (a, o) = (op::rope::Attrs::of(call.attrs), op::rope::Operands::of(call.operands));
+    let (dim, half) = (a.dim, a.half);
     for u in units {
-        let (r, h) = (u / call.count(1), u % call.count(1));
+        let (r, h) = (u / a.heads, u % a.heads);
         // SAFETY: row `r` and head `h` are within the extents, and `2 * half <= dim`.
         unsafe {
-            let (x, table, out) = (o[0].at::<f32>(r, h), o[1].at::<f32>(r, 0), o[2].at::<f32>(r, h));
-            for i in (0..half).step_by(LANES) {
-                let n = LANES.min(half - i);
+            let (x, table, out) = (o.x.at::<f32>(r, h), o.table.at::<f32>(r, 0), o.out.at::<f32>(r, h));
+            for i in (0..half).step_by(EIGHT) {
+                let n = EIGHT.min(half - i);
                 let (a, b) = (load::<S>(x.add(i), n), load::<S>(x.add(half + i), n));
                 let (c, s) = (load::<S>(table.add(i), n), load::<S>(table.add(half + i), n));
                 store::<S>(out.add(i), S::fma(a, c, S::neg(S::mul(b, s))), n);
@@ -246,13 +279,16 @@ pub(super) unsafe fn rope<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &m
 
 #[inline(always)]
 pub(super) unsafe fn rope_table<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, half) = (call.operands, call.count(1));
+    let (a, o) = (op::rope_table::Attrs::of(call.attrs), op::rope_table::Operands::of(call.operands));
+    let half = a.half;
     for r in units {
         // SAFETY: row `r` has `2 * half` elements.
         unsafe {
-            let (freq, out) = (o[0].at::<f32>(0, 0), o[1].at::<f32>(r, 0));
+            let (freq, out) = (o.inv_freq.at::<f32>(0, 0), o.out.at::<f32>(r, 0));
+            let run = call.run_of(r);
+            let position = (run.pos + r - run.first) as u64;
             for i in 0..half {
-                let (cos, sin) = math::rope_angle(call.attrs[2].wrapping_add(r as u64), *freq.add(i));
+                let (cos, sin) = math::rope_angle(position, *freq.add(i));
                 *out.add(i) = cos;
                 *out.add(half + i) = sin;
             }
@@ -262,22 +298,25 @@ pub(super) unsafe fn rope_table<S: Simd>(call: &OpCall<'_>, units: Range<usize>,
 
 #[inline(always)]
 pub(super) unsafe fn kv_write<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, dim, pos) = (call.operands, call.count(2), call.count(3));
+    let (a, o) = (op::kv_write::Attrs::of(call.attrs), op::kv_write::Operands::of(call.operands));
+    let dim = a.dim;
     for u in units {
-        let (r, h) = (u / call.count(1), u % call.count(1));
-        // SAFETY: row `r` and head `h` are within the extents.
+        let (r, h) = (u / a.heads, u % a.heads);
+        let run = call.run_of(r);
+        let position = run.pos + r - run.first;
+        // SAFETY: row `r`, head `h` and the position are within the extents; the slot exists.
         unsafe {
-            let x = o[0].at::<f32>(r, h);
-            if o[1].dtype != DType::F16 {
-                std::ptr::copy_nonoverlapping(x, o[1].at::<f32>(pos + r, h), dim);
+            let (x, cache) = (o.x.at::<f32>(r, h), o.cache.offset(run.cache));
+            if cache.dtype != DType::F16 {
+                std::ptr::copy_nonoverlapping(x, cache.at::<f32>(position, h), dim);
                 continue;
             }
-            let out = o[1].at::<u16>(pos + r, h);
+            let out = cache.at::<u16>(position, h);
             eights!(dim, |i, lanes| {
-                if lanes == LANES {
+                if lanes == EIGHT {
                     S::store_f16(out.add(i), S::load(x.add(i)));
                 } else {
-                    let mut eight = [0; LANES];
+                    let mut eight = [0; EIGHT];
                     S::store_f16(eight.as_mut_ptr(), S::load_n(x.add(i), lanes));
                     std::ptr::copy_nonoverlapping(eight.as_ptr(), out.add(i), lanes);
                 }
@@ -287,25 +326,29 @@ pub(super) unsafe fn kv_write<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _
 }
 
 #[inline(always)]
-pub(super) unsafe fn select_rows<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, dim, pos) = (call.operands, call.count(1), call.count(2));
+pub(super) unsafe fn gather_rows<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
+    let (a, o) = (op::gather_rows::Attrs::of(call.attrs), op::gather_rows::Operands::of(call.operands));
     for r in units {
-        // SAFETY: row `pos + r` of `x` and row `r` of `out` are within the extents, which do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(o[0].at::<f32>(pos + r, 0), o[1].at::<f32>(r, 0), dim) }
+        // SAFETY: the row of `x` is clamped to those there are, and row `r` of `out` is one; they do not overlap.
+        unsafe {
+            let from = (*o.select.at::<u32>(0, 0).add(r) as usize).min(a.of - 1);
+            std::ptr::copy_nonoverlapping(o.x.at::<f32>(from, 0), o.out.at::<f32>(r, 0), a.dim);
+        }
     }
 }
 
 #[inline(always)]
 pub(super) unsafe fn quantize<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, dim, group) = (call.operands, call.count(2), call.count(3));
+    let (a, o) = (op::quantize::Attrs::of(call.attrs), op::quantize::Operands::of(call.operands));
+    let (dim, group) = (a.dim, a.group);
     for u in units {
-        let (r, h) = (u / call.count(1), u % call.count(1));
+        let (r, h) = (u / a.heads, u % a.heads);
         // SAFETY: row `r` and head `h` are within the extents; groups divide `dim`.
         unsafe {
-            let (x, codes) = (o[0].at::<f32>(r, h), o[1].at::<i8>(r, h));
-            let (scales, sums) = (o[2].at::<f32>(r, h), o[3].at::<f32>(r, h));
-            for g in (0..dim / group).step_by(LANES) {
-                let n = LANES.min(dim / group - g);
+            let (x, codes) = (o.x.at::<f32>(r, h), o.codes.at::<i8>(r, h));
+            let (scales, sums) = (o.scales.at::<f32>(r, h), o.sums.at::<f32>(r, h));
+            for g in (0..dim / group).step_by(EIGHT) {
+                let n = EIGHT.min(dim / group - g);
                 quantize_groups::<S>(x.add(g * group), codes.add(g * group), group, n, scales.add(g), sums.add(g));
             }
         }
@@ -326,7 +369,7 @@ unsafe fn quantize_groups<S: Simd>(
     unsafe {
         let (zero, largest) = (S::splat(0.0), S::splat(f32::MAX));
         let (limit, minus_limit) = (S::splat(127.0), S::splat(-127.0));
-        let mut largests = [zero; LANES];
+        let mut largests = [zero; EIGHT];
         for g in 0..n {
             let mut m = zero;
             eights!(group, |i, lanes| {
@@ -338,13 +381,13 @@ unsafe fn quantize_groups<S: Simd>(
         }
         let lanes = S::transpose(largests);
         let mut m = zero;
-        for i in 0..LANES {
+        for i in 0..EIGHT {
             m = S::max(lanes[i], m);
         }
-        let (mut maxima, mut inverses) = ([0.0f32; LANES], [0.0f32; LANES]);
+        let (mut maxima, mut inverses) = ([0.0f32; EIGHT], [0.0f32; EIGHT]);
         S::store(maxima.as_mut_ptr(), m);
         S::store(inverses.as_mut_ptr(), S::div(limit, m));
-        let mut code_sums = [zero; LANES];
+        let mut code_sums = [zero; EIGHT];
         for g in 0..n {
             let inv = S::splat(if maxima[g] == 0.0 { 0.0 } else { inverses[g] });
             let mut sum = S::splat_i(0);
@@ -354,10 +397,10 @@ unsafe fn quantize_groups<S: Simd>(
                 let scaled = S::nan_to_zero(S::mul(x, inv));
                 let code = S::round(S::max(minus_limit, S::min(limit, scaled)));
                 sum = S::add_i(sum, code);
-                if lanes == LANES {
+                if lanes == EIGHT {
                     S::store_i8(to, code);
                 } else {
-                    let mut eight = [0; LANES];
+                    let mut eight = [0; EIGHT];
                     S::store_i8(eight.as_mut_ptr(), code);
                     std::ptr::copy_nonoverlapping(eight.as_ptr(), to, lanes);
                 }
@@ -367,7 +410,7 @@ unsafe fn quantize_groups<S: Simd>(
         // Sums of a group are far below 2^24, so their lanes add exactly as floats.
         let lanes = S::transpose(code_sums);
         let mut sum = zero;
-        for i in 0..LANES {
+        for i in 0..EIGHT {
             sum = S::add(sum, lanes[i]);
         }
         let scale = S::div(m, limit);
@@ -378,18 +421,19 @@ unsafe fn quantize_groups<S: Simd>(
 
 #[inline(always)]
 pub(super) unsafe fn weighted_sum<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, k, dim) = (call.operands, call.count(1), call.count(2));
+    let (a, o) = (op::weighted_sum::Attrs::of(call.attrs), op::weighted_sum::Operands::of(call.operands));
+    let (k, dim) = (a.k, a.dim);
     for r in units {
         // SAFETY: row `r`, `k` heads and `dim` elements are within the extents.
         unsafe {
-            let w = o[1].at::<f32>(r, 0);
-            for i in (0..dim).step_by(LANES) {
-                let n = LANES.min(dim - i);
+            let w = o.w.at::<f32>(r, 0);
+            for i in (0..dim).step_by(EIGHT) {
+                let n = EIGHT.min(dim - i);
                 let mut acc = S::splat(0.0);
                 for j in 0..k {
-                    acc = S::fma(load::<S>(o[0].at::<f32>(r, j).add(i), n), S::splat(*w.add(j)), acc);
+                    acc = S::fma(load::<S>(o.y.at::<f32>(r, j).add(i), n), S::splat(*w.add(j)), acc);
                 }
-                store::<S>(o[2].at::<f32>(r, 0).add(i), acc, n);
+                store::<S>(o.out.at::<f32>(r, 0).add(i), acc, n);
             }
         }
     }
@@ -400,10 +444,10 @@ pub(super) unsafe fn weighted_sum<S: Simd>(call: &OpCall<'_>, units: Range<usize
 pub(super) unsafe fn max_of<S: Simd>(x: *const f32, n: usize) -> f32 {
     // SAFETY: `n` valid elements.
     unsafe {
-        let mut lanes = [f32::NEG_INFINITY; LANES];
+        let mut lanes = [f32::NEG_INFINITY; EIGHT];
         let mut m = S::splat(f32::NEG_INFINITY);
-        let whole = n - n % LANES;
-        for i in (0..whole).step_by(LANES) {
+        let whole = n - n % EIGHT;
+        for i in (0..whole).step_by(EIGHT) {
             m = S::max(S::load(x.add(i)), m);
         }
         S::store(lanes.as_mut_ptr(), m);
@@ -414,20 +458,24 @@ pub(super) unsafe fn max_of<S: Simd>(x: *const f32, n: usize) -> f32 {
 
 #[inline(always)]
 pub(super) unsafe fn softmax<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, dim) = (call.operands, call.count(1));
+    let (a, o) = (op::softmax::Attrs::of(call.attrs), op::softmax::Operands::of(call.operands));
+    let dim = a.dim;
     for r in units {
         // SAFETY: row `r` has `dim` elements in both.
         unsafe {
-            let (x, out) = (o[0].at::<f32>(r, 0), o[1].at::<f32>(r, 0));
+            let (x, out) = (o.x.at::<f32>(r, 0), o.out.at::<f32>(r, 0));
             let m = S::splat(max_of::<S>(x, dim));
-            let mut acc = S::splat(0.0);
-            for i in (0..dim).step_by(LANES) {
-                let n = LANES.min(dim - i);
-                store::<S>(out.add(i), simd::exp::<S>(S::sub(load::<S>(x.add(i), n), m)), n);
-                // Read back, so that lanes past the end are zero.
-                acc = S::add(acc, load::<S>(out.add(i), n));
-            }
-            let sum = S::splat(S::tree(acc));
+            let mut acc = [S::splat(0.0); 4];
+            lanes!(dim, |i, count, part| {
+                let mut e = simd::exp::<S>(S::sub(load::<S>(x.add(i), count), m));
+                store::<S>(out.add(i), e, count);
+                if count < EIGHT {
+                    // Read back, so that lanes past the end are zero.
+                    e = S::load_n(out.add(i), count);
+                }
+                acc[part] = S::add(acc[part], e);
+            });
+            let sum = S::splat(simd::fold::<S>(acc));
             map2!(S, dim, out, (e = out, _f = out) => S::div(e, sum));
         }
     }
@@ -435,11 +483,12 @@ pub(super) unsafe fn softmax<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _:
 
 #[inline(always)]
 pub(super) unsafe fn top_k<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, experts, k) = (call.operands, call.count(1), call.count(2));
+    let (a, o) = (op::top_k::Attrs::of(call.attrs), op::top_k::Operands::of(call.operands));
+    let (experts, k) = (a.experts, a.k);
     for r in units {
         // SAFETY: row `r` has `experts` inputs and `k` outputs of each kind.
         unsafe {
-            let (p, ids, weights) = (o[0].at::<f32>(r, 0), o[1].at::<u32>(r, 0), o[2].at::<f32>(r, 0));
+            let (p, ids, weights) = (o.probs.at::<f32>(r, 0), o.ids.at::<u32>(r, 0), o.weights.at::<f32>(r, 0));
             let mut found = 0;
             for e in 0..experts {
                 let value = *p.add(e);
@@ -463,7 +512,7 @@ pub(super) unsafe fn top_k<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &
                 *ids.add(j) = 0;
                 *weights.add(j) = 0.0;
             }
-            if call.count(3) != 0 {
+            if a.renorm != 0 {
                 (0..k).for_each(|j| *weights.add(j) /= sum);
             }
         }
@@ -472,12 +521,13 @@ pub(super) unsafe fn top_k<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &
 
 #[inline(always)]
 pub(super) unsafe fn expert_sort<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, rows, k, experts) = (call.operands, call.count(0), call.count(1), call.count(2));
+    let (a, o) = (op::expert_sort::Attrs::of(call.attrs), op::expert_sort::Operands::of(call.operands));
+    let (rows, k, experts) = (a.rows, a.k, a.experts);
     for _ in units {
         // SAFETY: `rows * k` ids and slots, `experts + 1` starts; an id past the experts counts as the last.
         unsafe {
-            let expert = |slot: usize| (*o[0].at::<u32>(slot / k, 0).add(slot % k) as usize).min(experts - 1);
-            let (order, starts) = (o[1].at::<u32>(0, 0), o[2].at::<u32>(0, 0));
+            let expert = |slot: usize| (*o.ids.at::<u32>(slot / k, 0).add(slot % k) as usize).min(experts - 1);
+            let (order, starts) = (o.order.at::<u32>(0, 0), o.starts.at::<u32>(0, 0));
             (0..=experts).for_each(|e| *starts.add(e) = 0);
             for slot in 0..rows * k {
                 *starts.add(expert(slot) + 1) += 1;
@@ -497,15 +547,16 @@ pub(super) unsafe fn expert_sort<S: Simd>(call: &OpCall<'_>, units: Range<usize>
 
 #[inline(always)]
 pub(super) unsafe fn gdn_gates<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, heads, dim) = (call.operands, call.count(1), call.count(2));
+    let (attrs, o) = (op::gdn_gates::Attrs::of(call.attrs), op::gdn_gates::Operands::of(call.operands));
+    let (heads, dim) = (attrs.heads, attrs.dim);
     for r in units {
         for c in 0..heads * dim {
             // SAFETY: row `r` and channel `c` are within the extents.
             unsafe {
-                let (a, b) = (*o[0].at::<f32>(r, c / dim).add(c % dim), *o[1].at::<f32>(r, c / dim).add(c % dim));
-                let rate = math::exp(float::<S>(&o[2], 0, c)) * math::softplus(a + float::<S>(&o[3], 0, c));
-                *o[4].at::<f32>(r, 0).add(c) = math::exp(-rate);
-                *o[5].at::<f32>(r, 0).add(c) = math::sigmoid(b);
+                let (a, b) = (*o.a.at::<f32>(r, c / dim).add(c % dim), *o.b.at::<f32>(r, c / dim).add(c % dim));
+                let rate = math::exp(float::<S>(&o.a_log, 0, c)) * math::softplus(a + float::<S>(&o.dt_bias, 0, c));
+                *o.decay.at::<f32>(r, 0).add(c) = math::exp(-rate);
+                *o.beta.at::<f32>(r, 0).add(c) = math::sigmoid(b);
             }
         }
     }
@@ -513,33 +564,35 @@ pub(super) unsafe fn gdn_gates<S: Simd>(call: &OpCall<'_>, units: Range<usize>, 
 
 #[inline(always)]
 pub(super) unsafe fn embed<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
-    let (o, vocab, dim) = (call.operands, call.count(1), call.count(2));
-    let Some(format) = WeightFormat::from_code(call.attrs[3]) else { return };
+    let (a, o) = (op::embed::Attrs::of(call.attrs), op::embed::Operands::of(call.operands));
     for r in units {
         // SAFETY: the id is clamped to the table; `dim` elements of its row and of row `r`.
         unsafe {
-            let id = (*o[0].at::<u32>(0, 0).add(r) as usize).min(vocab - 1);
-            decode_row::<S>(format, &o[1..4], id, dim, o[4].at::<f32>(r, 0));
+            let id = (*o.ids.at::<u32>(0, 0).add(r) as usize).min(a.vocab - 1);
+            decode_row::<S>(a.format, &o.table, id, a.dim, o.out.at::<f32>(r, 0));
         }
     }
 }
 
-/// Decodes weight row `row` (`n` elements) into `out`; `w` is weight, scales and, for affine, biases.
+/// A weight: codes, scales and, for affine, biases.
+type Planes = [RawOperand; WEIGHT_PLANES];
+
+/// Decodes weight row `row` (`n` elements) into `out`.
 #[inline(always)]
-unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand], row: usize, n: usize, out: *mut f32) {
+unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &Planes, row: usize, n: usize, out: *mut f32) {
     // SAFETY: the caller names a row of the weight.
     unsafe {
         match format {
             WeightFormat::Dense(dtype) => {
                 let p = w[0].ptr.add(row * w[0].row_stride * dtype.bytes() as usize);
-                for i in (0..n).step_by(LANES) {
-                    let lanes = LANES.min(n - i);
+                for i in (0..n).step_by(EIGHT) {
+                    let lanes = EIGHT.min(n - i);
                     store::<S>(out.add(i), floats::<S>(dtype, p, i, lanes), lanes);
                 }
             }
             WeightFormat::Mxfp8 => {
                 let (p, scales) = (w[0].at::<u32>(row, 0).cast::<u8>(), w[1].at::<u8>(row, 0));
-                for i in (0..n).step_by(LANES) {
+                for i in (0..n).step_by(EIGHT) {
                     let scale = S::splat(math::e8m0(*scales.add(i / 32)));
                     S::store(out.add(i), S::mul(S::load_e4m3(p.add(i)), scale));
                 }
@@ -566,19 +619,19 @@ unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &[RawOperand], row: usize
 }
 
 #[inline(always)]
-unsafe fn decode_affine<S: Simd, const BITS: usize>(group: u8, w: &[RawOperand], row: usize, n: usize, out: *mut f32) {
+unsafe fn decode_affine<S: Simd, const BITS: usize>(group: u8, w: &Planes, row: usize, n: usize, out: *mut f32) {
     let group = usize::from(group);
     // SAFETY: as `decode_row`; a row is whole groups, a group whole eights.
     unsafe {
         let mut p = w[0].at::<u32>(row, 0).cast::<u8>().cast_const();
         for g in 0..n / group {
             let (scale, bias) = (S::splat(float::<S>(&w[1], row, g)), S::splat(float::<S>(&w[2], row, g)));
-            for i in (g * group..(g + 1) * group).step_by(LANES) {
+            for i in (g * group..(g + 1) * group).step_by(EIGHT) {
                 let mut bytes = [0; 8];
                 std::ptr::copy_nonoverlapping(p, bytes.as_mut_ptr(), BITS);
                 let word = u64::from_le_bytes(bytes);
-                let mut codes = [0i32; LANES];
-                for j in 0..LANES {
+                let mut codes = [0i32; EIGHT];
+                for j in 0..EIGHT {
                     codes[j] = (word >> (j * BITS)) as i32 & ((1 << BITS) - 1);
                 }
                 S::store(out.add(i), S::fma(scale, S::to_float(S::load_i(codes.as_ptr())), bias));

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use loaf_formats::dtype::WeightFormat;
-use loaf_formats::op::{OPS, OpKind};
+use loaf_formats::op::{OP_COUNT, OpAttrs, OpKind, expert_linear_quant, linear_quant};
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2::Avx2;
@@ -20,11 +20,11 @@ use super::neon::{Neon, Sdot, Smull, Usdot};
 use super::rows::Rows;
 use super::scalar::Scalar;
 use super::simd::layout;
-use super::{Kernel, OpCall, Round, Split, attention, dense, elementwise, quant, recurrent};
+use super::{Kernel, OpCall, Round, Run, Split, attention, dense, elementwise, quant, recurrent};
 
 /// Layout and group size under which the integer matmuls take a format; `None` for formats without integer codes.
-pub(super) fn quant_case(format: u64) -> Option<(u8, usize)> {
-    match WeightFormat::from_code(format)? {
+pub(super) fn quant_case(format: WeightFormat) -> Option<(u8, usize)> {
+    match format {
         WeightFormat::Affine { bits: 4, group, .. } if group >= 64 => Some((layout::Q4_WIDE, group.into())),
         WeightFormat::Affine { bits, group, .. } => Some((bits, group.into())),
         WeightFormat::Mxfp4 => Some((layout::E2M1, 32)),
@@ -68,7 +68,7 @@ macro_rules! isa {
                 L2Norm = elementwise::l2_norm::<$simd>,
                 GdnGates = elementwise::gdn_gates::<$simd>,
                 GdnScan = recurrent::gdn_scan::<$wide>,
-                SelectRows = elementwise::select_rows::<$simd>,
+                GatherRows = elementwise::gather_rows::<$simd>,
             );
 
             isa!(@products $attr, $else, $($case)*);
@@ -78,18 +78,18 @@ macro_rules! isa {
 
             #[$attr]
             unsafe fn split_parts(
-                call: &OpCall<'_>, round: Round, units: Range<usize>, shared: *mut f32, scratch: &mut [u8],
+                call: &OpCall<'_>, run: &Run, round: Round, units: Range<usize>, shared: *mut f32, scratch: &mut [u8],
             ) {
                 // SAFETY: the kernel's contract, passed on.
-                unsafe { attention::split_parts::<$wide>(call, round, units, shared, scratch) }
+                unsafe { attention::split_parts::<$wide>(call, run, round, units, shared, scratch) }
             }
 
             #[$attr]
             unsafe fn split_merge(
-                call: &OpCall<'_>, round: Round, units: Range<usize>, shared: *mut f32, scratch: &mut [u8],
+                call: &OpCall<'_>, run: &Run, round: Round, units: Range<usize>, shared: *mut f32, scratch: &mut [u8],
             ) {
                 // SAFETY: the kernel's contract, passed on.
-                unsafe { attention::split_merge::<$wide>(call, round, units, shared, scratch) }
+                unsafe { attention::split_merge::<$wide>(call, run, round, units, shared, scratch) }
             }
         }
     };
@@ -106,7 +106,10 @@ macro_rules! isa {
         }
 
         pub(in crate::kernels) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
-            let format = call.attrs[if call.kind == OpKind::LinearQuant { 3 } else { 5 }];
+            let format = match call.kind {
+                OpKind::LinearQuant => linear_quant::Attrs::of(call.attrs).format,
+                _ => expert_linear_quant::Attrs::of(call.attrs).format,
+            };
             // No other format becomes this op.
             let Some((kind, group)) = quant_case(format) else { return };
             // SAFETY: the kernel's contract, passed on.
@@ -141,31 +144,37 @@ macro_rules! isa {
             }
         )*
 
-        /// Graph-only ops have nothing to do.
-        unsafe fn nothing(_: &OpCall<'_>, _: Range<usize>, _: &mut [u8]) {}
+        /// An op that has no kernel here does not compile, unless it is for graphs alone.
+        fn kernel(kind: OpKind) -> Option<Kernel> {
+            match kind {
+                $( OpKind::$kind => Some($kind), )*
+                OpKind::LinearQuant | OpKind::ExpertLinearQuant => Some(product),
+                OpKind::View | OpKind::Linear | OpKind::ExpertLinear => None,
+            }
+        }
 
         /// The kernel of every op.
-        pub(in crate::kernels) fn table() -> [Kernel; OPS.len()] {
-            let mut table: [Kernel; OPS.len()] = [nothing; OPS.len()];
-            $( table[OpKind::$kind as usize] = $kind; )*
-            table[OpKind::LinearQuant as usize] = product;
-            table[OpKind::ExpertLinearQuant as usize] = product;
-            table
+        pub(in crate::kernels) fn table() -> [Option<Kernel>; OP_COUNT] {
+            std::array::from_fn(|i| kernel(OpKind::ALL[i]))
         }
     };
 }
 
+/// For sets that know every layout.
+unsafe fn no_product(_: &OpCall<'_>, _: Range<usize>, _: &mut [u8]) {}
+
 const _: () = assert!(layout::Q4_WIDE == 44 && layout::E2M1 == 14 && layout::E2M1_HALVES == 24);
 
-isa!(scalar, Scalar, Scalar, inline(never), else nothing,
+isa!(scalar, Scalar, Scalar, inline(never), else no_product,
     _, _ => Scalar;);
 #[cfg(target_arch = "x86_64")]
-isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"), else nothing,
-    44, 64 => Avx2; 44, _ => Avx2;
-    4, 32 => Avx2;
-    8, 64 => Avx2; 8, _ => Avx2;
-    2, _ => Avx2; 3, _ => Avx2;
-    5, _ => Avx2; 6, _ => Avx2;
+isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"), else no_product,
+    44, 64 => Avx2; 44, 128 => Avx2; 4, 32 => Avx2;
+    2, 32 => Avx2; 2, 64 => Avx2; 2, 128 => Avx2;
+    3, 32 => Avx2; 3, 64 => Avx2; 3, 128 => Avx2;
+    5, 32 => Avx2; 5, 64 => Avx2; 5, 128 => Avx2;
+    6, 32 => Avx2; 6, 64 => Avx2; 6, 128 => Avx2;
+    8, 32 => Avx2; 8, 64 => Avx2; 8, 128 => Avx2;
     14, 32 => Avx2; 24, 16 => Avx2;);
 // Everything but matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers. Widths that no 512-bit
 // instruction unpacks well without VBMI are those of AVX2.
@@ -189,7 +198,7 @@ pub(super) mod avx512_vbmi {
 
 // Registers of sixteen bytes hold the nibbles of 32 codes, so the wide layout is as good as the other.
 #[cfg(target_arch = "aarch64")]
-isa!(neon, Neon, Neon, target_feature(enable = "neon"), else nothing,
+isa!(neon, Neon, Neon, target_feature(enable = "neon"), else no_product,
     44, _ => Smull; 4, _ => Smull; 8, _ => Smull;
     2, _ => Smull; 3, _ => Smull; 5, _ => Smull; 6, _ => Smull;
     14, 32 => Smull; 24, 16 => Smull;);

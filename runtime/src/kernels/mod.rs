@@ -12,8 +12,10 @@
 //!
 //! # What a kernel relies on
 //! The plan verifier has proved that each operand's extent lies within its region and that outputs overlap no
-//! other operand, except that an output may be *the very same view* as an input where [`in_place`] says so.
-//! Indices that come out of memory (token ids, expert ids, slots) are not proved by anybody; kernels clamp or
+//! other operand, except that an output may be *the very same view* as an input that its row of the op table names
+//! ([`OperandSpec::over`](loaf_formats::op::OperandSpec::over)). The engine answers for the [`Run`]s: positions within the
+//! context, slots and versions that exist.
+//! Indices that come out of memory (token ids, expert ids, chosen rows) are not proved by anybody; kernels clamp or
 //! skip them, so a hostile plan can produce nonsense but touch nothing that is not its own.
 //!
 //! # Not here
@@ -21,8 +23,8 @@
 
 use std::ops::Range;
 
-use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::op::{ATTENTION_BLOCK, OPS, OpKind};
+use loaf_formats::dtype::DType;
+use loaf_formats::op::{OP_COUNT, OpAttrs, OpKind, attention as attention_op};
 
 mod attention;
 #[cfg(target_arch = "x86_64")]
@@ -30,6 +32,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod dense;
+mod dots;
 mod elementwise;
 mod isa;
 mod naive;
@@ -42,13 +45,16 @@ mod scalar;
 mod scratch;
 mod simd;
 mod wide;
+mod work;
 
-/// Lanes of a dot, by contract, and rows of a dense weight matrix in one work unit.
-pub const LANES: usize = 8;
+pub use work::{cost, scratch_bytes, units};
+
+/// Lanes of the vectors that kernels are written in ([`LANES`](loaf_formats::op::LANES) is the contract's number: four of these).
+const EIGHT: usize = 8;
+/// Rows of a dense weight matrix in one work unit.
+pub const DENSE_ROWS: usize = 8;
 /// Rows of a quantised weight matrix in one work unit.
 pub const QUANT_ROWS: usize = 16;
-/// Queries of one attention tile, at most, unless a row has more.
-const TILE_QUERIES: usize = 32;
 /// Channels of one convolution unit.
 pub const CONV_CHANNELS: usize = 256;
 
@@ -70,6 +76,30 @@ impl RawOperand {
     pub const ABSENT: RawOperand =
         RawOperand { ptr: std::ptr::null_mut(), dtype: DType::F32, row_stride: 0, head_stride: 0 };
 
+    /// The operand `bytes` further on: another slot's, another version.
+    ///
+    /// # Safety
+    /// It is in the same allocation.
+    #[inline(always)]
+    unsafe fn offset(self, bytes: usize) -> RawOperand {
+        // SAFETY: the caller's promise.
+        RawOperand { ptr: unsafe { self.ptr.add(bytes) }, ..self }
+    }
+
+    /// Expert `e`'s matrix of an operand `[experts, outputs, plane]`, as an operand `[outputs, 1, plane]`.
+    ///
+    /// # Safety
+    /// Expert `e` exists, or the operand is absent.
+    #[inline(always)]
+    unsafe fn expert(self, e: usize) -> RawOperand {
+        if self.ptr.is_null() {
+            return self;
+        }
+        let bytes = e * self.row_stride * self.dtype.bytes() as usize;
+        // SAFETY: the caller's promise.
+        RawOperand { ptr: unsafe { self.ptr.add(bytes) }, row_stride: self.head_stride, ..self }
+    }
+
     /// Address of element `(r, h, 0)`; `T` is the Rust type of `dtype`.
     ///
     /// # Safety
@@ -82,42 +112,88 @@ impl RawOperand {
     }
 }
 
-/// One op about to run: operands and attribute words in table order (see [`OPS`]).
+/// Consecutive rows of a step that belong to one sequence: where it stands and where its state is.
+///
+/// With `from == to` and `stride == 0` recurrent state is updated in place. Otherwise the version at `from` is read before any
+/// other is written, and left as it is unless it is one of those.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First row of the step.
+    pub first: usize,
+    /// Rows, at least 1.
+    pub rows: usize,
+    /// Position of the first row.
+    pub pos: usize,
+    /// Bytes from the resolved address of a cache operand to that of this run's slot.
+    pub cache: usize,
+    /// Bytes from the resolved address of a recurrent operand to the version that is read.
+    pub from: usize,
+    /// Bytes to the version that holds the state after the run's first row.
+    pub to: usize,
+    /// Bytes from there to the version after the next row, and so on; 0: only the state after the last row is kept, at `to`.
+    pub stride: usize,
+}
+
+impl Run {
+    /// One row at position 0 of the first slot.
+    pub const ONE: Run = Run { first: 0, rows: 1, pos: 0, cache: 0, from: 0, to: 0, stride: 0 };
+
+    /// The parts of it after which state is kept: all of it, or each of its rows.
+    #[inline(always)]
+    fn kept(self) -> impl Iterator<Item = Run> {
+        let (parts, rows) = if self.stride == 0 { (1, self.rows) } else { (self.rows, 1) };
+        (0..parts).map(move |i| Run {
+            first: self.first + i,
+            rows,
+            pos: self.pos + i,
+            from: if i == 0 { self.from } else { self.to + (i - 1) * self.stride },
+            to: self.to + i * self.stride,
+            stride: 0,
+            ..self
+        })
+    }
+}
+
+/// One op about to run: operands and attribute words in table order (see [`OpKind::spec`]).
 #[derive(Clone, Copy)]
 pub struct OpCall<'a> {
     /// Which op.
     pub kind: OpKind,
-    /// Operands in table order.
+    /// Operands in table order; those in caches and recurrent state are the first slot's first version.
     pub operands: &'a [RawOperand],
     /// Attribute words in table order.
     pub attrs: &'a [u64],
+    /// The step's rows by sequence, in order of rows; together they are all of the op's rows. Ops that only look at a row's values
+    /// take no notice of them.
+    pub runs: &'a [Run],
 }
 
 impl OpCall<'_> {
-    /// Attribute `i` as a count.
+    /// The run of a row.
     #[inline(always)]
-    pub(crate) fn count(&self, i: usize) -> usize {
-        self.attrs[i] as usize
-    }
-
-    /// Attribute `i` as a real number.
-    #[inline(always)]
-    pub(crate) fn real(&self, i: usize) -> f32 {
-        f32::from_bits(self.attrs[i] as u32)
+    fn run_of(&self, row: usize) -> &Run {
+        let next = self.runs.partition_point(|run| run.first <= row);
+        &self.runs[next - 1]
     }
 }
 
 /// Computes work units `units` of an op (`units.end <=` [`units()`]).
 ///
 /// # Safety
-/// Every operand's extent, as the op table computes it from `attrs`, is valid memory: readable, and for `Out`
-/// and `InOut` writable; no output overlaps another operand except as [`in_place`] allows; f32 and u32 operands
-/// are 4-byte aligned, f16 and bf16 2-byte aligned. `scratch` is 64-byte aligned, at least [`scratch_bytes`]
-/// long and used by nobody else. No other thread computes the same units at the same time. The CPU has the
-/// features of the table the kernel came from.
+/// - Every operand's extent, as the op table computes it from `attrs`, is valid memory: readable, and for `Out` and `InOut`
+///   writable; of caches and recurrent state that of every slot and version that `runs` name, besides. f32 and u32 operands are
+///   4-byte aligned, f16 and bf16 2-byte aligned.
+/// - No output overlaps another operand, except that it may be the very view of an input that its
+///   [`OperandSpec::over`](loaf_formats::op::OperandSpec::over) names. Slots of different runs are different, and two versions are the same
+///   or do not overlap.
+/// - The attributes passed [`OpSpec::check`](loaf_formats::op::OpSpec::check).
+/// - `runs` are in order of rows and cover all of the op's; for ops with a cache `pos + rows` of each is within the context.
+/// - `scratch` is 64-byte aligned, at least [`scratch_bytes`] long and used by nobody else.
+/// - No other thread computes the same units at the same time.
+/// - The CPU has the features of the table the kernel came from.
 pub type Kernel = unsafe fn(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]);
 
-/// Consecutive blocks of positions, from the first.
+/// Consecutive blocks of positions of one [`Run`].
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
     /// Its first block.
@@ -129,45 +205,58 @@ pub struct Round {
 /// A kernel of one round of [`Split`].
 ///
 /// # Safety
-/// As [`Kernel`]; besides, `shared` points to [`Split::shared_floats`] floats that all units of an op share.
+/// As [`Kernel`]; besides, `run` and `round` are of [`Split::rounds`], in whose order they come, and `shared` points to
+/// [`Split::shared_floats`] floats that all units of an op share.
 pub type SplitKernel =
-    unsafe fn(call: &OpCall<'_>, round: Round, units: Range<usize>, shared: *mut f32, scratch: &mut [u8]);
+    unsafe fn(call: &OpCall<'_>, run: &Run, round: Round, units: Range<usize>, shared: *mut f32, scratch: &mut [u8]);
 
 /// Attention over few heads and many positions, parallel over blocks of positions, with the same bits: blocks are folded by
-/// whoever is free and merged in order. Memory is bounded by taking blocks in rounds.
+/// whoever is free and merged in order. Run after run; memory is bounded by taking blocks in rounds.
 #[derive(Clone, Copy)]
 pub struct Split {
     /// Folds blocks; units are KV heads times the round's blocks.
-    pub parts: SplitKernel,
+    parts: SplitKernel,
     /// Merges a round's blocks; units are KV heads. All of `parts` comes before.
-    pub merge: SplitKernel,
+    merge: SplitKernel,
 }
 
 impl Split {
     /// Whether an op on `threads` threads has fewer units than it could have.
     pub fn pays(call: &OpCall<'_>, threads: usize) -> bool {
-        call.kind == OpKind::Attention
-            && (1..=tile_rows(call.attrs)).contains(&call.count(0))
-            && (1..threads).contains(&call.count(2))
-            && attention::blocks(call).len() > 1
-    }
-
-    /// The rounds of an op.
-    pub fn rounds(call: &OpCall<'_>) -> impl Iterator<Item = Round> {
-        let blocks = attention::blocks(call);
-        blocks
-            .clone()
-            .step_by(attention::ROUND)
-            .map(move |first| Round { first, count: attention::ROUND.min(blocks.end - first) })
-    }
-
-    /// Floats that the units of an op share, with as many rows as `attrs` say or fewer: independent of position.
-    pub fn shared_floats(kind: OpKind, attrs: &[u64]) -> usize {
-        if kind != OpKind::Attention {
-            return 0;
+        if call.kind != OpKind::Attention {
+            return false;
         }
-        let rows = tile_rows(attrs).min(attrs[0] as usize);
-        attrs[2] as usize * (attention::ROUND + 1) * attention::part_floats(rows, attrs)
+        let (a, runs) = (attention_op::Attrs::of(call.attrs), call.runs);
+        runs.iter().all(|run| (1..=attention::tile_rows(&a)).contains(&run.rows))
+            && (1..threads).contains(&(a.kv_heads * runs.len()))
+            && runs.iter().any(|run| attention::blocks(&a, run).len() > 1)
+    }
+
+    /// The rounds of an op, each with its run.
+    pub fn rounds<'a>(call: &OpCall<'a>) -> impl Iterator<Item = (&'a Run, Round)> + use<'a> {
+        let a = attention_op::Attrs::of(call.attrs);
+        call.runs.iter().flat_map(move |run| {
+            let blocks = attention::blocks(&a, run);
+            let rounds = blocks.clone().step_by(attention::ROUND);
+            rounds.map(move |first| (run, Round { first, count: attention::ROUND.min(blocks.end - first) }))
+        })
+    }
+
+    /// The kernels of a round and their units: all of the first's come before the second's.
+    pub fn kernels(&self, call: &OpCall<'_>, round: Round) -> [(SplitKernel, usize); 2] {
+        let kv_heads = attention_op::Attrs::of(call.attrs).kv_heads;
+        [(self.parts, kv_heads * round.count), (self.merge, kv_heads)]
+    }
+
+    /// Floats that the units of an op share, with as many rows as `attrs` say or fewer, whatever the runs; `None` if there are no so
+    /// many.
+    pub fn shared_floats(kind: OpKind, attrs: &[u64]) -> Option<usize> {
+        if kind != OpKind::Attention {
+            return Some(0);
+        }
+        let a = attention_op::Attrs::of(attrs);
+        let rows = attention::tile_rows(&a).min(a.rows);
+        a.kv_heads.checked_mul(attention::ROUND + 1)?.checked_mul(attention::part_floats(rows, &a)?)
     }
 }
 
@@ -202,11 +291,11 @@ impl Isa {
     }
 }
 
-/// A kernel for every op, all of one instruction set.
+/// A kernel for every op that may stand in a plan, all of one instruction set.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     isa: Isa,
-    table: [Kernel; OPS.len()],
+    table: [Option<Kernel>; OP_COUNT],
     split: Option<Split>,
 }
 
@@ -268,8 +357,8 @@ impl Kernels {
             has.then(|| {
                 let mut table = isa::avx512::table();
                 if is_x86_feature_detected!("avx512vbmi") {
-                    table[OpKind::LinearQuant as usize] = isa::avx512_vbmi::product;
-                    table[OpKind::ExpertLinearQuant as usize] = isa::avx512_vbmi::product;
+                    table[OpKind::LinearQuant as usize] = Some(isa::avx512_vbmi::product);
+                    table[OpKind::ExpertLinearQuant as usize] = Some(isa::avx512_vbmi::product);
                 }
                 Kernels { isa: Isa::Avx512, table, split: Some(isa::avx512::SPLIT) }
             })
@@ -291,8 +380,8 @@ impl Kernels {
                     (false, _) => None,
                 };
                 if let Some(product) = product {
-                    table[OpKind::LinearQuant as usize] = product;
-                    table[OpKind::ExpertLinearQuant as usize] = product;
+                    table[OpKind::LinearQuant as usize] = Some(product);
+                    table[OpKind::ExpertLinearQuant as usize] = Some(product);
                 }
                 Kernels { isa: Isa::Neon, table, split: Some(isa::neon::SPLIT) }
             })
@@ -303,7 +392,8 @@ impl Kernels {
 
     /// The contract in plain loops: the oracle of tests, far too slow for anything else.
     pub fn naive() -> Kernels {
-        Kernels { isa: Isa::Naive, table: [naive::run; OPS.len()], split: None }
+        let table = std::array::from_fn(|i| OpKind::ALL[i].spec().in_plan.then_some(naive::run as Kernel));
+        Kernels { isa: Isa::Naive, table, split: None }
     }
 
     /// The instruction set of this table.
@@ -316,116 +406,8 @@ impl Kernels {
         self.split
     }
 
-    /// The kernel of an op. Graph-only ops have one that does nothing.
-    pub fn get(&self, kind: OpKind) -> Kernel {
+    /// The kernel of an op; ops for graphs alone have none.
+    pub fn get(&self, kind: OpKind) -> Option<Kernel> {
         self.table[kind as usize]
-    }
-}
-
-/// Whether the op's last output may be the very same view (address, strides) as one of its `f32` inputs of the
-/// same extent; for `AddRmsNorm` that holds of each of its outputs, as long as the two differ from each other.
-/// Everything else must not overlap.
-pub const fn in_place(kind: OpKind) -> bool {
-    use OpKind::*;
-    matches!(
-        kind,
-        RmsNorm | AddRmsNorm | Add | Mul | Silu | Sigmoid | SiluMul | SigmoidMul | MulRows | Softmax | Rope | L2Norm
-    )
-}
-
-/// Number of independent work units of an op.
-pub fn units(kind: OpKind, attrs: &[u64]) -> usize {
-    use OpKind::*;
-    let at = |i: usize| attrs[i] as usize;
-    match kind {
-        View | Linear | ExpertLinear => 0,
-        Embed | MulRows | WeightedSum | Softmax | TopK | RopeTable | GdnGates | SelectRows => at(0),
-        RmsNorm | AddRmsNorm | Add | Mul | Silu | Sigmoid | SiluMul | SigmoidMul | Quantize | Rope | KvWrite
-        | L2Norm => at(0) * at(1),
-        LinearDense => at(2).div_ceil(LANES),
-        ExpertLinearDense => at(4).div_ceil(LANES),
-        LinearQuant => at(2).div_ceil(QUANT_ROWS),
-        ExpertLinearQuant => at(4).div_ceil(QUANT_ROWS),
-        ExpertSort => 1,
-        Attention => at(2) * at(0).div_ceil(tile_rows(attrs)),
-        Conv | ConvSilu => at(1) * at(2).div_ceil(CONV_CHANNELS),
-        GdnScan => at(2),
-    }
-}
-
-/// Query rows of one attention tile.
-fn tile_rows(attrs: &[u64]) -> usize {
-    let group = (attrs[1] / attrs[2].max(1)).max(1) as usize;
-    (TILE_QUERIES / group).max(1)
-}
-
-/// Bytes of scratch one thread needs for an op: independent of position, and monotone in rows.
-pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> usize {
-    use OpKind::*;
-    let at = |i: usize| attrs[i] as usize;
-    let pad = |n: usize| n.next_multiple_of(LANES);
-    // Each buffer carved from scratch starts on 64 bytes.
-    let slack = 64 * 12;
-    slack
-        + match kind {
-            LinearDense => LANES * pad(at(1)) * 4,
-            ExpertLinearDense => LANES * pad(at(3)) * 4,
-            LinearQuant => quant_scratch(at(0), at(1), attrs[3]),
-            ExpertLinearQuant => quant_scratch(at(0) * at(6), at(3), attrs[5]),
-            Attention => {
-                let queries = at(0).min(tile_rows(attrs)) * (at(1) / at(2).max(1)).max(1);
-                let dim = at(3).next_multiple_of(2 * LANES);
-                // queries, accumulators, block accumulators; scores; a run of keys or values; three scalars a query.
-                4 * (queries * (3 * dim + ATTENTION_BLOCK + 4) + 32 * dim)
-            }
-            Conv | ConvSilu => at(3) * CONV_CHANNELS * 4,
-            _ => 0,
-        }
-}
-
-/// Scratch of a quantised matmul over `x_rows` activation rows: permuted codes, their integer group sums, two
-/// unpacked panels of at most sixteen weight rows, and the panels' scales and biases.
-fn quant_scratch(x_rows: usize, inp: usize, format: u64) -> usize {
-    let group = WeightFormat::from_code(format).and_then(|f| f.group()).unwrap_or(32) as usize;
-    let padded = inp.next_multiple_of(128);
-    let groups = inp.div_ceil(group).next_multiple_of(16);
-    x_rows * (padded + groups * 4) + 2 * QUANT_ROWS * padded + 4 * QUANT_ROWS * groups * 4
-}
-
-/// Rough cost of an op in bytes touched (a multiply-add of a matmul counts a quarter), so that a caller runs
-/// tiny ops on one thread.
-pub fn cost(kind: OpKind, attrs: &[u64]) -> u64 {
-    use OpKind::*;
-    let at = |i: usize| attrs[i];
-    // `matrices` of `[out, inp]` read once each, `rows` of products.
-    let matrix = |matrices: u64, rows: u64, inp: u64, out: u64, format: u64| {
-        let bits = WeightFormat::from_code(format).map_or(32, |f| f.bits());
-        let bytes = (inp * bits / 8).saturating_mul(out).saturating_mul(matrices);
-        bytes.saturating_add(rows.saturating_mul(inp).saturating_mul(out) / 4)
-    };
-    match kind {
-        View | Linear | ExpertLinear => 0,
-        Embed => 8 * at(0) * at(2),
-        LinearDense | LinearQuant => matrix(1, at(0), at(1), at(2), at(3)),
-        ExpertLinearDense | ExpertLinearQuant => {
-            let slots = at(0) * at(1);
-            matrix(slots.min(at(2)), slots, at(3), at(4), at(5))
-        }
-        ExpertSort => 8 * at(0) * at(1) + 8 * at(2),
-        MulRows | Softmax | SelectRows => 16 * at(0) * at(1),
-        TopK => 8 * at(0) * at(1),
-        RopeTable => 64 * at(0) * at(1),
-        GdnGates => 64 * at(0) * at(1) * at(2),
-        Attention => {
-            let span = match at(6) {
-                0 => at(4) + at(0),
-                window => window.min(at(4) + at(0)) + at(0),
-            };
-            (at(0) * at(1) * at(3)).saturating_mul(span)
-        }
-        Conv | ConvSilu => (4 * at(0) * at(1) * at(2)).saturating_mul(at(3)),
-        GdnScan => (8 * at(0) * at(2)).saturating_mul(at(3) * at(4)),
-        Silu | Sigmoid | SiluMul | SigmoidMul => 24 * at(0) * at(1) * at(2),
-        _ => 12 * at(0) * at(1) * at(2),
     }
 }

@@ -6,11 +6,13 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::op::{ATTENTION_BLOCK, OpKind};
+use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
+use loaf_formats::op::{self, ATTENTION_BLOCK, LANES, OpAttrs, OpKind};
 
-use super::{CONV_CHANNELS, LANES, OpCall, QUANT_ROWS, RawOperand, tile_rows};
+use super::{CONV_CHANNELS, DENSE_ROWS, OpCall, QUANT_ROWS, RawOperand, Run, attention};
 use crate::math::{E2M1_DOUBLED, e4m3, e8m0, exp, rope_angle, sigmoid, silu, softplus};
+
+type Planes = [RawOperand; WEIGHT_PLANES];
 
 /// Element `(r, h, i)` of a float operand, widened.
 unsafe fn get(o: &RawOperand, r: usize, h: usize, i: usize) -> f32 {
@@ -39,25 +41,31 @@ unsafe fn row(o: &RawOperand, r: usize, h: usize, n: usize) -> Vec<f32> {
     (0..n).map(|i| unsafe { get(o, r, h, i) }).collect()
 }
 
-fn tree(a: [f32; 8]) -> f32 {
-    ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
+/// Folds accumulators in halves.
+fn fold(mut a: [f32; LANES]) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        (0..half).for_each(|j| a[j] += a[j + half]);
+        half /= 2;
+    }
+    a[0]
 }
 
 fn lane_sum(t: &[f32]) -> f32 {
-    let mut acc = [0.0f32; 8];
+    let mut acc = [0.0f32; LANES];
     for (i, x) in t.iter().enumerate() {
-        acc[i % 8] += x;
+        acc[i % LANES] += x;
     }
-    tree(acc)
+    fold(acc)
 }
 
 fn lane_dot(x: &[f32], w: &[f32]) -> f32 {
-    let mut acc = [0.0f32; 8];
-    for i in 0..x.len().next_multiple_of(8) {
+    let mut acc = [0.0f32; LANES];
+    for i in 0..x.len().next_multiple_of(LANES) {
         let at = |v: &[f32]| v.get(i).copied().unwrap_or(0.0);
-        acc[i % 8] = at(x).mul_add(at(w), acc[i % 8]);
+        acc[i % LANES] = at(x).mul_add(at(w), acc[i % LANES]);
     }
-    tree(acc)
+    fold(acc)
 }
 
 fn max(x: &[f32]) -> f32 {
@@ -90,7 +98,7 @@ unsafe fn scale(format: WeightFormat, scales: &RawOperand, o: usize, g: usize) -
 }
 
 /// Weight `(o, i)` as a float.
-unsafe fn decode(format: WeightFormat, w: &[RawOperand], o: usize, i: usize) -> f32 {
+unsafe fn decode(format: WeightFormat, w: &Planes, o: usize, i: usize) -> f32 {
     let g = i / format.group().unwrap_or(1) as usize;
     // SAFETY: the caller stays in the operands' extents.
     unsafe {
@@ -109,7 +117,7 @@ unsafe fn decode(format: WeightFormat, w: &[RawOperand], o: usize, i: usize) -> 
 }
 
 /// One output of `LinearDense`.
-unsafe fn dense_dot(format: WeightFormat, x: &[f32], w: &[RawOperand], o: usize) -> f32 {
+unsafe fn dense_dot(format: WeightFormat, x: &[f32], w: &Planes, o: usize) -> f32 {
     // SAFETY: the caller stays in the operands' extents.
     let w: Vec<f32> = (0..x.len()).map(|i| unsafe { decode(format, w, o, i) }).collect();
     lane_dot(x, &w)
@@ -118,9 +126,9 @@ unsafe fn dense_dot(format: WeightFormat, x: &[f32], w: &[RawOperand], o: usize)
 /// One output of `LinearQuant`; `x` is codes, scales, sums.
 unsafe fn quant_dot(
     format: WeightFormat,
-    x: &[RawOperand],
+    x: &[RawOperand; 3],
     at: (usize, usize),
-    w: &[RawOperand],
+    w: &Planes,
     o: usize,
     n: usize,
 ) -> f32 {
@@ -147,8 +155,8 @@ unsafe fn quant_dot(
     acc
 }
 
-unsafe fn rms_norm(call: &OpCall<'_>, x: &[f32], weight: &RawOperand, out: &RawOperand, r: usize, h: usize) {
-    let (eps, offset) = (call.real(3), call.real(4));
+unsafe fn rms_norm(a: &op::rms_norm::Attrs, x: &[f32], weight: &RawOperand, out: &RawOperand, r: usize, h: usize) {
+    let (eps, offset) = (a.eps, a.offset);
     let inv = 1.0 / (lane_dot(x, x) / x.len() as f32 + eps).sqrt();
     for i in 0..x.len() {
         // SAFETY: the caller stays in the operands' extents.
@@ -172,13 +180,14 @@ unsafe fn quantize(x: &[f32], codes: *mut i8) -> (f32, f32) {
     (scale, scale * sum as f32)
 }
 
-unsafe fn attention(call: &OpCall<'_>, r: usize, h: usize) {
-    let (q, k, v, out) = (&call.operands[0], &call.operands[1], &call.operands[2], &call.operands[3]);
-    let (heads, kv_heads, dim, pos) = (call.count(1), call.count(2), call.count(3), call.count(4));
-    let (factor, window) = (call.real(5), call.count(6));
-    let kvh = h / (heads / kv_heads);
-    let position = pos + r;
-    let first = if window == 0 { 0 } else { (position + 1).saturating_sub(window) };
+unsafe fn attend(call: &OpCall<'_>, run: &Run, r: usize, h: usize) {
+    let (a, o) = (op::attention::Attrs::of(call.attrs), op::attention::Operands::of(call.operands));
+    let (dim, factor) = (a.dim, a.scale);
+    let kvh = h / (a.heads / a.kv_heads);
+    let position = run.pos + r - run.first;
+    let first = if a.window == 0 { 0 } else { (position + 1).saturating_sub(a.window) };
+    // SAFETY: the run's slot exists.
+    let (q, out, k, v) = unsafe { (&o.q, &o.out, &o.k.offset(run.cache), &o.v.offset(run.cache)) };
     // SAFETY: the caller stays in the operands' extents.
     unsafe {
         let query = row(q, r, h, dim);
@@ -214,55 +223,61 @@ unsafe fn attention(call: &OpCall<'_>, r: usize, h: usize) {
     }
 }
 
+/// A run, a row at a time: what state each row reads and what it leaves.
+fn rows_of(run: &Run) -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..run.rows).map(|i| {
+        let from = if i == 0 { run.from } else { run.to + (i - 1) * run.stride };
+        (run.first + i, from, run.to + i * run.stride)
+    })
+}
+
 unsafe fn conv(call: &OpCall<'_>, h: usize, i: usize) {
-    let (x, weight, state, out) = (&call.operands[0], &call.operands[1], &call.operands[2], &call.operands[3]);
-    let (rows, dim, kernel) = (call.count(0), call.count(2), call.count(3));
-    let c = h * dim + i;
+    let (a, o) = (op::conv::Attrs::of(call.attrs), op::conv::Operands::of(call.operands));
+    let (kernel, c) = (a.kernel, h * a.dim + i);
     // SAFETY: the caller stays in the operands' extents.
     unsafe {
-        let mut history: Vec<f32> = (0..kernel - 1).map(|t| get(state, t, 0, c)).collect();
-        history.extend((0..rows).map(|r| get(x, r, h, i)));
-        for r in 0..rows {
-            let acc = (0..kernel).fold(0.0f32, |acc, t| get(weight, c, 0, t).mul_add(history[r + t], acc));
-            set(out, r, 0, c, if call.kind == OpKind::ConvSilu { silu(acc) } else { acc });
-        }
-        for t in 0..kernel - 1 {
-            set(state, t, 0, c, history[rows + t]);
+        for (r, from, to) in call.runs.iter().flat_map(rows_of) {
+            let mut taps: Vec<f32> = (0..kernel - 1).map(|t| get(&o.state.offset(from), t, 0, c)).collect();
+            taps.push(get(&o.x, r, h, i));
+            let acc = (0..kernel).fold(0.0f32, |acc, t| get(&o.weight, c, 0, t).mul_add(taps[t], acc));
+            set(&o.out, r, 0, c, if call.kind == OpKind::ConvSilu { silu(acc) } else { acc });
+            for t in 0..kernel - 1 {
+                set(&o.state.offset(to), t, 0, c, taps[t + 1]);
+            }
         }
     }
 }
 
 unsafe fn gdn_scan(call: &OpCall<'_>, head: usize) {
-    let o = call.operands;
-    let (rows, k_heads, v_heads, k_dim, v_dim) =
-        (call.count(0), call.count(1), call.count(2), call.count(3), call.count(4));
-    let key_head = head / (v_heads / k_heads);
+    let (a, o) = (op::gdn_scan::Attrs::of(call.attrs), op::gdn_scan::Operands::of(call.operands));
+    let (k_dim, key_head) = (a.k_dim, a.key_head(head));
     // SAFETY: the caller stays in the operands' extents.
     unsafe {
-        for t in 0..rows {
-            let (q, k) = (row(&o[0], t, key_head, k_dim), row(&o[1], t, key_head, k_dim));
-            let (decay, beta) = (get(&o[3], t, 0, head), get(&o[4], t, 0, head));
-            for j in 0..v_dim {
-                let s: Vec<f32> = (0..k_dim).map(|i| decay * get(&o[5], head, i, j)).collect();
+        for (t, from, to) in call.runs.iter().flat_map(rows_of) {
+            let (q, k) = (row(&o.q, t, key_head, k_dim), row(&o.k, t, key_head, k_dim));
+            let (decay, beta) = (get(&o.decay, t, 0, head), get(&o.beta, t, 0, head));
+            for j in 0..a.v_dim {
+                let s: Vec<f32> = (0..k_dim).map(|i| decay * get(&o.state.offset(from), head, i, j)).collect();
                 let r = (0..k_dim).fold(0.0f32, |r, i| s[i].mul_add(k[i], r));
-                let d = beta * (get(&o[2], t, head, j) - r);
+                let d = beta * (get(&o.v, t, head, j) - r);
                 let mut out = 0.0f32;
                 for i in 0..k_dim {
                     let s = k[i].mul_add(d, s[i]);
-                    set(&o[5], head, i, j, s);
+                    set(&o.state.offset(to), head, i, j, s);
                     out = s.mul_add(q[i], out);
                 }
-                set(&o[6], t, head, j, out);
+                set(&o.out, t, head, j, out);
             }
         }
     }
 }
 
 unsafe fn top_k(call: &OpCall<'_>, r: usize) {
-    let (experts, k, renorm) = (call.count(1), call.count(2), call.count(3) != 0);
+    let (a, o) = (op::top_k::Attrs::of(call.attrs), op::top_k::Operands::of(call.operands));
+    let (experts, k, renorm) = (a.experts, a.k, a.renorm != 0);
     // SAFETY: the caller stays in the operands' extents.
     unsafe {
-        let p = row(&call.operands[0], r, 0, experts);
+        let p = row(&o.probs, r, 0, experts);
         let mut order: Vec<usize> = (0..experts).collect();
         // Stable, so ties stay in index order; a NaN goes last.
         order.sort_by(|&a, &b| match (p[a].is_nan(), p[b].is_nan()) {
@@ -272,8 +287,8 @@ unsafe fn top_k(call: &OpCall<'_>, r: usize) {
         let sum = order.iter().take(k).fold(0.0f32, |sum, &e| sum + p[e]);
         for j in 0..k {
             let (e, w) = order.get(j).map_or((0, 0.0), |&e| (e, p[e]));
-            *call.operands[1].at::<u32>(r, 0).add(j) = e as u32;
-            set(&call.operands[2], r, 0, j, if renorm { w / sum } else { w });
+            *o.ids.at::<u32>(r, 0).add(j) = e as u32;
+            set(&o.weights, r, 0, j, if renorm { w / sum } else { w });
         }
     }
 }
@@ -288,167 +303,231 @@ pub(super) unsafe fn run(call: &OpCall<'_>, units: Range<usize>, _scratch: &mut 
 
 unsafe fn run_unit(call: &OpCall<'_>, u: usize) {
     use OpKind::*;
-    let o = call.operands;
-    let n = |i: usize| call.count(i);
-    let format = call.kind.spec().format_attr().and_then(|i| WeightFormat::from_code(call.attrs[i]));
-    let format = format.unwrap_or(WeightFormat::Dense(DType::F32));
-    let (r, h) = (u / n(1).max(1), u % n(1).max(1));
-    let binary = |f: fn(f32, f32) -> f32| {
-        for i in 0..n(2) {
-            // SAFETY: `(r, h, i)` lies in all three operands.
-            unsafe { set(&o[2], r, h, i, f(get(&o[0], r, h, i), get(&o[1], r, h, i))) }
-        }
-    };
-    let unary = |f: fn(f32) -> f32| {
-        for i in 0..n(2) {
-            // SAFETY: as above.
-            unsafe { set(&o[1], r, h, i, f(get(&o[0], r, h, i))) }
-        }
-    };
+    /// The op's attributes and operands, by name.
+    macro_rules! of {
+        ($op:ident) => {
+            (op::$op::Attrs::of(call.attrs), op::$op::Operands::of(call.operands))
+        };
+    }
+    macro_rules! binary {
+        ($op:ident, $f:expr) => {{
+            let ((a, o), f) = (of!($op), $f);
+            let (r, h) = (u / a.heads, u % a.heads);
+            (0..a.dim).for_each(|i| set(&o.out, r, h, i, f(get(&o.a, r, h, i), get(&o.b, r, h, i))))
+        }};
+    }
+    macro_rules! unary {
+        ($op:ident, $f:expr) => {{
+            let ((a, o), f) = (of!($op), $f);
+            let (r, h) = (u / a.heads, u % a.heads);
+            (0..a.dim).for_each(|i| set(&o.out, r, h, i, f(get(&o.x, r, h, i))))
+        }};
+    }
     // SAFETY: the kernel's contract; every index below is under the extent the op table gives.
     unsafe {
         match call.kind {
             View | Linear | ExpertLinear => {}
             Embed => {
-                let token = (id(&o[0], 0, u) as usize).min(n(1) - 1);
-                (0..n(2)).for_each(|i| set(&o[4], u, 0, i, decode(format, &o[1..4], token, i)));
+                let (a, o) = of!(embed);
+                let token = (id(&o.ids, 0, u) as usize).min(a.vocab - 1);
+                (0..a.dim).for_each(|i| set(&o.out, u, 0, i, decode(a.format, &o.table, token, i)));
             }
-            RmsNorm => rms_norm(call, &row(&o[0], r, h, n(2)), &o[1], &o[2], r, h),
+            RmsNorm => {
+                let (a, o) = of!(rms_norm);
+                let (r, h) = (u / a.heads, u % a.heads);
+                rms_norm(&a, &row(&o.x, r, h, a.dim), &o.weight, &o.out, r, h);
+            }
             AddRmsNorm => {
-                let sum: Vec<f32> = (0..n(2)).map(|i| get(&o[0], r, h, i) + get(&o[1], r, h, i)).collect();
-                (0..n(2)).for_each(|i| set(&o[3], r, h, i, sum[i]));
-                rms_norm(call, &sum, &o[2], &o[4], r, h);
+                let (a, o) = of!(add_rms_norm);
+                let op::add_rms_norm::Attrs { rows, heads, dim, eps, offset } = a;
+                let (r, h) = (u / heads, u % heads);
+                let sum: Vec<f32> = (0..dim).map(|i| get(&o.a, r, h, i) + get(&o.b, r, h, i)).collect();
+                (0..dim).for_each(|i| set(&o.sum, r, h, i, sum[i]));
+                rms_norm(&op::rms_norm::Attrs { rows, heads, dim, eps, offset }, &sum, &o.weight, &o.out, r, h);
             }
-            Add => binary(|a, b| a + b),
-            Mul => binary(|a, b| a * b),
-            Silu => unary(silu),
-            Sigmoid => unary(sigmoid),
-            SiluMul => binary(|a, b| silu(a) * b),
-            SigmoidMul => binary(|a, b| sigmoid(a) * b),
-            MulRows => (0..n(1)).for_each(|i| set(&o[2], u, 0, i, get(&o[0], u, 0, i) * get(&o[1], u, 0, 0))),
-            SelectRows => (0..n(1)).for_each(|i| set(&o[1], u, 0, i, get(&o[0], n(2) + u, 0, i))),
+            Add => binary!(add, |a, b| a + b),
+            Mul => binary!(mul, |a, b| a * b),
+            Silu => unary!(silu, silu),
+            Sigmoid => unary!(sigmoid, sigmoid),
+            SiluMul => binary!(silu_mul, |a, b| silu(a) * b),
+            SigmoidMul => binary!(sigmoid_mul, |a, b| sigmoid(a) * b),
+            MulRows => {
+                let (a, o) = of!(mul_rows);
+                (0..a.dim).for_each(|i| set(&o.out, u, 0, i, get(&o.x, u, 0, i) * get(&o.s, u, 0, 0)));
+            }
+            GatherRows => {
+                let (a, o) = of!(gather_rows);
+                let from = (id(&o.select, 0, u) as usize).min(a.of - 1);
+                (0..a.dim).for_each(|i| set(&o.out, u, 0, i, get(&o.x, from, 0, i)));
+            }
             Quantize => {
-                let x = row(&o[0], r, h, n(2));
-                for (g, x) in x.chunks(n(3)).enumerate() {
-                    let (scale, sum) = quantize(x, o[1].at::<i8>(r, h).add(g * n(3)));
-                    set(&o[2], r, h, g, scale);
-                    set(&o[3], r, h, g, sum);
+                let (a, o) = of!(quantize);
+                let (r, h) = (u / a.heads, u % a.heads);
+                for (g, x) in row(&o.x, r, h, a.dim).chunks(a.group).enumerate() {
+                    let (scale, sum) = quantize(x, o.codes.at::<i8>(r, h).add(g * a.group));
+                    set(&o.scales, r, h, g, scale);
+                    set(&o.sums, r, h, g, sum);
                 }
             }
             LinearDense => {
-                for out in u * LANES..(u * LANES + LANES).min(n(2)) {
-                    for r in 0..n(0) {
-                        set(&o[3], r, 0, out, dense_dot(format, &row(&o[0], r, 0, n(1)), &o[1..3], out));
+                let (a, o) = of!(linear_dense);
+                for out in u * DENSE_ROWS..(u * DENSE_ROWS + DENSE_ROWS).min(a.outputs) {
+                    for r in 0..a.rows {
+                        set(&o.out, r, 0, out, dense_dot(a.format, &row(&o.x, r, 0, a.inputs), &o.weight, out));
                     }
                 }
             }
             LinearQuant => {
-                for out in u * QUANT_ROWS..(u * QUANT_ROWS + QUANT_ROWS).min(n(2)) {
-                    for r in 0..n(0) {
-                        set(&o[6], r, 0, out, quant_dot(format, &o[..3], (r, 0), &o[3..6], out, n(1)));
+                let (a, o) = of!(linear_quant);
+                let x = [o.codes, o.xscales, o.xsums];
+                for out in u * QUANT_ROWS..(u * QUANT_ROWS + QUANT_ROWS).min(a.outputs) {
+                    for r in 0..a.rows {
+                        set(&o.out, r, 0, out, quant_dot(a.format, &x, (r, 0), &o.weight, out, a.inputs));
                     }
                 }
             }
             ExpertSort => {
-                let ids: Vec<u32> =
-                    (0..n(0) * n(1)).map(|s| id(&o[0], s / n(1), s % n(1)).min(n(2) as u32 - 1)).collect();
+                let (a, o) = of!(expert_sort);
+                let last = a.experts as u32 - 1;
+                let ids: Vec<u32> = (0..a.rows * a.k).map(|s| id(&o.ids, s / a.k, s % a.k).min(last)).collect();
                 let mut order: Vec<u32> = (0..ids.len() as u32).collect();
                 order.sort_by_key(|&s| ids[s as usize]);
                 for (j, s) in order.iter().enumerate() {
-                    *o[1].at::<u32>(0, 0).add(j) = *s;
+                    *o.order.at::<u32>(0, 0).add(j) = *s;
                 }
-                for e in 0..=n(2) {
-                    *o[2].at::<u32>(0, 0).add(e) = ids.iter().filter(|&&i| (i as usize) < e).count() as u32;
+                for e in 0..=a.experts {
+                    let before = ids.iter().filter(|&&i| (i as usize) < e).count();
+                    *o.starts.at::<u32>(0, 0).add(e) = before as u32;
                 }
             }
-            ExpertLinearDense | ExpertLinearQuant => {
-                let quant = call.kind == ExpertLinearQuant;
-                let (x, unit) = if quant { (3, QUANT_ROWS) } else { (1, LANES) };
-                let (order, starts, result) = (&o[x], &o[x + 1], &o[o.len() - 1]);
-                let (k, out_dim, slots) = (n(1), n(4), (n(0) * n(1)) as u32);
-                for e in 0..n(2) {
-                    for j in id(starts, 0, e).min(slots)..id(starts, 0, e + 1).min(slots) {
-                        let s = id(order, 0, j as usize).min(slots - 1) as usize;
-                        let (r, slot) = (s / k, s % k);
-                        let from = if n(6) == 1 { (r, 0) } else { (r, slot) };
-                        for out in u * unit..(u * unit + unit).min(out_dim) {
-                            let w = e * out_dim + out;
-                            let value = if quant {
-                                quant_dot(format, &o[..3], from, &o[5..8], w, n(3))
-                            } else {
-                                dense_dot(format, &row(&o[0], from.0, from.1, n(3)), &o[3..5], w)
-                            };
-                            set(result, r, slot, out, value);
-                        }
+            ExpertLinearDense => {
+                let (a, o) = of!(expert_linear_dense);
+                for_slots(&o.order, &o.starts, (a.rows, a.k, a.experts), |e, r, slot| {
+                    let w = o.weight.map(|plane| plane.expert(e));
+                    let x = row(&o.x, r, slot.min(a.x_slots - 1), a.inputs);
+                    for out in u * DENSE_ROWS..(u * DENSE_ROWS + DENSE_ROWS).min(a.outputs) {
+                        set(&o.out, r, slot, out, dense_dot(a.format, &x, &w, out));
                     }
-                }
+                });
+            }
+            ExpertLinearQuant => {
+                let (a, o) = of!(expert_linear_quant);
+                let x = [o.codes, o.xscales, o.xsums];
+                for_slots(&o.order, &o.starts, (a.rows, a.k, a.experts), |e, r, slot| {
+                    let w = o.weight.map(|plane| plane.expert(e));
+                    let from = (r, slot.min(a.x_slots - 1));
+                    for out in u * QUANT_ROWS..(u * QUANT_ROWS + QUANT_ROWS).min(a.outputs) {
+                        set(&o.out, r, slot, out, quant_dot(a.format, &x, from, &w, out, a.inputs));
+                    }
+                });
             }
             WeightedSum => {
-                for i in 0..n(2) {
-                    let acc = (0..n(1)).fold(0.0f32, |acc, j| get(&o[0], u, j, i).mul_add(get(&o[1], u, 0, j), acc));
-                    set(&o[2], u, 0, i, acc);
+                let (a, o) = of!(weighted_sum);
+                for i in 0..a.dim {
+                    let add = |acc, j| get(&o.y, u, j, i).mul_add(get(&o.w, u, 0, j), acc);
+                    set(&o.out, u, 0, i, (0..a.k).fold(0.0f32, add));
                 }
             }
             Softmax => {
-                let x = row(&o[0], u, 0, n(1));
+                let (a, o) = of!(softmax);
+                let x = row(&o.x, u, 0, a.dim);
                 let m = max(&x);
                 let e: Vec<f32> = x.iter().map(|x| exp(x - m)).collect();
                 let sum = lane_sum(&e);
-                (0..n(1)).for_each(|i| set(&o[1], u, 0, i, e[i] / sum));
+                (0..a.dim).for_each(|i| set(&o.out, u, 0, i, e[i] / sum));
             }
             TopK => top_k(call, u),
             RopeTable => {
-                for i in 0..n(1) {
-                    let (cos, sin) = rope_angle(call.attrs[2].wrapping_add(u as u64), get(&o[0], 0, 0, i));
-                    set(&o[1], u, 0, i, cos);
-                    set(&o[1], u, 0, n(1) + i, sin);
+                let (a, o) = of!(rope_table);
+                let run = call.run_of(u);
+                for i in 0..a.half {
+                    let (cos, sin) = rope_angle((run.pos + u - run.first) as u64, get(&o.inv_freq, 0, 0, i));
+                    set(&o.out, u, 0, i, cos);
+                    set(&o.out, u, 0, a.half + i, sin);
                 }
             }
             Rope => {
-                let (x, half) = (row(&o[0], r, h, n(2)), n(3));
+                let (a, o) = of!(rope);
+                let (r, h, half) = (u / a.heads, u % a.heads, a.half);
+                let x = row(&o.x, r, h, a.dim);
                 for i in 0..half {
-                    let (c, s) = (get(&o[1], r, 0, i), get(&o[1], r, 0, half + i));
-                    set(&o[2], r, h, i, x[i].mul_add(c, -(x[i + half] * s)));
-                    set(&o[2], r, h, i + half, x[i + half].mul_add(c, x[i] * s));
+                    let (c, s) = (get(&o.table, r, 0, i), get(&o.table, r, 0, half + i));
+                    set(&o.out, r, h, i, x[i].mul_add(c, -(x[i + half] * s)));
+                    set(&o.out, r, h, i + half, x[i + half].mul_add(c, x[i] * s));
                 }
-                (2 * half..n(2)).for_each(|i| set(&o[2], r, h, i, x[i]));
+                (2 * half..a.dim).for_each(|i| set(&o.out, r, h, i, x[i]));
             }
             KvWrite => {
-                for i in 0..n(2) {
-                    let x = get(&o[0], r, h, i);
-                    match o[1].dtype {
-                        DType::F16 => *o[1].at::<u16>(n(3) + r, h).add(i) = f16::from_f32(x).to_bits(),
-                        _ => set(&o[1], n(3) + r, h, i, x),
+                let (a, o) = of!(kv_write);
+                let (r, h) = (u / a.heads, u % a.heads);
+                let run = call.run_of(r);
+                let (cache, position) = (o.cache.offset(run.cache), run.pos + r - run.first);
+                for i in 0..a.dim {
+                    let x = get(&o.x, r, h, i);
+                    match cache.dtype {
+                        DType::F16 => *cache.at::<u16>(position, h).add(i) = f16::from_f32(x).to_bits(),
+                        _ => set(&cache, position, h, i, x),
                     }
                 }
             }
             Attention => {
-                let tile_rows = tile_rows(call.attrs);
-                let tiles = n(0).div_ceil(tile_rows);
-                let (kvh, tile, group) = (u / tiles, u % tiles, n(1) / n(2));
-                for r in tile * tile_rows..((tile + 1) * tile_rows).min(n(0)) {
-                    (kvh * group..(kvh + 1) * group).for_each(|h| attention(call, r, h));
+                let (a, _) = of!(attention);
+                let (mut u, tile_rows, group) = (u, attention::tile_rows(&a), a.heads / a.kv_heads);
+                for run in call.runs {
+                    let (units, tiles) = (attention::run_units(&a, run), run.rows.div_ceil(tile_rows));
+                    if u >= units {
+                        u -= units;
+                        continue;
+                    }
+                    let (kvh, tile) = (u / tiles, u % tiles);
+                    for r in tile * tile_rows..((tile + 1) * tile_rows).min(run.rows) {
+                        (kvh * group..(kvh + 1) * group).for_each(|h| attend(call, run, run.first + r, h));
+                    }
+                    return;
                 }
             }
             Conv | ConvSilu => {
-                let chunks = n(2).div_ceil(CONV_CHANNELS);
+                let (a, _) = of!(conv);
+                let chunks = a.dim.div_ceil(CONV_CHANNELS);
                 let (h, start) = (u / chunks, u % chunks * CONV_CHANNELS);
-                (start..(start + CONV_CHANNELS).min(n(2))).for_each(|i| conv(call, h, i));
+                (start..(start + CONV_CHANNELS).min(a.dim)).for_each(|i| conv(call, h, i));
             }
             L2Norm => {
-                let x = row(&o[0], r, h, n(2));
-                let inv = 1.0 / (lane_dot(&x, &x) + call.real(3)).sqrt();
-                (0..n(2)).for_each(|i| set(&o[1], r, h, i, (x[i] * inv) * call.real(4)));
+                let (a, o) = of!(l2_norm);
+                let (r, h) = (u / a.heads, u % a.heads);
+                let x = row(&o.x, r, h, a.dim);
+                let inv = 1.0 / (lane_dot(&x, &x) + a.eps).sqrt();
+                (0..a.dim).for_each(|i| set(&o.out, r, h, i, (x[i] * inv) * a.scale));
             }
             GdnGates => {
-                for c in 0..n(1) * n(2) {
-                    let (h, i) = (c / n(2), c % n(2));
-                    let (a_log, dt) = (get(&o[2], 0, 0, c), get(&o[3], 0, 0, c));
-                    set(&o[4], u, 0, c, exp(-(exp(a_log) * softplus(get(&o[0], u, h, i) + dt))));
-                    set(&o[5], u, 0, c, sigmoid(get(&o[1], u, h, i)));
+                let (a, o) = of!(gdn_gates);
+                for c in 0..a.heads * a.dim {
+                    let (h, i) = (c / a.dim, c % a.dim);
+                    let (a_log, dt) = (get(&o.a_log, 0, 0, c), get(&o.dt_bias, 0, 0, c));
+                    set(&o.decay, u, 0, c, exp(-(exp(a_log) * softplus(get(&o.a, u, h, i) + dt))));
+                    set(&o.beta, u, 0, c, sigmoid(get(&o.b, u, h, i)));
                 }
             }
             GdnScan => gdn_scan(call, u),
+        }
+    }
+}
+
+/// Calls `f` with each slot's expert, row and place among the row's.
+unsafe fn for_slots(
+    order: &RawOperand,
+    starts: &RawOperand,
+    (rows, k, experts): (usize, usize, usize),
+    f: impl Fn(usize, usize, usize),
+) {
+    let slots = (rows * k) as u32;
+    for e in 0..experts {
+        // SAFETY: `experts + 1` starts, clamped to the slots there are, of each of which `order` has one.
+        unsafe {
+            for j in id(starts, 0, e).min(slots)..id(starts, 0, e + 1).min(slots) {
+                let s = id(order, 0, j as usize).min(slots - 1) as usize;
+                f(e, s / k, s % k);
+            }
         }
     }
 }

@@ -84,7 +84,7 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn load_e8m0(p: *const u8) -> Self::F;
     /// Rounds to binary16, to nearest even.
     unsafe fn store_f16(p: *mut u16, x: Self::F);
-    /// The lane sum's tree: `((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7))`.
+    /// The last folds of a lane sum, by 4, 2 and 1: `((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7))`.
     unsafe fn tree(a: Self::F) -> f32;
     /// Lane `i` is the tree of `a[i]`.
     unsafe fn trees(a: [Self::F; 8]) -> Self::F;
@@ -109,6 +109,13 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn permute(kind: u8, from: *const i8, to: *mut i8);
     /// Asks for the cache line at `p`, which need not be valid.
     unsafe fn prefetch(p: *const u8);
+}
+
+/// A lane sum from its 32 accumulators.
+#[inline(always)]
+pub(crate) unsafe fn fold<S: Simd>(a: [S::F; 4]) -> f32 {
+    // SAFETY: register operations; the caller's features are the callees'.
+    unsafe { S::tree(S::add(S::add(a[0], a[2]), S::add(a[1], a[3]))) }
 }
 
 /// `exp`, step by step as [`crate::math::exp`].

@@ -1,11 +1,11 @@
 //! Vectors of one or more *eights*, for what the contract gives eight lanes.
 //!
-//! A dot over eight lanes fills half of a 512-bit register; here each eight belongs to another key. Where lanes are elements
-//! that do not meet (a weighted sum of values), the eights are simply consecutive.
+//! In dots the eights of a 512-bit register belong to two keys, so that the last three folds of eight dots take no more steps than
+//! those of four. Where lanes are elements that do not meet (a weighted sum of values), the eights are simply consecutive.
 
 use loaf_formats::dtype::DType;
 
-use super::LANES;
+use super::EIGHT;
 use super::elementwise::floats;
 use super::rows::PerLane;
 use super::simd::Simd;
@@ -21,8 +21,6 @@ pub(crate) trait Wide: Copy + 'static {
 
     /// Eights in a vector: 1 or 2.
     const EIGHTS: usize;
-    /// Queries that meet eight keys at a time; what the registers hold.
-    const QUERIES: usize;
 
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
@@ -31,12 +29,13 @@ pub(crate) trait Wide: Copy + 'static {
     unsafe fn load_n(p: *const f32, n: usize) -> Self::V;
     /// The first `n <= 8 * EIGHTS` lanes to memory; writes nothing else.
     unsafe fn store_n(p: *mut f32, x: Self::V, n: usize);
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     /// Elements `i..i + n`, `n <= 8`, of [`Wide::EIGHTS`] rows, an eight for each, widened; the rest zero. Bytes are E4M3.
     unsafe fn rows(dtype: DType, rows: &[*const u8], i: usize, n: usize) -> Self::V;
     /// A number for each eight.
-    unsafe fn each(x: &[f32; LANES]) -> Self::V;
+    unsafe fn each(x: &[f32; EIGHT]) -> Self::V;
     /// The same eight in every eight.
     unsafe fn repeat(p: *const f32) -> Self::V;
     /// `a * b + c`, rounded once.
@@ -51,7 +50,6 @@ impl<S: Simd> Wide for S {
     type Keys = [S::F; 8];
 
     const EIGHTS: usize = 1;
-    const QUERIES: usize = 1;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> S::F {
@@ -79,6 +77,11 @@ impl<S: Simd> Wide for S {
         unsafe { S::store_n(p, x, n) }
     }
     #[inline(always)]
+    unsafe fn add(a: S::F, b: S::F) -> S::F {
+        // SAFETY: as `splat`.
+        unsafe { S::add(a, b) }
+    }
+    #[inline(always)]
     unsafe fn mul(a: S::F, b: S::F) -> S::F {
         // SAFETY: as `splat`.
         unsafe { S::mul(a, b) }
@@ -94,7 +97,7 @@ impl<S: Simd> Wide for S {
         unsafe { floats::<S>(dtype, rows[0], i, n) }
     }
     #[inline(always)]
-    unsafe fn each(x: &[f32; LANES]) -> S::F {
+    unsafe fn each(x: &[f32; EIGHT]) -> S::F {
         // SAFETY: as `splat`.
         unsafe { S::splat(x[0]) }
     }

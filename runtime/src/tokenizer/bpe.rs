@@ -121,6 +121,7 @@ impl Merging {
         while let Some((at, &rank)) = ranks.iter().enumerate().min_by_key(|&(_, &rank)| rank)
             && rank != NO_RANK
         {
+            super::steps::count(ranks.len());
             symbols[at] = tables.merge_result(rank);
             symbols.remove(at + 1);
             ranks.remove(at);
@@ -151,6 +152,7 @@ impl Merging {
         }
         let mut heap = BinaryHeap::from(keys);
         while let Some(Reverse(key)) = heap.pop() {
+            super::steps::count(1);
             let (rank, at) = ((key >> 32) as u32, key as u32 as usize);
             let Link { previous, next: right, rank: current, .. } = links[at];
             // A pair that has changed since it was queued has another rank, or none.

@@ -3,18 +3,22 @@
 //! The way of a text: cut at added tokens → normalise → cut at added tokens written in normalised form → cut into
 //! pieces → each piece is a token, or is merged from its bytes or characters. Ids are those of the Hugging Face
 //! `tokenizers` crate for the same `tokenizer.json`, for every text. What always holds: nothing here can fail or panic
-//! on any text, id or verified table; time is linear in the text, times a logarithm for pieces that are merged through
-//! a heap; buffers live in [`Scratch`] and are reused. What this module does not do: it has no regex engine, no offsets,
+//! on any text, id or verified table; time is linear in the text (a test counts steps), times a logarithm for pieces that
+//! are merged through a heap; buffers live in [`Scratch`] and are reused. What this module does not do: it has no regex engine, no offsets,
 //! no truncation, no pairs.
 
 mod added;
 mod bpe;
 mod decode;
 mod pieces;
+mod steps;
+#[cfg(test)]
+mod tests;
 
 pub use decode::Detokenizer;
 
-use added::AddedList;
+use added::{AddedList, Typed};
+use core::ops::Range;
 use loaf_formats::tokenizer::{Error, META, MetaSplit, Normaliser, Prepend, Scanner, TokenizerTables, flag};
 use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
@@ -41,6 +45,7 @@ pub struct EncodeOptions {
 pub struct Scratch {
     normalised: String,
     stretch: String,
+    typed: Vec<Range<usize>>,
     merging: bpe::Merging,
 }
 
@@ -98,40 +103,73 @@ impl<'a> Tokenizer<'a> {
 
     /// Appends the ids of `text` to `out`.
     pub fn encode_with(&self, text: &str, options: EncodeOptions, scratch: &mut Scratch, out: &mut Vec<u32>) {
+        let all = 0..text.len();
+        let typed = if options.parse_special { &[] } else { core::slice::from_ref(&all) };
+        self.encode_typed(text, typed, options.add_special, scratch, out);
+    }
+
+    /// Appends the ids of `text` to `out`. What lies in `typed`, ranges of bytes that are in order and apart, came from
+    /// outside: it never becomes a special token, nor a part of one. Added tokens that are not special match anywhere.
+    pub fn encode_typed(
+        &self,
+        text: &str,
+        typed: &[Range<usize>],
+        add_special: bool,
+        scratch: &mut Scratch,
+        out: &mut Vec<u32>,
+    ) {
+        let typed = Typed::new(typed);
         let (before, after) = self.tables.template();
-        if options.add_special {
+        if add_special {
             out.extend(before);
         }
-        for (stretch, token) in self.raw.cuts(&self.tables, text, options.parse_special) {
+        for (stretch, token) in self.raw.cuts(&self.tables, text, typed) {
             if !stretch.is_empty() {
-                let first = stretch.start == 0;
-                self.encode_raw(&text[stretch], first, options.parse_special, scratch, out);
+                self.encode_raw(text, stretch, typed, scratch, out);
             }
             out.extend(token);
         }
-        if options.add_special {
+        if add_special {
             out.extend(after);
         }
     }
 
-    /// A stretch of raw text between added tokens; `first` if the whole input starts with it.
-    fn encode_raw(&self, raw: &str, first: bool, parse_special: bool, scratch: &mut Scratch, out: &mut Vec<u32>) {
+    /// A stretch of raw text between added tokens.
+    fn encode_raw(
+        &self,
+        whole: &str,
+        stretch: Range<usize>,
+        typed: Typed<'_>,
+        scratch: &mut Scratch,
+        out: &mut Vec<u32>,
+    ) {
+        let (raw, first) = (&whole[stretch.clone()], stretch.start == 0);
         let mut buffer = core::mem::take(&mut scratch.normalised);
         buffer.clear();
+        let mut ranges = core::mem::take(&mut scratch.typed);
+        ranges.clear();
+        if self.normalised.has_special {
+            ranges.extend(typed.inside(&stretch));
+        }
         let text = match self.tables.normaliser() {
             Normaliser::None => raw,
             Normaliser::Nfc if raw.is_ascii() || is_nfc_quick(raw.chars()) == IsNormalized::Yes => raw,
             Normaliser::Nfc => {
                 buffer.extend(raw.nfc().map(|(c, _)| c));
+                // How many characters an output character stands for: one, less what it says was added.
+                move_ranges(&mut ranges, raw, raw.nfc().map(|(c, added)| (c.len_utf8(), 1 - added)));
                 &buffer
             }
             Normaliser::Meta { prepend } => {
                 buffer.extend(prepend.then_some(META));
                 push_meta(raw, &mut buffer);
+                let length = |c: char| if c == ' ' { META.len_utf8() } else { c.len_utf8() };
+                let before = prepend.then_some((META.len_utf8(), 0));
+                move_ranges(&mut ranges, raw, before.into_iter().chain(raw.chars().map(|c| (length(c), 1))));
                 &buffer
             }
         };
-        for (stretch, token) in self.normalised.cuts(&self.tables, text, parse_special) {
+        for (stretch, token) in self.normalised.cuts(&self.tables, text, Typed::new(&ranges)) {
             if !stretch.is_empty() {
                 let first = first && stretch.start == 0;
                 self.encode_stretch(&text[stretch], first, scratch, out);
@@ -139,6 +177,7 @@ impl<'a> Tokenizer<'a> {
             out.extend(token);
         }
         scratch.normalised = buffer;
+        scratch.typed = ranges;
     }
 
     /// A stretch of normalised text: cuts it into pieces and encodes each.
@@ -194,6 +233,33 @@ impl<'a> Tokenizer<'a> {
         detokenizer.finish(&mut out);
         out
     }
+}
+
+/// Moves ranges of bytes of `raw` to where their characters are in its normalised form, whose characters come as their
+/// length and the number of characters of `raw` that they stand for. One that stands for none goes with the one before.
+fn move_ranges(ranges: &mut Vec<Range<usize>>, raw: &str, normalised: impl Iterator<Item = (usize, isize)>) {
+    if ranges.is_empty() {
+        return;
+    }
+    let mut moved: Vec<Range<usize>> = Vec::with_capacity(ranges.len());
+    let (mut chars, mut at, mut from, mut next, mut inside) = (raw.chars(), 0, 0, 0, false);
+    for (length, consumed) in normalised {
+        if consumed > 0 {
+            let start = from;
+            from += chars.by_ref().take(consumed.unsigned_abs()).map(char::len_utf8).sum::<usize>();
+            while ranges.get(next).is_some_and(|r| r.end <= start) {
+                next += 1;
+            }
+            inside = ranges.get(next).is_some_and(|r| r.start < from);
+        }
+        match moved.last_mut().filter(|last| last.end == at) {
+            Some(last) if inside => last.end = at + length,
+            _ if inside => moved.push(at..at + length),
+            _ => {}
+        }
+        at += length;
+    }
+    *ranges = moved;
 }
 
 /// Appends `text` with each space as `▁`.

@@ -61,6 +61,7 @@ impl Classes<'_, '_> {
     /// Class of the character at byte `i` and where the next one starts; nothing at the end.
     #[inline]
     fn at(&self, i: usize) -> Option<(u8, usize)> {
+        super::steps::count(1);
         let &b = self.text.as_bytes().get(i)?;
         if b < 0x80 {
             return Some((self.latin[usize::from(b)], i + 1));

@@ -14,7 +14,7 @@ use crate::operators;
 use crate::paid::{Buf, Items};
 use crate::predicates;
 use crate::tree::{Args, BLOCK, CALLER, Expr, For, Kind, LOOP, Macro, Stmt, Target, Tree};
-use crate::value::{Context, List, Loop, Map, Symbol, Value};
+use crate::value::{Context, List, Loop, Map, Shape, Symbol, Value};
 
 /// Statements and expressions within each other, macros included.
 const MAX_DEPTH: u32 = 400;
@@ -31,6 +31,8 @@ enum Flow {
 struct Frame {
     vars: Items<(Symbol, Value)>,
     parent: Option<usize>,
+    /// How many scopes there were before this one.
+    serial: u64,
 }
 
 /// One rendering.
@@ -41,7 +43,8 @@ pub(crate) struct Machine<'t> {
     /// The output, and captured text within it.
     out: Vec<Buf>,
     depth: u32,
-    loops: u32,
+    /// How many scopes there have been.
+    scopes: u64,
 }
 
 /// Renders a tree with these variables: the text, and the ranges of it that came from the caller.
@@ -56,7 +59,7 @@ pub(crate) fn render<'t>(
         frames: Vec::new(),
         out: vec![Buf::new(&cx.budget)?],
         depth: 0,
-        loops: 0,
+        scopes: 0,
     };
     (0..tree.macros).try_for_each(|_| machine.macros.add(None))?;
     machine.enter(None)?;
@@ -69,7 +72,8 @@ pub(crate) fn render<'t>(
 
 impl<'t> Machine<'t> {
     fn enter(&mut self, parent: Option<usize>) -> Result<()> {
-        self.frames.push(Frame { vars: Items::new(&self.cx.budget)?, parent });
+        self.frames.push(Frame { vars: Items::new(&self.cx.budget)?, parent, serial: self.scopes });
+        self.scopes += 1;
         Ok(())
     }
 
@@ -133,7 +137,7 @@ impl<'t> Machine<'t> {
     fn get(&self, name: Symbol) -> Result<Value> {
         let mut frame = Some(self.here());
         while let Some(at) = frame {
-            let Frame { vars, parent } = &self.frames[at];
+            let Frame { vars, parent, .. } = &self.frames[at];
             if let Some(i) = vars.position(name, |(n, _)| *n)? {
                 return Ok(vars.get(i)?.map_or(Value::Undefined, |(_, value)| value.clone()));
             }
@@ -223,7 +227,8 @@ impl<'t> Machine<'t> {
         if let Some(slot) = self.macros.get_mut(made.id)? {
             *slot = Some(made);
         }
-        Ok(Value::Macro(made.id, self.here()))
+        let frame = self.here();
+        Ok(Value::Macro { id: made.id, frame, serial: self.frames[frame].serial })
     }
 
     /// What a block writes, put through filters.
@@ -291,16 +296,13 @@ impl<'t> Machine<'t> {
         if items.len() == 0 {
             return self.scoped(here, |m| m.body(&each.otherwise));
         }
-        let depth = self.loops;
         for (at, item) in items.iter().enumerate() {
             let item = item?.clone();
-            self.loops = depth + 1;
             let flow = self.scoped(here, |m| {
                 m.assign(&each.target, item)?;
-                m.set(LOOP, Value::Loop(Rc::new(Loop { items: items.clone(), at, depth })))?;
+                m.set(LOOP, Value::Loop(Rc::new(Loop { items: items.clone(), at })))?;
                 m.body(&each.body)
             });
-            self.loops = depth;
             if flow? == Flow::Break {
                 break;
             }
@@ -325,7 +327,7 @@ impl<'t> Machine<'t> {
             Kind::Bool(b) => Ok(Value::Bool(*b)),
             Kind::None => Ok(Value::None),
             Kind::List(list) => self.list(list).map(List::finish),
-            Kind::Tuple(list) => self.list(list).map(List::finish_tuple),
+            Kind::Tuple(list) => Ok(self.list(list)?.finish_as(Shape::Tuple)),
             Kind::Map(pairs) => self.map(pairs),
             Kind::Attr(object, name) => {
                 let value = self.eval(object)?;
@@ -444,6 +446,10 @@ impl<'t> Machine<'t> {
             let value = self.eval(expr)?;
             arguments.positional.add(value)?;
         }
+        if let Some(expr) = &args.spread {
+            let values = self.eval(expr)?;
+            functions::iterate(&values, self.cx, &mut |value| arguments.positional.add(value))?;
+        }
         for (name, expr) in &args.named {
             let value = self.eval(expr)?;
             arguments.named.add((*name, value))?;
@@ -465,15 +471,17 @@ impl<'t> Machine<'t> {
         let given = arguments.given();
         match value {
             Value::Function(name) => functions::function(name, given, self.cx),
-            Value::Macro(id, frame) => match self.macros.get(id)? {
-                Some(Some(made)) => self.invoke(made, frame, given, caller),
-                _ => Ok(Value::Undefined),
+            Value::Macro { id, frame, serial } => match self.macros.get(id)? {
+                Some(Some(made)) if self.frames.get(frame).is_some_and(|f| f.serial == serial) => {
+                    self.invoke(made, frame, given, caller)
+                }
+                _ => Err(self.cx.budget.error("expected a macro whose scope is still there")),
             },
             other => Err(self.cx.budget.error(format_args!("expected a function to call, found {}", other.kind()))),
         }
     }
 
-    /// Runs a macro in the scope it was defined in. That scope is still there: a macro cannot leave it.
+    /// Runs a macro in the scope it was defined in, which is still there.
     fn invoke(&mut self, made: &'t Macro, frame: usize, given: Given<'_>, caller: Option<Value>) -> Result<Value> {
         let budget = &self.cx.budget;
         if given.positional.len() > made.params.len() {

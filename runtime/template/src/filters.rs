@@ -1,14 +1,14 @@
 //! Filters of single values: what stands after `|`. Those of sequences are in `sequences`.
 
 use crate::error::Result;
-use crate::functions::{Given, attribute, integer, needed, needed_string, string};
+use crate::functions::{Given, attribute, integer, items_of, needed, needed_string, string};
 use crate::json::Style;
 use crate::methods::{self, recase, string_method};
-use crate::operators::{binary, compare};
+use crate::operators::{binary, compare, escape};
 use crate::paid::{Buf, Text};
 use crate::python::is_space;
 use crate::sequences::sequence;
-use crate::value::{Context, Value};
+use crate::value::{Context, List, Shape, Value};
 
 /// The most blanks that a level of `indent` may have.
 const MAX_INDENT: i128 = 1 << 20;
@@ -29,32 +29,29 @@ pub(crate) fn filter(name: &Text, value: &Value, given: Given<'_>, cx: &Context<
             }
         }
         "trim" => method(&value.printed(budget)?, "strip"),
-        "upper" | "lower" | "capitalize" | "replace" => method(&value.printed(budget)?, word),
-        "string" | "safe" => Ok(Value::Str(value.printed(budget)?)),
+        "upper" | "lower" | "capitalize" => method(&value.printed(budget)?, word),
+        "replace" => method(&value.printed(budget)?.marked(false), word),
+        "string" => Ok(Value::Str(value.printed(budget)?)),
+        "safe" => Ok(Value::Str(value.printed(budget)?.marked(true))),
         // Unlike the method, this leaves what follows a digit or an apostrophe alone.
         "title" => {
             let starts = |c: char| is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
-            recase(&value.printed(budget)?, |before, _| before.is_none_or(starts)).map(Value::Str)
+            let text = value.printed(budget)?.marked(false);
+            recase(&text, |before, _| before.is_none_or(starts)).map(Value::Str)
         }
         "escape" | "e" | "forceescape" => {
+            let text = value.printed(budget)?;
+            if text.is_markup() && word != "forceescape" {
+                return Ok(Value::Str(text));
+            }
             let mut out = Buf::new(budget)?;
-            let special = |c: char| matches!(c, '&' | '<' | '>' | '"' | '\'');
-            value.printed(budget)?.transcribe(&mut out, special, |out, c| {
-                let name = match c.c {
-                    '&' => "&amp;",
-                    '<' => "&lt;",
-                    '>' => "&gt;",
-                    '"' => "&#34;",
-                    _ => "&#39;",
-                };
-                out.push_str(name, c.typed)
-            })?;
-            Ok(Value::Str(out.finish()))
+            escape(&text, &mut out)?;
+            Ok(Value::Str(out.finish().marked(true)))
         }
         "tojson" => tojson(value, given, cx),
         "length" | "count" => Ok(Value::Int(match value {
             Value::Str(s) => s.count()? as i128,
-            Value::List(items) => items.len() as i128,
+            Value::List(items) if items.shape().has_length() => items.len() as i128,
             Value::Map(items) => items.len() as i128,
             Value::Undefined => 0,
             other => return Err(budget.error(format_args!("expected something with a length, found {}", other.kind()))),
@@ -64,8 +61,7 @@ pub(crate) fn filter(name: &Text, value: &Value, given: Given<'_>, cx: &Context<
             let number = match value {
                 Value::Float(f) => f.is_finite().then_some(*f as i128),
                 Value::Str(s) => {
-                    let text = s.stripped(true, true, None)?;
-                    let word = text.word()?;
+                    let word = digits(s)?;
                     let float = || word.parse::<f64>().ok().filter(|f| f.is_finite()).map(|f| f as i128);
                     word.parse().ok().or_else(float)
                 }
@@ -76,7 +72,7 @@ pub(crate) fn filter(name: &Text, value: &Value, given: Given<'_>, cx: &Context<
         "float" => {
             let [default] = given.take(["default"], cx)?;
             let number = match value {
-                Value::Str(s) => s.stripped(true, true, None)?.word()?.parse().ok(),
+                Value::Str(s) => digits(s)?.parse().ok(),
                 other => other.float(),
             };
             Ok(Value::Float(number.or(default.and_then(Value::float)).unwrap_or(0.0)))
@@ -93,8 +89,8 @@ pub(crate) fn filter(name: &Text, value: &Value, given: Given<'_>, cx: &Context<
         }
         "indent" => indent(value, given, cx),
         "items" => match value {
-            Value::Undefined => crate::functions::items_of(value, cx).map(|items| items.finish()),
-            _ => methods::method(value, name, given, cx),
+            Value::Undefined => Ok(List::new(budget)?.finish_as(Shape::Generator)),
+            _ => Ok(items_of(&methods::method(value, name, given, cx)?, cx)?.finish_as(Shape::Generator)),
         },
         "attr" => {
             let [name] = given.take(["name"], cx)?;
@@ -106,6 +102,16 @@ pub(crate) fn filter(name: &Text, value: &Value, given: Given<'_>, cx: &Context<
         }
         _ => sequence(name, value, given, cx),
     }
+}
+
+/// What Python reads a number from: without white space around it, and underscores between digits.
+fn digits(text: &Text) -> Result<String> {
+    let text = text.stripped(true, true, None)?;
+    let word = text.word()?;
+    let between =
+        |at: usize| at > 0 && [at - 1, at + 1].iter().all(|i| word.as_bytes().get(*i).is_some_and(u8::is_ascii_digit));
+    let misplaced = word.match_indices('_').any(|(at, _)| !between(at));
+    Ok(if misplaced { String::new() } else { word.replace('_', "") })
 }
 
 fn tojson(value: &Value, given: Given<'_>, cx: &Context<'_>) -> Result<Value> {
@@ -164,5 +170,5 @@ fn indent(value: &Value, given: Given<'_>, cx: &Context<'_>) -> Result<Value> {
         out.push_part(text, start..if end < text.len() { next } else { end })?;
         start = end + 1;
     }
-    Ok(Value::Str(out.finish()))
+    Ok(Value::Str(out.finish().marked(text.is_markup())))
 }

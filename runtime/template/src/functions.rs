@@ -3,9 +3,9 @@
 use std::rc::Rc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::methods::has_method;
+use crate::methods::{CHANGING, has_method};
 use crate::paid::{Budget, Buf, Items, Text};
-use crate::value::{Context, List, Map, Symbol, Value};
+use crate::value::{Context, List, Map, Shape, Symbol, Value};
 
 /// What a template may call without defining it.
 const FUNCTIONS: [&str; 5] = ["range", "namespace", "dict", "raise_exception", "strftime_now"];
@@ -97,9 +97,9 @@ pub(crate) fn needed<'v>(value: Option<&'v Value>, budget: &Budget) -> Result<&'
 /// Calls `see` with every item: of a list, keys of a map, characters of a string.
 pub(crate) fn iterate(over: &Value, cx: &Context<'_>, see: &mut dyn FnMut(Value) -> Result<()>) -> Result<()> {
     match over {
-        Value::List(items) => items.iter().try_for_each(|v| see(v?.clone())),
+        Value::List(items) => items.iter_once().try_for_each(|v| see(v?.clone())),
         Value::Map(items) => items.iter().try_for_each(|entry| see(entry?.0.clone())),
-        Value::Str(s) => s.chars()?.try_for_each(|c| see(Value::Str(s.part(c.at..c.end())?))),
+        Value::Str(s) => s.chars()?.try_for_each(|c| see(Value::Str(s.part(c.at..c.end())?.marked(false)))),
         Value::Undefined => Ok(()),
         other => Err(cx.budget.error(format_args!("expected something with items, found {}", other.kind()))),
     }
@@ -175,7 +175,7 @@ fn range(given: Given<'_>, cx: &Context<'_>) -> Result<Value> {
         items.push(Value::Int(at))?;
         at = at.saturating_add(step);
     }
-    Ok(items.finish())
+    Ok(items.finish_as(Shape::Range))
 }
 
 /// `value.name`.
@@ -184,6 +184,7 @@ pub(crate) fn attribute(value: &Value, name: &Text, cx: &Context<'_>) -> Result<
     match value {
         // Python finds a method first, so that `x.items` is one whatever keys there are.
         Value::Map(map) => match method(name)? {
+            Value::Undefined if CHANGING.contains(&name.word()?) => Ok(Value::Undefined),
             Value::Undefined => Ok(map.get_text(name)?.cloned().unwrap_or(Value::Undefined)),
             found => Ok(found),
         },
@@ -200,8 +201,9 @@ pub(crate) fn attribute(value: &Value, name: &Text, cx: &Context<'_>) -> Result<
                 "revindex" => Value::Int((len - at) as i128),
                 "revindex0" => Value::Int((len - at) as i128 - 1),
                 "length" => Value::Int(len as i128),
-                "depth" => Value::Int(i128::from(l.depth) + 1),
-                "depth0" => Value::Int(l.depth.into()),
+                // Of loops that call themselves, which there are not.
+                "depth" => Value::Int(1),
+                "depth0" => Value::Int(0),
                 "first" => Value::Bool(at == 0),
                 "last" => Value::Bool(at + 1 == len),
                 "previtem" => neighbour(at.checked_sub(1))?,
@@ -223,7 +225,7 @@ pub(crate) fn item(value: &Value, index: &Value, cx: &Context<'_>) -> Result<Val
         usize::try_from(if i < 0 { i.checked_add(len as i128)? } else { i }).ok().filter(|i| *i < len)
     };
     Ok(match (value, index) {
-        (Value::List(items), _) if index.int().is_some() => match nth(items.len()) {
+        (Value::List(items), _) if index.int().is_some() && items.shape().has_indices() => match nth(items.len()) {
             Some(i) => items.get(i)?.cloned().unwrap_or(Value::Undefined),
             None => Value::Undefined,
         },

@@ -32,7 +32,7 @@ impl Style {
             Value::Float(f) if f.is_infinite() => out.push(if *f > 0.0 { "Infinity" } else { "-Infinity" }),
             Value::Float(f) => out.push_str(&float(*f), false),
             Value::Str(s) => self.string(s, out),
-            Value::List(items) => {
+            Value::List(items) if items.shape().is_data() => {
                 out.push("[")?;
                 for (i, item) in items.iter().enumerate() {
                     self.separate(i, depth, out)?;

@@ -158,6 +158,10 @@ impl Template {
             ("bos_token", token(inputs.bos_token)?),
             ("eos_token", token(inputs.eos_token)?),
         ]);
+        // As `transformers` does, which always passes this one.
+        if inputs.variables.iter().all(|(name, _)| *name != "documents") {
+            vars.push(("documents", Value::None));
+        }
         vars.extend(inputs.enable_thinking.map(|on| ("enable_thinking", Value::Bool(on))));
         // What the template has no name for, it cannot see.
         let named = vars.into_iter().filter_map(|(name, value)| Some((self.tree.symbol(name)?, value)));

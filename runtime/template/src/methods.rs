@@ -4,20 +4,21 @@
 
 use crate::error::{Error, Result};
 use crate::functions::{Given, integer, needed, needed_string, string};
+use crate::operators::escape;
 use crate::paid::{Buf, Items, Text};
 use crate::python::{is_line_end, is_space};
 use crate::sequences;
-use crate::value::{Context, List, Value};
+use crate::value::{Context, List, Shape, Value};
 
-const MAP_METHODS: [&str; 11] =
-    ["get", "keys", "values", "items", "copy", "pop", "update", "clear", "setdefault", "popitem", "fromkeys"];
-const STRING_METHODS: [&str; 34] = [
+const MAP_METHODS: [&str; 6] = ["get", "keys", "values", "items", "copy", "fromkeys"];
+/// What would change a map. Jinja's sandbox hides it, and keys of these names behind it.
+pub(crate) const CHANGING: [&str; 5] = ["pop", "update", "clear", "setdefault", "popitem"];
+const STRING_METHODS: [&str; 33] = [
     "upper",
     "lower",
     "capitalize",
     "title",
     "swapcase",
-    "casefold",
     "strip",
     "lstrip",
     "rstrip",
@@ -47,7 +48,7 @@ const STRING_METHODS: [&str; 34] = [
     "islower",
     "isupper",
 ];
-const LIST_METHODS: [&str; 4] = ["append", "index", "count", "copy"];
+const LIST_METHODS: [&str; 3] = ["index", "count", "copy"];
 
 /// Whether a value has a method of this name, one that can be called here or not.
 pub(crate) fn has_method(value: &Value, name: &str) -> bool {
@@ -89,7 +90,11 @@ pub(crate) fn method(value: &Value, name: &Text, given: Given<'_>, cx: &Context<
                         _ => List::pair(key, value, &cx.budget)?,
                     })?;
                 }
-                Ok(out.finish())
+                Ok(out.finish_as(match word {
+                    "keys" => Shape::Keys,
+                    "values" => Shape::Values,
+                    _ => Shape::Pairs,
+                }))
             }
             _ => Err(no_method(value, name, cx)?),
         },
@@ -133,7 +138,7 @@ pub(crate) fn string_method(s: &Text, name: &str, given: Given<'_>, cx: &Context
     let budget = &cx.budget;
     let text = |text: Text| Ok(Some(Value::Str(text)));
     Ok(Some(match name {
-        "upper" | "lower" | "casefold" | "swapcase" | "capitalize" | "title" => {
+        "upper" | "lower" | "swapcase" | "capitalize" | "title" => {
             given.take([], cx)?;
             return text(match name {
                 "upper" => recase(s, |_, _| true)?,
@@ -180,11 +185,15 @@ pub(crate) fn string_method(s: &Text, name: &str, given: Given<'_>, cx: &Context
             let (mut out, mut done) = (Buf::new(budget)?, 0);
             for at in s.matches(from)?.take(count) {
                 out.push_part(s, done..at)?;
-                out.push_text(to)?;
+                if s.is_markup() && !to.is_markup() {
+                    escape(to, &mut out)?
+                } else {
+                    out.push_text(to)?
+                }
                 done = at + from.len();
             }
             out.push_part(s, done..s.len())?;
-            return text(out.finish());
+            return text(out.finish().marked(s.is_markup()));
         }
         "split" | "rsplit" => {
             let [separator, most] = given.take(["sep", "maxsplit"], cx)?;
@@ -215,7 +224,7 @@ pub(crate) fn string_method(s: &Text, name: &str, given: Given<'_>, cx: &Context
             for range in [0..cuts[0], cuts[0]..cuts[1], cuts[1]..s.len()] {
                 parts.push(Value::Str(s.part(range)?))?;
             }
-            parts.finish_tuple()
+            parts.finish_as(Shape::Tuple)
         }
         "find" | "rfind" | "index" | "rindex" => {
             let [part] = given.take(["sub"], cx)?;
@@ -274,7 +283,7 @@ pub(crate) fn recase(s: &Text, upper: impl Fn(Option<char>, char) -> bool) -> Re
         }
         before = Some(c.c);
     }
-    Ok(out.finish())
+    Ok(out.finish().marked(s.is_markup()))
 }
 
 /// Python's `split` and `rsplit` by a separator.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::error::Result;
 use crate::paid::{Budget, Buf, Items, Text};
-use crate::value::{List, Value};
+use crate::value::{List, Shape, Value};
 
 /// `left op right`.
 pub(crate) fn binary(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>) -> Result<Value> {
@@ -23,24 +23,27 @@ pub(crate) fn binary(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>)
         }
         ("+", Value::Str(a), Value::Str(b)) => {
             let mut out = Buf::with_room(budget, a.len() + b.len())?;
-            out.push_text(a)?;
-            out.push_text(b)?;
-            return Ok(Value::Str(out.finish()));
+            let markup = a.is_markup() || b.is_markup();
+            for text in [a, b] {
+                if markup && !text.is_markup() { escape(text, &mut out)? } else { out.push_text(text)? }
+            }
+            return Ok(Value::Str(out.finish().marked(markup)));
         }
         ("+", Value::List(a), Value::List(b)) => {
-            if a.is_tuple() != b.is_tuple() {
+            let shape = a.shape();
+            if shape != b.shape() || !matches!(shape, Shape::List | Shape::Tuple) {
                 return Err(wrong());
             }
             let mut items = List::new(budget)?;
             a.iter().chain(b.iter()).try_for_each(|v| items.push(v?.clone()))?;
-            return Ok(if a.is_tuple() { items.finish_tuple() } else { items.finish() });
+            return Ok(items.finish_as(shape));
         }
         ("*", Value::Str(text), n) | ("*", n, Value::Str(text)) => {
             let n = usize::try_from(n.int().ok_or_else(wrong)?.max(0)).map_err(|_| overflow())?;
             let n = if text.is_empty() { 0 } else { n };
             let mut out = Buf::with_room(budget, text.len().saturating_mul(n))?;
             (0..n).try_for_each(|_| out.push_text(text))?;
-            return Ok(Value::Str(out.finish()));
+            return Ok(Value::Str(out.finish().marked(text.is_markup())));
         }
         _ => {}
     }
@@ -77,6 +80,21 @@ pub(crate) fn binary(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>)
         "%" => a - b * (a / b).floor(),
         _ => a.powf(b),
     }))
+}
+
+/// Writes a text with what HTML knows as something else in its spelling of it.
+pub(crate) fn escape(text: &Text, out: &mut Buf) -> Result<()> {
+    let special = |c: char| matches!(c, '&' | '<' | '>' | '"' | '\'');
+    text.transcribe(out, special, |out, c| {
+        let spelt = match c.c {
+            '&' => "&amp;",
+            '<' => "&lt;",
+            '>' => "&gt;",
+            '"' => "&#34;",
+            _ => "&#39;",
+        };
+        out.push_str(spelt, c.typed)
+    })
 }
 
 /// `left op right`, where `op` gives a boolean.
@@ -130,7 +148,7 @@ fn contains(container: &Value, value: &Value, budget: &Rc<Budget>) -> Result<boo
     match (container, value) {
         (Value::Str(text), Value::Str(part)) => Ok(text.matches(part)?.next().is_some()),
         (Value::List(items), _) => {
-            for item in items.iter() {
+            for item in items.iter_once() {
                 if item?.equals(value, budget)? {
                     return Ok(true);
                 }
@@ -154,12 +172,12 @@ pub(crate) fn slice(value: &Value, bounds: [Option<i128>; 3], budget: &Rc<Budget
         return Err(budget.error("expected a slice with a step that is not zero"));
     }
     match value {
-        Value::List(list) => {
+        Value::List(list) if list.shape().has_indices() => {
             let mut items = List::new(budget)?;
             for i in indices(list.len(), bounds, step) {
                 list.get(i)?.map_or(Ok(()), |item| items.push(item.clone()))?;
             }
-            Ok(if list.is_tuple() { items.finish_tuple() } else { items.finish() })
+            Ok(items.finish_as(list.shape()))
         }
         Value::Str(text) if step == 1 => {
             let mut indices = indices(text.count()?, bounds, step);
@@ -176,7 +194,7 @@ pub(crate) fn slice(value: &Value, bounds: [Option<i128>; 3], budget: &Rc<Budget
             for i in indices(chars.len(), bounds, step) {
                 chars.get(i)?.map_or(Ok(()), |c| out.push_char(c.c, c.typed))?;
             }
-            Ok(Value::Str(out.finish()))
+            Ok(Value::Str(out.finish().marked(text.is_markup())))
         }
         other => Err(budget.error(format_args!("expected a list or a string to slice, found {}", other.kind()))),
     }

@@ -547,6 +547,13 @@ impl<'a> Parser<'a> {
             return Ok(args);
         }
         while !self.take_op(")")? {
+            if args.spread.is_none() && self.take_op("*")? {
+                args.spread = Some(Box::new(self.expr()?));
+                if !self.is_op(")") {
+                    self.expect_op(",")?;
+                }
+                continue;
+            }
             let value = self.expr()?;
             match value.kind {
                 Kind::Name(name) if self.is_op("=") => {

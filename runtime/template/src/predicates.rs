@@ -20,14 +20,17 @@ pub(crate) fn test(name: &Text, value: &Value, given: Given<'_>, cx: &Context<'_
         "iterable" => {
             matches!(value, Value::List(_) | Value::Map(_) | Value::Str(_) | Value::Undefined | Value::Loop(_))
         }
-        "sequence" => matches!(value, Value::List(_) | Value::Map(_) | Value::Str(_) | Value::Undefined),
+        "sequence" => match value {
+            Value::List(list) => list.shape().has_indices(),
+            _ => matches!(value, Value::Map(_) | Value::Str(_) | Value::Undefined),
+        },
         "number" => matches!(value, Value::Int(_) | Value::Float(_) | Value::Bool(_)),
         "integer" => matches!(value, Value::Int(_)),
         "float" => matches!(value, Value::Float(_)),
         "boolean" => matches!(value, Value::Bool(_)),
         "true" => matches!(value, Value::Bool(true)),
         "false" => matches!(value, Value::Bool(false)),
-        "callable" => matches!(value, Value::Macro(..) | Value::Function(_) | Value::Method),
+        "callable" => matches!(value, Value::Macro { .. } | Value::Function(_) | Value::Method),
         "odd" => integer(Some(value), 0, budget)? % 2 != 0,
         "even" => integer(Some(value), 0, budget)? % 2 == 0,
         "divisibleby" => binary("%", value, other()?, budget)?.int() == Some(0),

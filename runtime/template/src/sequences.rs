@@ -8,7 +8,7 @@ use crate::functions::{Given, items_of, iterate, needed_string, reach, string};
 use crate::operators::{binary, order, slice};
 use crate::paid::{Buf, Text};
 use crate::predicates::test;
-use crate::value::{Context, List, Value};
+use crate::value::{Context, List, Shape, Value};
 
 /// `value | name(given)`, for what goes over items.
 pub(crate) fn sequence(name: &Text, value: &Value, given: Given<'_>, cx: &Context<'_>) -> Result<Value> {
@@ -16,8 +16,13 @@ pub(crate) fn sequence(name: &Text, value: &Value, given: Given<'_>, cx: &Contex
     let word = name.word()?;
     match word {
         // Nothing in, nothing out, even where that is no sequence.
-        "map" | "select" | "reject" | "selectattr" | "rejectattr" if !value.truth() => Ok(List::new(budget)?.finish()),
+        "map" | "select" | "reject" | "selectattr" | "rejectattr" if !value.truth() => {
+            Ok(List::new(budget)?.finish_as(Shape::Generator))
+        }
         "list" => Ok(items_of(value, cx)?.finish()),
+        "last" if matches!(value, Value::List(list) if list.shape() == Shape::Generator) => {
+            Err(budget.error("expected a sequence with an end, found a generator"))
+        }
         "first" | "last" => {
             let items = items_of(value, cx)?;
             let at = if word == "first" { Some(0) } else { items.len().checked_sub(1) };
@@ -29,7 +34,7 @@ pub(crate) fn sequence(name: &Text, value: &Value, given: Given<'_>, cx: &Contex
             }
             let mut items = items_of(value, cx)?;
             items.reverse()?;
-            Ok(items.finish())
+            Ok(items.finish_as(Shape::Generator))
         }
         "join" => {
             let [separator, attr] = given.take(["d", "attribute"], cx)?;
@@ -55,7 +60,7 @@ pub(crate) fn sequence(name: &Text, value: &Value, given: Given<'_>, cx: &Contex
                 };
                 if passes == word.starts_with("select") { out.push(item) } else { Ok(()) }
             })?;
-            Ok(out.finish())
+            Ok(out.finish_as(Shape::Generator))
         }
         "sort" => {
             let [reverse, case, attr] = given.take(["reverse", "case_sensitive", "attribute"], cx)?;
@@ -104,7 +109,7 @@ pub(crate) fn sequence(name: &Text, value: &Value, given: Given<'_>, cx: &Contex
                 keys.push(key)?;
                 out.push(item)
             })?;
-            Ok(out.finish())
+            Ok(out.finish_as(Shape::Generator))
         }
         "min" | "max" => {
             let [case, attr] = given.take(["case_sensitive", "attribute"], cx)?;
@@ -155,7 +160,7 @@ fn map(value: &Value, given: Given<'_>, cx: &Context<'_>) -> Result<Value> {
     let (first, rest) = given.split_first()?;
     if let Some(Value::Str(name)) = first {
         iterate(value, cx, &mut |item| out.push(filter(name, &item, rest, cx)?))?;
-        return Ok(out.finish());
+        return Ok(out.finish_as(Shape::Generator));
     }
     let [attr, default] = given.take(["attribute", "default"], cx)?;
     iterate(value, cx, &mut |item| {
@@ -165,5 +170,5 @@ fn map(value: &Value, given: Given<'_>, cx: &Context<'_>) -> Result<Value> {
             (found, _) => found,
         })
     })?;
-    Ok(out.finish())
+    Ok(out.finish_as(Shape::Generator))
 }

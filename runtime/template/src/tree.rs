@@ -69,7 +69,11 @@ impl Kind {
             }
             Kind::Call(a, args) | Kind::Filter(a, _, args) => {
                 see(a);
-                args.positional.iter().chain(args.named.iter().map(|(_, e)| e)).for_each(see);
+                args.positional
+                    .iter()
+                    .chain(args.spread.as_deref())
+                    .chain(args.named.iter().map(|(_, e)| e))
+                    .for_each(see);
             }
             Kind::Test(a, _, args) => {
                 see(a);
@@ -91,6 +95,8 @@ impl Kind {
 #[derive(Default)]
 pub(crate) struct Args {
     pub(crate) positional: Vec<Expr>,
+    /// What stands after `*`: more positional ones.
+    pub(crate) spread: Option<Box<Expr>>,
     pub(crate) named: Vec<(Symbol, Expr)>,
 }
 

@@ -5,7 +5,7 @@
 //! cycles: dropping or printing a value recurses no further than the depth.
 //! What this does not do: it knows no operators, see `operators`.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::error::Result;
@@ -67,24 +67,54 @@ impl<'t> Context<'t> {
     }
 }
 
+/// What a list is in Python, which decides what can be done with it.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Shape {
+    List,
+    Tuple,
+    Range,
+    /// What `keys`, `values` and `items` give.
+    Keys,
+    Values,
+    Pairs,
+    /// What `map`, `select` and their like give: true, without length or index, and gone once it was gone through.
+    Generator,
+}
+
+impl Shape {
+    pub(crate) fn has_length(self) -> bool {
+        self != Shape::Generator
+    }
+
+    pub(crate) fn has_indices(self) -> bool {
+        matches!(self, Shape::List | Shape::Tuple | Shape::Range)
+    }
+
+    /// Whether it goes into JSON.
+    pub(crate) fn is_data(self) -> bool {
+        matches!(self, Shape::List | Shape::Tuple)
+    }
+}
+
 /// A list of values.
 pub(crate) struct List {
     items: Items<Value>,
     depth: u32,
-    /// Whether it prints as a tuple.
-    tuple: bool,
+    shape: Shape,
+    /// Whether it was gone through.
+    spent: Cell<bool>,
 }
 
 impl List {
     pub(crate) fn new(budget: &Rc<Budget>) -> Result<List> {
-        Ok(List { items: Items::new(budget)?, depth: 1, tuple: false })
+        Ok(List { items: Items::new(budget)?, depth: 1, shape: Shape::List, spent: Cell::new(false) })
     }
 
     pub(crate) fn pair(a: Value, b: Value, budget: &Rc<Budget>) -> Result<Value> {
         let mut pair = List::new(budget)?;
         pair.push(a)?;
         pair.push(b)?;
-        Ok(pair.finish_tuple())
+        Ok(pair.finish_as(Shape::Tuple))
     }
 
     pub(crate) fn push(&mut self, value: Value) -> Result<()> {
@@ -112,17 +142,22 @@ impl List {
         self.items.sort(less)
     }
 
-    pub(crate) fn is_tuple(&self) -> bool {
-        self.tuple
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The items, which a generator gives but once.
+    pub(crate) fn iter_once(&self) -> impl Iterator<Item = Result<&Value>> {
+        let gone = self.shape == Shape::Generator && self.spent.replace(true);
+        self.items.iter().take(if gone { 0 } else { usize::MAX })
     }
 
     pub(crate) fn finish(self) -> Value {
         Value::List(Rc::new(self))
     }
 
-    pub(crate) fn finish_tuple(mut self) -> Value {
-        self.tuple = true;
-        Value::List(Rc::new(self))
+    pub(crate) fn finish_as(self, shape: Shape) -> Value {
+        Value::List(Rc::new(List { shape, ..self }))
     }
 }
 
@@ -210,7 +245,7 @@ fn depth_around(value: &Value, budget: &Budget) -> Result<u32> {
     let depth = match value {
         Value::List(list) => list.depth,
         Value::Map(map) => map.depth,
-        Value::Loop(_) | Value::Macro(..) | Value::Function(_) | Value::Method => {
+        Value::Loop(_) | Value::Method => {
             let found = value.kind();
             return Err(budget.error(format_args!("expected plain data in a container, found {found}")));
         }
@@ -226,8 +261,6 @@ fn depth_around(value: &Value, budget: &Budget) -> Result<u32> {
 pub(crate) struct Loop {
     pub(crate) items: Rc<List>,
     pub(crate) at: usize,
-    /// How many loops are around it.
-    pub(crate) depth: u32,
 }
 
 /// A value of a template.
@@ -244,8 +277,12 @@ pub(crate) enum Value {
     /// What `namespace()` gives, by its number.
     Space(usize),
     Loop(Rc<Loop>),
-    /// A macro, by its number, and the frame it was defined in.
-    Macro(usize, usize),
+    /// A macro, by its number, and the scope it was defined in, by index and serial number.
+    Macro {
+        id: usize,
+        frame: usize,
+        serial: u64,
+    },
     /// A function of ours, by name.
     Function(&'static str),
     /// A method that was not called.
@@ -261,11 +298,17 @@ impl Value {
             Value::Bool(_) => "a boolean",
             Value::Int(_) | Value::Float(_) => "a number",
             Value::Str(_) => "a string",
-            Value::List(_) => "a list",
+            Value::List(list) => match list.shape {
+                Shape::List => "a list",
+                Shape::Tuple => "a tuple",
+                Shape::Range => "a range",
+                Shape::Keys | Shape::Values | Shape::Pairs => "a view of a map",
+                Shape::Generator => "a generator",
+            },
             Value::Map(_) => "a map",
             Value::Space(_) => "a namespace",
             Value::Loop(_) => "a loop",
-            Value::Macro(..) | Value::Function(_) => "a function",
+            Value::Macro { .. } | Value::Function(_) => "a function",
             Value::Method => "a method",
         }
     }
@@ -277,7 +320,7 @@ impl Value {
             Value::Int(i) => *i != 0,
             Value::Float(f) => *f != 0.0,
             Value::Str(s) => !s.is_empty(),
-            Value::List(list) => list.len() > 0,
+            Value::List(list) => list.len() > 0 || list.shape == Shape::Generator,
             Value::Map(map) => map.len() > 0,
             _ => true,
         }
@@ -306,8 +349,10 @@ impl Value {
             (Value::Undefined, Value::Undefined) | (Value::None, Value::None) => true,
             (Value::Str(a), Value::Str(b)) => a.same(b)?,
             (Value::Space(a), Value::Space(b)) => a == b,
+            (Value::Function(a), Value::Function(b)) => a == b,
+            (Value::Macro { id: a, serial: s, .. }, Value::Macro { id: b, serial: t, .. }) => a == b && s == t,
             (Value::List(a), Value::List(b)) => {
-                if a.len() != b.len() || a.tuple != b.tuple {
+                if a.len() != b.len() || a.shape != b.shape || a.shape == Shape::Generator {
                     return Ok(false);
                 }
                 for (a, b) in a.iter().zip(b.iter()) {
@@ -348,10 +393,17 @@ impl Value {
             Value::Str(s) if !quoted => out.push_text(s),
             Value::Str(s) => repr(s, out),
             Value::List(items) => {
-                let (open, close) = match (items.tuple, items.len()) {
-                    (true, 1) => ("(", ",)"),
-                    (true, _) => ("(", ")"),
-                    _ => ("[", "]"),
+                let (open, close) = match (items.shape, items.len()) {
+                    (Shape::List, _) => ("[", "]"),
+                    (Shape::Tuple, 1) => ("(", ",)"),
+                    (Shape::Tuple, _) => ("(", ")"),
+                    (Shape::Keys, _) => ("dict_keys([", "])"),
+                    (Shape::Values, _) => ("dict_values([", "])"),
+                    (Shape::Pairs, _) => ("dict_items([", "])"),
+                    (Shape::Range | Shape::Generator, _) => {
+                        let found = self.kind();
+                        return Err(out.budget().error(format_args!("expected something to print, found {found}")));
+                    }
                 };
                 out.push(open)?;
                 for (i, item) in items.iter().enumerate() {

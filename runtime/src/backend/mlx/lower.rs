@@ -4,13 +4,13 @@
 //! closure is traced, once per template and cache capacity, never per token.
 //!
 //! What varies between calls are arrays: token ids, the position, the number of valid rows, the state. A template is lowered at
-//! its family's largest number of rows. Rows past the valid ones compute something that nobody reads: their cache rows lie
+//! its largest number of rows (decode and LM head: one). Rows past the valid ones compute something that nobody reads: their cache rows lie
 //! after every visible position and are written again before one sees them; recurrent state ignores them.
 //!
 //! Where our kernels take a chain of records in one launch, each record is lowered as operations all the same and the value
 //! remembers what it was computed from (`Origin`); the record that ends the chain then uses the kernel, and nothing uses the rest.
 //!
-//! Where MLX departs from the arithmetic that `op.rs` states: activations of quantised products stay floats (`quantize` is
+//! Where MLX departs from the arithmetic that the ops' files state: activations of quantised products stay floats (`quantize` is
 //! nothing), sums run in MLX's order, `exp` is MLX's, cos and sin of positions come from a table made as the CPU makes them
 //! (f32) or from MLX's fused kernel (f16, bf16). So results are compared with a tolerance.
 
@@ -19,9 +19,13 @@ mod layers;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::op::{Mode, OpKind};
-use loaf_formats::plan::{Family, Io, Operand, Patch, Phase, Plan, Record, Region, State, StateKind, records};
+use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
+use loaf_formats::op::{
+    Mode, OpAttrs, OpKind, add, add_rms_norm, embed, expert_linear_dense, expert_linear_quant, expert_sort,
+    gather_rows, gdn_gates, l2_norm, linear_dense, linear_quant, mul, mul_rows, quantize, rms_norm, sigmoid, silu,
+    silu_mul, softmax, top_k, weighted_sum,
+};
+use loaf_formats::plan::{Io, Operand, Phase, Plan, Record, Region, State, StateKind, Template, records};
 
 use super::array::{Array, MlxError, Result, Type};
 use super::device::Device;
@@ -33,7 +37,7 @@ use crate::trace::is_shown;
 
 /// What a graph is given besides weights.
 pub struct Inputs<'a> {
-    /// Token ids `u32[rows]` (decode, prefill) or hidden rows (head).
+    /// Token ids `u32[rows]` (decode, prefill) or hidden rows (LM head).
     pub main: &'a Array,
     /// Position, or hidden row: `i32[1]`.
     pub pos: &'a Array,
@@ -45,7 +49,7 @@ pub struct Inputs<'a> {
 
 /// What a graph computes.
 pub struct Outputs {
-    /// Logits `f32[vocab]` (decode, head) or hidden rows (prefill).
+    /// Logits `f32[vocab]` (decode, LM head) or hidden rows (prefill).
     pub main: Array,
     /// State arrays, in the order of the plan's table.
     pub states: Vec<Array>,
@@ -74,22 +78,26 @@ struct Written {
     origin: Option<Origin>,
 }
 
+/// The planes of a weight, rows of all its matrices one after another.
+struct Planes {
+    operands: [Operand; WEIGHT_PLANES],
+    dims: [[u64; 3]; WEIGHT_PLANES],
+}
+
 /// A template being lowered.
 struct Trace<'a> {
     l: &'a Lowering,
     m: &'a Mlx,
     inputs: &'a Inputs<'a>,
     rows: u64,
-    words: &'a [u64],
-    patches: &'a [Patch],
     values: Values<'a>,
     states: Vec<Array>,
     /// Cos and sin rows by place, and their position and periods for MLX's own kernel.
     ropes: Vec<(Operand, Array, Array)>,
     /// Caches that were written, by state.
     written: HashMap<usize, Written>,
-    /// What attention sees, by position's place; window, heads and their size.
-    masks: HashMap<(usize, [u64; 3]), Array>,
+    /// What attention sees, by window, heads and their size.
+    masks: HashMap<[u64; 3], Array>,
     /// Chains are left to kernels.
     fused: bool,
 }
@@ -121,19 +129,20 @@ impl Lowering {
 
     /// Index of the state an operand addresses.
     fn state_of(&self, o: Operand) -> Result<usize> {
-        let found = self.states.iter().position(|s| s.offset == o.offset);
+        let kind = if o.region == Region::Cache { StateKind::KvCache } else { StateKind::Recurrent };
+        let found = self.states.iter().position(|s| s.kind == kind && s.offset == o.offset);
         found.ok_or_else(|| MlxError(format!("expected the start of a state, found {o:?}")))
     }
 
     /// Shapes of the states, from the records that update them.
-    pub fn state_shapes(&self, family: &Family) -> Result<Vec<StateShape>> {
+    pub fn state_shapes(&self, template: &Template) -> Result<Vec<StateShape>> {
         let mut shapes = vec![None; self.states.len()];
         let mut words = Vec::new();
-        family.segments[0].expand(0, 1, &mut words);
+        template.expand(1, &mut words);
         for r in records(&words).flatten() {
             for (i, rule) in r.kind.spec().operands.iter().enumerate() {
                 let o = r.operand(i);
-                if o.region != Region::State || rule.mode == Mode::In {
+                if rule.mode != Mode::InOut {
                     continue;
                 }
                 let d = r.dims(i).ok_or_else(|| MlxError("a state without an extent".to_owned()))?;
@@ -150,26 +159,26 @@ impl Lowering {
         known.ok_or_else(|| MlxError("expected every state to be updated by a decode step".to_owned()))
     }
 
-    /// Lowers segment `index` of a family.
+    /// Rows that a template is lowered at: prompts are padded, everything else has one.
+    pub fn rows(template: &Template) -> u64 {
+        if template.phase == Phase::Prefill { u64::from(template.max_rows) } else { 1 }
+    }
+
+    /// Lowers a template.
     pub fn graph(
         &self,
-        family: &Family,
-        index: usize,
+        template: &Template,
         inputs: &Inputs<'_>,
         mut observer: Option<Observer<'_>>,
     ) -> Result<Outputs> {
-        let segment = &family.segments[index];
-        let rows = u64::from(family.max_rows);
-        // Row counts become the largest; positions are read from the patches.
+        let rows = Self::rows(template);
         let mut words = Vec::new();
-        segment.expand(0, rows, &mut words);
+        template.expand(rows, &mut words);
         let mut t = Trace {
             l: self,
             m: &self.mlx,
             inputs,
             rows,
-            words: &segment.words,
-            patches: &segment.patches,
             values: Values::new(&self.mlx),
             states: inputs.states.to_vec(),
             ropes: Vec::new(),
@@ -179,8 +188,8 @@ impl Lowering {
             fused: self.kernels.exist() && observer.is_none(),
         };
         let io = |offset, dtype| Operand { region: Region::Io, dtype, offset, row_stride: 0, head_stride: 0 };
-        match family.phase {
-            Phase::Head => {
+        match template.phase {
+            Phase::LmHead => {
                 let [n, width] = inputs.main.shape()[..] else {
                     return Err(MlxError("hidden rows of another shape".to_owned()));
                 };
@@ -196,9 +205,9 @@ impl Lowering {
                 t.tell(&record, observer)?;
             }
         }
-        let out = if family.phase == Phase::Prefill { self.io.hidden } else { self.io.logits };
+        let out = if template.phase == Phase::Prefill { self.io.hidden } else { self.io.logits };
         let mut main = t.values.whole(io(out, DType::F32))?;
-        if family.phase != Phase::Prefill {
+        if template.phase != Phase::Prefill {
             main = self.mlx.astype(&self.mlx.reshape(&main, &[-1])?, Type::F32)?;
         }
         Ok(Outputs { main, states: t.states })
@@ -224,7 +233,7 @@ impl Trace<'_> {
         for i in (0..r.kind.spec().operands.len()).filter(|&i| is_shown(r.kind, i)) {
             let dims = r.dims(i).ok_or_else(|| missing("an extent"))?;
             let mut value = self.m.astype(&self.values.get(r.operand(i), dims)?, Type::F32)?;
-            if r.kind == OpKind::GdnGates && i == 4 {
+            if r.kind == OpKind::GdnGates && i == gdn_gates::Operands::indices().decay {
                 // Kept as its logarithm.
                 value = self.m.exp(&value)?;
             }
@@ -253,179 +262,168 @@ impl Trace<'_> {
         self.values.set(r.operand(i), r.dims(i).ok_or_else(|| missing("an extent"))?, array)
     }
 
-    /// Attribute `i`, a position, as an array: `base + per_pos * pos + per_row * rows`.
-    fn position(&self, r: &Record<'_>, i: usize) -> Result<Array> {
-        let word = r.at + 1 + 3 * r.kind.spec().operands.len() + i;
-        let base = Array::from_slice(&[self.words[word] as i32], &[1]);
-        let Some(patch) = self.patches.iter().find(|p| p.word as usize == word) else { return Ok(base) };
-        let term = |per: u32, of: &Array| match per {
-            0 => Ok(None),
-            1 => Ok(Some(of.clone())),
-            n => self.m.mul(of, &Array::from_slice(&[n as i32], &[1])).map(Some),
-        };
-        let terms = [term(patch.per_pos, self.inputs.pos)?, term(patch.per_row, self.inputs.rows)?];
-        let mut sum = if self.words[word] == 0 { None } else { Some(base.clone()) };
-        for t in terms.into_iter().flatten() {
-            sum = Some(match sum {
-                None => t,
-                Some(s) => self.m.add(&s, &t)?,
-            });
+    /// The planes of a weight, matrices laid end to end: operands, and `[rows, 1, elements]` of each.
+    fn planes(&self, r: &Record<'_>, at: [usize; WEIGHT_PLANES]) -> Result<Planes> {
+        let mut planes = Planes { operands: [Operand::ABSENT; WEIGHT_PLANES], dims: [[0; 3]; WEIGHT_PLANES] };
+        for (i, &at) in at.iter().enumerate() {
+            let (o, Some([rows, heads, dim])) = (r.operand(at), r.dims(at)) else { continue };
+            if rows > 1 && heads > 1 && o.row_stride != heads * dim {
+                return Err(MlxError("expected an op's matrices end to end, found them apart".to_owned()));
+            }
+            (planes.operands[i], planes.dims[i]) = (o, [rows * heads, 1, dim]);
         }
-        Ok(sum.unwrap_or(base))
-    }
-
-    fn operands(r: &Record<'_>, from: usize) -> ([Operand; 3], [[u64; 3]; 3]) {
-        let at = |i: usize| (r.operand(from + i), r.dims(from + i).unwrap_or([0; 3]));
-        let [a, b, c] = [at(0), at(1), at(2)];
-        ([a.0, b.0, c.0], [a.1, b.1, c.1])
+        Ok(planes)
     }
 
     fn record(&mut self, r: &Record<'_>) -> Result<()> {
         use OpKind::*;
         let m = self.m;
-        let n = |i: usize| r.attrs[i];
-        let real = |i: usize| f32::from_bits(r.attrs[i] as u32);
-        let format = r.kind.spec().format_attr().and_then(|i| WeightFormat::from_code(r.attrs[i]));
-        let format = format.unwrap_or(WeightFormat::Dense(DType::F32));
         match r.kind {
             View | Linear | ExpertLinear => Err(MlxError("an op of graphs only".to_owned())),
-            Embed => {
-                let ids = m.reshape(&self.input(r, 0)?, &[-1])?;
-                let (o, dims) = Self::operands(r, 1);
-                let table = self.l.weights.table(m, &o, &dims, format, self.l.kind)?;
-                if let (true, Matrix::Packed { codes, scales, biases: Some(biases), packing }) = (self.fused, &table)
-                    && let Some(y) = self.l.kernels.embed(m, &ids, [codes, scales, biases], *packing, self.l.kind)?
-                {
-                    return self.out(r, 4, &y);
-                }
-                let rows = match table {
-                    Matrix::Dense(table) => m.take(&table, &ids)?,
-                    Matrix::Packed { codes, scales, biases, packing } => {
-                        let biases = biases.map(|b| m.take(&b, &ids)).transpose()?;
-                        let (codes, scales) = (m.take(&codes, &ids)?, m.take(&scales, &ids)?);
-                        m.dequantize(&codes, &scales, biases.as_ref(), packing, Type::F32)?
-                    }
-                };
-                self.out(r, 4, &rows)
-            }
+            Embed => self.embed(r),
             RmsNorm => {
-                let w = self.l.weights.norm(m, r.operand(1), n(2), real(4), self.l.kind)?;
-                let y = m.rms_norm(&self.input(r, 0)?, &w, real(3))?;
-                let origin = Origin::Norm(self.place(r, 0)?, w, real(3));
-                self.out(r, 2, &y)?;
+                let (a, o) = (rms_norm::Attrs::of(r.attrs), rms_norm::Operands::indices());
+                let w = self.l.weights.norm(m, r.operand(o.weight), a.dim as u64, a.offset, self.l.kind)?;
+                let y = m.rms_norm(&self.input(r, o.x)?, &w, a.eps)?;
+                let origin = Origin::Norm(self.place(r, o.x)?, w, a.eps);
+                self.out(r, o.out, &y)?;
                 self.mark(origin)
             }
             AddRmsNorm => {
-                let (a, b) = (self.input(r, 0)?, self.input(r, 1)?);
-                let w = self.l.weights.norm(m, r.operand(2), n(2), real(4), self.l.kind)?;
-                if self.fused
-                    && n(1) == 1
-                    && let Some([sum, y]) = self.l.kernels.add_norm(m, &a, &b, &w, real(3), self.l.kind)?
-                {
-                    self.out(r, 3, &sum)?;
-                    return self.out(r, 4, &y);
-                }
-                let sum = m.add(&a, &b)?;
-                let y = m.rms_norm(&sum, &w, real(3))?;
-                self.out(r, 3, &sum)?;
-                self.out(r, 4, &y)
+                let (attrs, o) = (add_rms_norm::Attrs::of(r.attrs), add_rms_norm::Operands::indices());
+                let (a, b) = (self.input(r, o.a)?, self.input(r, o.b)?);
+                let w = self.l.weights.norm(m, r.operand(o.weight), attrs.dim as u64, attrs.offset, self.l.kind)?;
+                let fused = if self.fused && attrs.heads == 1 {
+                    self.l.kernels.add_norm(m, &a, &b, &w, attrs.eps, self.l.kind)?
+                } else {
+                    None
+                };
+                let [sum, y] = match fused {
+                    Some(both) => both,
+                    None => {
+                        let sum = m.add(&a, &b)?;
+                        let y = m.rms_norm(&sum, &w, attrs.eps)?;
+                        [sum, y]
+                    }
+                };
+                self.out(r, o.sum, &sum)?;
+                self.out(r, o.out, &y)
             }
             Add => {
-                if let Some(y) = self.mixture(r)? {
-                    return self.out(r, 2, &y);
-                }
-                let y = m.add(&self.input(r, 0)?, &self.input(r, 1)?)?;
-                self.out(r, 2, &y)
+                let o = add::Operands::indices();
+                let y = match self.mixture(r)? {
+                    Some(y) => y,
+                    None => m.add(&self.input(r, o.a)?, &self.input(r, o.b)?)?,
+                };
+                self.out(r, o.out, &y)
             }
             Mul => {
-                let y = m.mul(&self.input(r, 0)?, &self.input(r, 1)?)?;
-                self.out(r, 2, &y)
+                let o = mul::Operands::indices();
+                let y = m.mul(&self.input(r, o.a)?, &self.input(r, o.b)?)?;
+                self.out(r, o.out, &y)
             }
             Silu => {
-                let x = self.input(r, 0)?;
+                let o = silu::Operands::indices();
+                let x = self.input(r, o.x)?;
                 let y = m.mul(&x, &m.sigmoid(&x)?)?;
-                self.out(r, 1, &y)
+                self.out(r, o.out, &y)
             }
             Sigmoid => {
-                let y = m.sigmoid(&self.input(r, 0)?)?;
-                let origin = Origin::Sigmoid(self.place(r, 0)?);
-                self.out(r, 1, &y)?;
+                let o = sigmoid::Operands::indices();
+                let y = m.sigmoid(&self.input(r, o.x)?)?;
+                let origin = Origin::Sigmoid(self.place(r, o.x)?);
+                self.out(r, o.out, &y)?;
                 self.mark(origin)
             }
             SiluMul | SigmoidMul => {
+                // Both have the same operands.
+                let o = silu_mul::Operands::indices();
                 if let Some(y) = self.gate(r, if r.kind == SiluMul { Act::Silu } else { Act::Sigmoid })? {
-                    return self.out(r, 2, &y);
+                    return self.out(r, o.out, &y);
                 }
-                let x = self.input(r, 0)?;
+                let x = self.input(r, o.a)?;
                 let open = m.sigmoid(&x)?;
                 let open = if r.kind == SiluMul { m.mul(&x, &open)? } else { open };
-                let y = m.mul(&open, &self.input(r, 1)?)?;
-                self.out(r, 2, &y)
+                let y = m.mul(&open, &self.input(r, o.b)?)?;
+                self.out(r, o.out, &y)
             }
             MulRows => {
-                let x = self.input(r, 0)?;
-                let y = m.mul(&x, &self.input(r, 1)?)?;
-                let origin = match self.origin(r, 1) {
+                let o = mul_rows::Operands::indices();
+                let x = self.input(r, o.x)?;
+                let y = m.mul(&x, &self.input(r, o.s)?)?;
+                let origin = match self.origin(r, o.s) {
                     Some(Origin::Sigmoid(open)) => Some(Origin::Scaled(x, open.clone())),
                     _ => None,
                 };
-                self.out(r, 2, &y)?;
+                self.out(r, o.out, &y)?;
                 origin.map_or(Ok(()), |origin| self.mark(origin))
             }
             // Products take the activations themselves; only the codes' place is ever read.
             Quantize => {
-                let x = self.input(r, 0)?;
-                self.keep(r, 1, &x)
+                let o = quantize::Operands::indices();
+                let x = self.input(r, o.x)?;
+                self.keep(r, o.codes, &x)
             }
             LinearDense => {
-                let (o, dims) = Self::operands(r, 1);
-                let y = self.product(&self.input(r, 0)?, &o, &dims, format)?;
-                self.out(r, 3, &y)
+                let (a, o) = (linear_dense::Attrs::of(r.attrs), linear_dense::Operands::indices());
+                let y = self.product(&self.input(r, o.x)?, &self.planes(r, o.weight)?, a.format)?;
+                self.out(r, o.out, &y)
             }
             LinearQuant => {
-                let (o, dims) = Self::operands(r, 3);
-                let y = self.product(&self.input(r, 0)?, &o, &dims, format)?;
-                self.out(r, 6, &y)
+                let (a, o) = (linear_quant::Attrs::of(r.attrs), linear_quant::Operands::indices());
+                let y = self.product(&self.input(r, o.codes)?, &self.planes(r, o.weight)?, a.format)?;
+                self.out(r, o.out, &y)
             }
             // The slots' experts themselves stand where the plan has their order.
             ExpertSort => {
-                let ids = self.input(r, 0)?;
-                self.keep(r, 1, &ids)
+                let o = expert_sort::Operands::indices();
+                let ids = self.input(r, o.ids)?;
+                self.keep(r, o.order, &ids)
             }
-            ExpertLinearDense => self.experts(r, format, 1, 3, 5),
-            ExpertLinearQuant => self.experts(r, format, 3, 5, 8),
+            ExpertLinearDense => {
+                let o = expert_linear_dense::Operands::indices();
+                self.experts(r, o.x, o.order, o.weight, o.out)
+            }
+            ExpertLinearQuant => {
+                let o = expert_linear_quant::Operands::indices();
+                self.experts(r, o.codes, o.order, o.weight, o.out)
+            }
             WeightedSum => {
-                let (slots, w) = (self.input(r, 0)?, m.reshape(&self.input(r, 1)?, &shape([n(0), n(1), 1]))?);
-                let weights = m.reshape(&w, &shape([n(0), n(1), 1])[..2])?;
+                let (a, o) = (weighted_sum::Attrs::of(r.attrs), weighted_sum::Operands::indices());
+                let (rows, k) = (a.rows as i32, a.k as i32);
+                let (slots, w) = (self.input(r, o.y)?, m.reshape(&self.input(r, o.w)?, &[rows, k, 1])?);
+                let weights = m.reshape(&w, &[rows, k])?;
                 let fused = if self.fused { self.l.kernels.mix(m, &slots, &weights, None, self.l.kind)? } else { None };
                 let y = fused.map_or_else(|| m.sum(&m.mul(&slots, &w)?, 1), Ok)?;
-                self.out(r, 2, &y)?;
+                self.out(r, o.out, &y)?;
                 self.mark(Origin::Sum(slots, weights))
             }
             Softmax => {
-                let y = m.softmax(&self.wide(r, 0)?)?;
-                let origin = Origin::Softmax(self.place(r, 0)?);
-                self.keep(r, 1, &y)?;
+                let o = softmax::Operands::indices();
+                let y = m.softmax(&self.wide(r, o.x)?)?;
+                let origin = Origin::Softmax(self.place(r, o.x)?);
+                self.keep(r, o.out, &y)?;
                 self.mark(origin)
             }
             TopK => {
-                if let (true, Some(Origin::Softmax(scores))) = (self.fused, self.origin(r, 0)) {
-                    let (k, renorm, rows) = (n(2) as i32, n(3) != 0, n(0) as i32);
-                    if let Some([ids, w]) = self.l.kernels.top_k(m, scores, k, renorm, rows)? {
-                        self.keep(r, 1, &ids)?;
-                        return self.keep(r, 2, &w);
-                    }
+                let (a, o) = (top_k::Attrs::of(r.attrs), top_k::Operands::indices());
+                let (rows, k, renorm) = (a.rows as i32, a.k as i32, a.renorm != 0);
+                if let (true, Some(Origin::Softmax(scores))) = (self.fused, self.origin(r, o.probs))
+                    && let Some([ids, w]) = self.l.kernels.top_k(m, scores, k, renorm, rows)?
+                {
+                    self.keep(r, o.ids, &ids)?;
+                    return self.keep(r, o.weights, &w);
                 }
-                let p = m.reshape(&self.wide(r, 0)?, &shape([n(0), n(1), 1])[..2])?;
+                let p = m.reshape(&self.wide(r, o.probs)?, &[rows, a.experts as i32])?;
                 let order = m.argsort(&m.neg(&p)?)?;
-                let ids = m.slice(&order, 1, 0, n(2) as i32)?;
+                let ids = m.slice(&order, 1, 0, k)?;
                 let mut w = m.take_along(&p, &ids)?;
-                if n(3) != 0 {
-                    let sum = m.reshape(&m.sum(&w, 1)?, &[n(0) as i32, 1])?;
+                if renorm {
+                    let sum = m.reshape(&m.sum(&w, 1)?, &[rows, 1])?;
                     w = m.div(&w, &sum)?;
                 }
-                self.keep(r, 1, &ids)?;
-                self.keep(r, 2, &w)
+                self.keep(r, o.ids, &ids)?;
+                self.keep(r, o.weights, &w)
             }
             RopeTable => self.rope_table(r),
             Rope => self.rope(r),
@@ -433,43 +431,65 @@ impl Trace<'_> {
             Attention => self.attention(r),
             Conv | ConvSilu => self.convolution(r),
             L2Norm => {
-                let x = self.wide(r, 0)?;
-                let sum = m.reshape(&m.sum(&m.square(&x)?, -1)?, &shape([n(0), n(1), 1]))?;
-                let inv = m.rsqrt(&m.add(&sum, &Array::scalar(real(3)))?)?;
-                let y = m.mul(&m.mul(&x, &inv)?, &Array::scalar(real(4)))?;
-                let origin = Origin::Length(self.place(r, 0)?, real(3), real(4));
+                let (a, o) = (l2_norm::Attrs::of(r.attrs), l2_norm::Operands::indices());
+                let x = self.wide(r, o.x)?;
+                let sum = m.reshape(&m.sum(&m.square(&x)?, -1)?, &[a.rows as i32, a.heads as i32, 1])?;
+                let inv = m.rsqrt(&m.add(&sum, &Array::scalar(a.eps))?)?;
+                let y = m.mul(&m.mul(&x, &inv)?, &Array::scalar(a.scale))?;
+                let origin = Origin::Length(self.place(r, o.x)?, a.eps, a.scale);
                 // Recurrences stay in f32.
-                self.keep(r, 1, &y)?;
+                self.keep(r, o.out, &y)?;
                 self.mark(origin)
             }
             GdnGates => {
-                let heads = n(1) * n(2);
-                let flat = |x: Array| m.reshape(&x, &shape([n(0), 1, heads]));
-                let (a, b) = (flat(self.wide(r, 0)?)?, flat(self.wide(r, 1)?)?);
-                let a_log = self.l.weights.vector(m, r.operand(2), heads)?;
-                let dt = self.l.weights.vector(m, r.operand(3), heads)?;
+                let (attrs, o) = (gdn_gates::Attrs::of(r.attrs), gdn_gates::Operands::indices());
+                let heads = attrs.heads * attrs.dim;
+                let flat = |x: Array| m.reshape(&x, &[attrs.rows as i32, 1, heads as i32]);
+                let (a, b) = (flat(self.wide(r, o.a)?)?, flat(self.wide(r, o.b)?)?);
+                let a_log = self.l.weights.vector(m, r.operand(o.a_log), heads as u64)?;
+                let dt = self.l.weights.vector(m, r.operand(o.dt_bias), heads as u64)?;
                 let x = m.add(&a, &dt)?;
                 let soft = m.select(&m.greater(&x, &Array::scalar(20.0))?, &x, &m.log1p(&m.exp(&x)?)?)?;
                 let g = m.neg(&m.mul(&m.exp(&a_log)?, &soft)?)?;
                 // The logarithm of the decay: the chunked rule adds it up.
-                let origin = Origin::Gates([self.place(r, 0)?, self.place(r, 1)?], [a_log, dt]);
-                self.keep(r, 4, &g)?;
+                let origin = Origin::Gates([self.place(r, o.a)?, self.place(r, o.b)?], [a_log, dt]);
+                self.keep(r, o.decay, &g)?;
                 self.mark(origin)?;
-                self.keep(r, 5, &m.sigmoid(&b)?)
+                self.keep(r, o.beta, &m.sigmoid(&b)?)
             }
             GdnScan => self.scan(r),
-            SelectRows => {
-                let x = self.values.get(Operand { ..r.operand(0) }, self.all_rows(r)?)?;
-                let y = m.slice_at(&m.reshape(&x, &[-1, n(1) as i32])?, &self.position(r, 2)?, 0, self.rows as i32)?;
-                self.out(r, 1, &y)
+            GatherRows => {
+                let (a, o) = (gather_rows::Attrs::of(r.attrs), gather_rows::Operands::indices());
+                // Every hidden row there is: which one is chosen is known only when the graph runs.
+                let rows = self.inputs.main.shape().first().copied().unwrap_or(0);
+                let x = self.values.get(r.operand(o.x), [rows as u64, 1, a.dim as u64])?;
+                let x = m.reshape(&x, &[-1, a.dim as i32])?;
+                let y = m.slice_at(&x, self.inputs.pos, 0, self.rows as i32)?;
+                self.out(r, o.out, &y)
             }
         }
     }
 
-    /// Every hidden row there is: which one is selected is known only when the graph runs.
-    fn all_rows(&self, r: &Record<'_>) -> Result<[u64; 3]> {
-        let rows = self.inputs.main.shape().first().copied().unwrap_or(0);
-        Ok([rows as u64, 1, r.attrs[1]])
+    fn embed(&mut self, r: &Record<'_>) -> Result<()> {
+        let m = self.m;
+        let (a, o) = (embed::Attrs::of(r.attrs), embed::Operands::indices());
+        let ids = m.reshape(&self.input(r, o.ids)?, &[-1])?;
+        let Planes { operands, dims } = self.planes(r, o.table)?;
+        let table = self.l.weights.table(m, &operands, &dims, a.format, self.l.kind)?;
+        if let (true, Matrix::Packed { codes, scales, biases: Some(biases), packing }) = (self.fused, &table)
+            && let Some(y) = self.l.kernels.embed(m, &ids, [codes, scales, biases], *packing, self.l.kind)?
+        {
+            return self.out(r, o.out, &y);
+        }
+        let rows = match table {
+            Matrix::Dense(table) => m.take(&table, &ids)?,
+            Matrix::Packed { codes, scales, biases, packing } => {
+                let biases = biases.map(|b| m.take(&b, &ids)).transpose()?;
+                let (codes, scales) = (m.take(&codes, &ids)?, m.take(&scales, &ids)?);
+                m.dequantize(&codes, &scales, biases.as_ref(), packing, Type::F32)?
+            }
+        };
+        self.out(r, o.out, &rows)
     }
 
     /// What input `i` was computed from.
@@ -489,13 +509,13 @@ impl Trace<'_> {
         self.values.place(r.operand(i), r.dims(i).ok_or_else(|| missing("an extent"))?)
     }
 
-    fn product(&self, x: &Array, o: &[Operand], dims: &[[u64; 3]], format: WeightFormat) -> Result<Array> {
+    fn product(&self, x: &Array, Planes { operands, dims }: &Planes, format: WeightFormat) -> Result<Array> {
         let m = self.m;
         let x = m.reshape(x, &[self.rows as i32, -1])?;
         let cuda = self.l.kernels.device() == Device::Cuda;
         // One row times many: MLX's CUDA device takes a kernel that it first compiles for a minute, but not if it gathers.
         let gathered = cuda && self.rows == 1 && dims[0][0] > QMV_ROWS && format.group().is_some();
-        match self.l.weights.matrix(m, o, dims, format, gathered.then_some(1), self.l.kind)? {
+        match self.l.weights.matrix(m, operands, dims, format, gathered.then_some(1), self.l.kind)? {
             Matrix::Dense(w) => m.matmul(&x, &w),
             Matrix::Packed { codes, scales, biases, packing } if gathered => {
                 let x = m.reshape(&x, &[1, 1, -1])?;

@@ -1,7 +1,7 @@
 //! The MLX backend: a plan lowered once to compiled MLX functions, replayed per token.
 //!
-//! [`MlxBackend::open`] hands the weights over (`weights`), lowers the decode, prefill and head templates (`lower`) inside
-//! closures that MLX compiles ([`compile`]), and traces them at once. There is one closure per (family, segment, capacity of the
+//! [`MlxDevice::open`] hands the weights over (`weights`), lowers the decode, prefill and head templates (`lower`) inside
+//! closures that MLX compiles ([`compile`]), and traces them at once. There is one closure per (template, capacity of the
 //! caches); capacities come in steps, so a growing sequence meets a new one rarely. Token ids, position, valid rows and state are
 //! array arguments. State goes in and comes out; nobody else holds the caches, so MLX writes into them where they are. Recurrent
 //! state is kept one step longer while tokens are chosen on the device, to be able to take a step back.
@@ -23,13 +23,12 @@ mod values;
 mod weights;
 
 use std::collections::HashMap;
-use std::marker::PhantomData;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use loaf_formats::dtype::DType;
 use loaf_formats::op::{Mode, Types};
-use loaf_formats::plan::{Family, Phase, Plan, Record, Region, StateKind, records};
+use loaf_formats::plan::{Phase, Plan, Record, Region, StateKind, Template, records};
 
 use self::array::{Array, MlxError, Result, Type};
 use self::compile::Compiled;
@@ -39,8 +38,8 @@ use self::lower::{Inputs, Lowering, StateShape};
 use self::ops::Mlx;
 use self::sampling::Sampling;
 use self::weights::Weights;
-use super::{Backend, Failure};
-use crate::loaf::Loaf;
+use super::{Chooser, DeviceError, Limits, Part, SlotRun};
+use crate::model::Model;
 use crate::sample::SamplerOptions;
 use crate::trace::{Seen, Trace};
 
@@ -70,12 +69,12 @@ fn capacity_for(positions: u32) -> u32 {
 fn weights_type(plan: &Plan) -> Type {
     let mut bytes = HashMap::new();
     let mut words = Vec::new();
-    for family in &plan.families {
-        family.segments[0].expand(0, 1, &mut words);
+    for template in &plan.templates {
+        template.expand(1, &mut words);
         for r in records(&words).flatten() {
             for (i, rule) in r.kind.spec().operands.iter().enumerate() {
                 let o = r.operand(i);
-                let weight = matches!(rule.types, Types::Weight | Types::Scales);
+                let weight = matches!(rule.types, Types::Plane(_));
                 if weight && o.region == Region::Weights && o.dtype.is_float() && rule.mode == Mode::In {
                     let size = r.dims(i).map_or(0, |d| d.iter().product::<u64>() * o.dtype.bytes());
                     *bytes.entry(o.dtype).or_insert(0) += size;
@@ -90,11 +89,11 @@ fn weights_type(plan: &Plan) -> Type {
     }
 }
 
-/// A sequence on a device of MLX.
-pub struct MlxBackend<'a> {
-    compiled: HashMap<(usize, usize, u32), Compiled>,
+/// A device of MLX, with one slot.
+pub struct MlxDevice {
+    compiled: HashMap<(usize, u32), Compiled>,
     lowering: Rc<Lowering>,
-    families: Rc<Vec<Family>>,
+    templates: Rc<Vec<Template>>,
     kinds: Vec<StateKind>,
     shapes: Vec<StateShape>,
     states: Vec<Array>,
@@ -108,14 +107,16 @@ pub struct MlxBackend<'a> {
     device: Device,
     host: Duration,
     steps: u32,
-    loaf: PhantomData<&'a Loaf>,
+    hidden_rows: u32,
+    /// Held for the weights' bytes.
+    _model: Model,
 }
 
 // SAFETY: everything shared inside (`Rc`) is shared among its own parts alone and moves with it; arrays and closures of MLX
 // count atomically. A stream used from another thread is an exception of MLX, so an error here.
-unsafe impl Send for MlxBackend<'_> {}
+unsafe impl Send for MlxDevice {}
 
-impl Drop for MlxBackend<'_> {
+impl Drop for MlxDevice {
     fn drop(&mut self) {
         // Nothing may read the loaf's bytes after this.
         // SAFETY: a live stream.
@@ -123,29 +124,29 @@ impl Drop for MlxBackend<'_> {
     }
 }
 
-impl<'a> MlxBackend<'a> {
+impl MlxDevice {
     /// Opens the device and lowers the loaf's plan.
     ///
     /// # Errors
     /// No GPU, another version of MLX, too little memory, a weight format MLX lacks, or what MLX says.
-    pub fn open(loaf: &'a Loaf, options: MlxOptions) -> Result<MlxBackend<'a>> {
+    pub fn open(model: &Model, options: MlxOptions) -> Result<MlxDevice> {
         let (mlx, device) = device::open(options.gpu)?;
-        let plan = loaf.plan();
+        let plan = model.plan();
         if let Some(available) = options.memory.or_else(|| device::memory(device)) {
             device::check_memory(plan, available)?;
         }
         let kind = options.activations.unwrap_or(if device == Device::Cpu { Type::F32 } else { weights_type(plan) });
-        // SAFETY: the loaf's bytes are mapped read-only and outlive `'a`; `drop` waits for all that reads them.
-        let weights = unsafe { Weights::new(loaf.data()) };
+        // SAFETY: the model's bytes are mapped read-only and the device keeps the model; `drop` waits for all that reads them.
+        let weights = unsafe { Weights::new(model.data()) };
         let kernels = if options.twins { Kernels::twins(device) } else { Kernels::new(device)? };
         let lowering = Rc::new(Lowering::new(mlx, weights, kernels, plan, kind));
-        let families = Rc::new(plan.families.clone());
-        let decode = families.iter().find(|f| f.phase == Phase::Decode);
+        let templates = Rc::new(plan.templates.clone());
+        let decode = templates.iter().find(|t| t.phase == Phase::Decode);
         let shapes = lowering.state_shapes(decode.ok_or_else(|| MlxError("a plan without decode".to_owned()))?)?;
-        let mut backend = MlxBackend {
+        let mut backend = MlxDevice {
             compiled: HashMap::new(),
             lowering,
-            families,
+            templates,
             kinds: plan.states.iter().map(|s| s.kind).collect(),
             shapes,
             states: Vec::new(),
@@ -158,15 +159,16 @@ impl<'a> MlxBackend<'a> {
             device,
             host: Duration::ZERO,
             steps: 0,
-            loaf: PhantomData,
+            hidden_rows: 0,
+            _model: model.clone(),
         };
-        backend.clear()?;
+        backend.empty()?;
         backend.warm()?;
         Ok(backend)
     }
 
     /// Empty state, of the present capacity.
-    fn clear(&mut self) -> Result<()> {
+    fn empty(&mut self) -> Result<()> {
         let states = self.shapes.iter().enumerate().map(|(i, s)| self.lowering.initial(i, self.capacity, *s));
         self.states = states.collect::<Result<_>>()?;
         self.lowering.mlx.eval(&self.states)
@@ -176,10 +178,10 @@ impl<'a> MlxBackend<'a> {
     fn warm(&mut self) -> Result<()> {
         let empty = self.states.clone();
         // Of the prefills, the largest that does not make the caches grow.
-        let fits = |f: &Family| f.phase == Phase::Prefill && f.max_rows <= self.capacity;
-        let largest = self.families.iter().rposition(fits);
-        for i in 0..self.families.len() {
-            let (phase, rows) = (self.families[i].phase, self.families[i].max_rows);
+        let fits = |t: &Template| t.phase == Phase::Prefill && t.max_rows <= self.capacity;
+        let largest = self.templates.iter().rposition(fits);
+        for i in 0..self.templates.len() {
+            let (phase, rows) = (self.templates[i].phase, self.templates[i].max_rows);
             match phase {
                 Phase::Decode => drop(self.run(i, Array::from_slice(&[0u32], &[1]), 0, 1)?),
                 Phase::Prefill if Some(i) == largest => {
@@ -187,7 +189,7 @@ impl<'a> MlxBackend<'a> {
                     self.hidden = Some(self.run(i, ids, 0, rows)?);
                 }
                 Phase::Prefill => {}
-                Phase::Head => {
+                Phase::LmHead => {
                     if let Some(hidden) = self.hidden.take() {
                         drop(self.run(i, hidden, 0, 1)?);
                     }
@@ -213,27 +215,26 @@ impl<'a> MlxBackend<'a> {
         }
         l.mlx.eval(&self.states)?;
         // Smaller caches do not come back; their closures go.
-        self.compiled.retain(|key, _| key.2 == 0);
+        self.compiled.retain(|key, _| key.1 == 0);
         self.capacity = capacity;
         Ok(())
     }
 
-    /// Submits a graph of family `index` at `pos` with `rows` valid rows. The state moves on; nothing is computed yet.
+    /// Submits a graph of template `index` at `pos` with `rows` valid rows. The state moves on; nothing is computed yet.
     fn run(&mut self, index: usize, main: Array, pos: u32, rows: u32) -> Result<Array> {
-        let family = &self.families[index];
-        let with_state = family.phase != Phase::Head;
+        let template = &self.templates[index];
+        let with_state = template.phase != Phase::LmHead;
         if with_state {
-            self.reserve(pos + family.max_rows)?;
+            self.reserve(pos + Lowering::rows(template) as u32)?;
         }
-        let segment = self.families[index].segment_at(u64::from(pos));
-        let key = (index, segment, if with_state { self.capacity } else { 0 });
+        let key = (index, if with_state { self.capacity } else { 0 });
         if !self.compiled.contains_key(&key) {
-            let (lowering, families) = (self.lowering.clone(), self.families.clone());
+            let (lowering, templates) = (self.lowering.clone(), self.templates.clone());
             let compiled = Compiled::new(move |inputs| {
                 let [main, pos, rows, states @ ..] = inputs else {
                     return Err(MlxError("expected three inputs and the state".to_owned()));
                 };
-                let out = lowering.graph(&families[index], segment, &Inputs { main, pos, rows, states }, None)?;
+                let out = lowering.graph(&templates[index], &Inputs { main, pos, rows, states }, None)?;
                 Ok(std::iter::once(out.main).chain(out.states).collect())
             })?;
             self.compiled.insert(key, compiled);
@@ -249,7 +250,7 @@ impl<'a> MlxBackend<'a> {
             Err(e) => {
                 // The state went with the inputs.
                 if with_state {
-                    self.clear()?;
+                    self.empty()?;
                 }
                 return Err(e);
             }
@@ -261,9 +262,9 @@ impl<'a> MlxBackend<'a> {
         Ok(main)
     }
 
-    fn family(&self, phase: Phase, rows: u32) -> Result<usize> {
-        let found = self.families.iter().position(|f| f.phase == phase && f.max_rows >= rows);
-        found.ok_or_else(|| MlxError(format!("expected a {phase} family of {rows} rows, found none")))
+    fn template(&self, phase: Phase, rows: u32) -> Result<usize> {
+        let found = self.templates.iter().position(|t| t.phase == phase && t.max_rows >= rows);
+        found.ok_or_else(|| MlxError(format!("expected a {phase} template of {rows} rows, found none")))
     }
 
     /// Computes logits and everything else that is due, and copies the logits here.
@@ -275,14 +276,14 @@ impl<'a> MlxBackend<'a> {
     }
 
     fn decode_id(&mut self, pos: u32, id: u32) -> Result<()> {
-        let logits = self.run(self.family(Phase::Decode, 1)?, Array::from_slice(&[id], &[1]), pos, 1)?;
+        let logits = self.run(self.template(Phase::Decode, 1)?, Array::from_slice(&[id], &[1]), pos, 1)?;
         self.finish(logits)
     }
 
     fn prefill_ids(&mut self, pos: u32, ids: &[u32]) -> Result<()> {
-        let index = self.family(Phase::Prefill, ids.len() as u32)?;
+        let index = self.template(Phase::Prefill, ids.len() as u32)?;
         let mut padded = ids.to_vec();
-        padded.resize(self.families[index].max_rows as usize, 0);
+        padded.resize(self.templates[index].max_rows as usize, 0);
         let main = Array::from_slice(&padded, &[padded.len() as i32]);
         let hidden = self.run(index, main, pos, ids.len() as u32)?;
         self.lowering.mlx.eval_async(std::iter::once(&hidden).chain(&self.states))?;
@@ -292,12 +293,12 @@ impl<'a> MlxBackend<'a> {
 
     fn head_row(&mut self, row: u32) -> Result<()> {
         let hidden = self.hidden.clone().ok_or_else(|| MlxError("expected a prefill before its head".to_owned()))?;
-        let logits = self.run(self.family(Phase::Head, 1)?, hidden, row, 1)?;
+        let logits = self.run(self.template(Phase::LmHead, 1)?, hidden, row, 1)?;
         self.finish(logits)
     }
 
     /// Reads the token that waits; before that, submits the step after it.
-    fn next(&mut self, pos: u32, ahead: bool) -> Result<(u32, f32)> {
+    fn choose_next(&mut self, pos: u32, ahead: bool) -> Result<(u32, f32)> {
         let started = Instant::now();
         let mut sampling = self.sampling.take().ok_or_else(|| MlxError("sampling was not started".to_owned()))?;
         let waiting = match sampling.waiting.take() {
@@ -305,14 +306,14 @@ impl<'a> MlxBackend<'a> {
             // Nothing was submitted ahead: the token read last is the step's.
             None => {
                 let id = Array::from_slice(&[sampling.read], &[1]);
-                let logits = self.run(self.family(Phase::Decode, 1)?, id, pos.saturating_sub(1), 1)?;
+                let logits = self.run(self.template(Phase::Decode, 1)?, id, pos.saturating_sub(1), 1)?;
                 sampling.choose(&logits)?
             }
         };
         if ahead {
             let recurrent = self.states.iter().enumerate().filter(|(i, _)| self.kinds[*i] == StateKind::Recurrent);
             self.before = recurrent.map(|(i, a)| (i, a.clone())).collect();
-            let logits = self.run(self.family(Phase::Decode, 1)?, waiting.0.clone(), pos, 1)?;
+            let logits = self.run(self.template(Phase::Decode, 1)?, waiting.0.clone(), pos, 1)?;
             let next = sampling.choose(&logits)?;
             self.lowering.mlx.eval_async([&next.0, &next.1].into_iter().chain(sampling.state()).chain(&self.states))?;
             (sampling.waiting, sampling.ahead) = (Some(next), true);
@@ -350,18 +351,19 @@ impl<'a> MlxBackend<'a> {
     }
 
     /// Runs prompt tokens without compiling and tells `each` every float result, record by record: `[rows, heads, dim]` at the
-    /// family's largest row count, of which the first `ids.len()` are meant.
+    /// template's largest row count, of which the first `ids.len()` are meant.
     ///
     /// # Errors
     /// What MLX says.
     pub fn observe(&mut self, pos: u32, ids: &[u32], each: Seen<'_>) -> Result<()> {
         let (phase, n) = (if ids.len() == 1 { Phase::Decode } else { Phase::Prefill }, ids.len() as u32);
-        let index = self.family(phase, n)?;
-        let families = self.families.clone();
-        let family = &families[index];
-        self.reserve(pos + family.max_rows)?;
+        let index = self.template(phase, n)?;
+        let templates = self.templates.clone();
+        let template = &templates[index];
+        let computed = Lowering::rows(template) as u32;
+        self.reserve(pos + computed)?;
         let mut padded = ids.to_vec();
-        padded.resize(family.max_rows as usize, 0);
+        padded.resize(computed as usize, 0);
         let main = Array::from_slice(&padded, &[padded.len() as i32]);
         let scalar = |n: u32| Array::from_slice(&[n as i32], &[1]);
         let (at, rows) = (scalar(pos), scalar(n));
@@ -375,24 +377,27 @@ impl<'a> MlxBackend<'a> {
             Ok(())
         };
         let inputs = Inputs { main: &main, pos: &at, rows: &rows, states: &self.states };
-        let out = self.lowering.graph(family, family.segment_at(u64::from(pos)), &inputs, Some(&mut observer))?;
+        let out = self.lowering.graph(template, &inputs, Some(&mut observer))?;
         self.lowering.mlx.eval(&out.states)?;
         self.states = out.states;
         Ok(())
     }
 }
 
-impl Trace for MlxBackend<'_> {
-    fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> std::result::Result<(), String> {
+impl Trace for MlxDevice {
+    fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> std::result::Result<(), DeviceError> {
         self.observe(pos, ids, seen).map_err(words)
     }
 }
 
-fn words(e: MlxError) -> Failure {
-    e.to_string()
+fn words(e: MlxError) -> DeviceError {
+    DeviceError::Failed(e.to_string())
 }
 
-impl Backend for MlxBackend<'_> {
+type Done = std::result::Result<(), DeviceError>;
+
+/// One slot, one row of a decode step: MLX's closures have one sequence's state as arguments.
+impl super::Device for MlxDevice {
     fn name(&self) -> String {
         let (mapped, copied) = self.weight_bytes();
         format!(
@@ -403,35 +408,70 @@ impl Backend for MlxBackend<'_> {
         )
     }
 
+    fn limits(&self) -> Limits {
+        let prefills = self.templates.iter().filter(|t| t.phase == Phase::Prefill);
+        let prefill_rows = prefills.map(|t| t.max_rows).max().unwrap_or(1);
+        Limits { slots: 1, versions: 1, decode_rows: 1, prefill_rows, threads: 1 }
+    }
+
     fn notes(&self) -> Option<String> {
         let per = self.host.as_secs_f64() * 1e3 / f64::from(self.steps.max(1));
         (self.steps > 0).then(|| format!("{per:.3} ms of host time a token to submit {} steps", self.steps))
     }
 
-    fn reset(&mut self) -> std::result::Result<(), Failure> {
-        self.sampling = None;
-        self.clear().map_err(words)
+    fn decode(&mut self, ids: &[u32], runs: &[SlotRun]) -> Done {
+        let ([id], [run]) = (ids, runs) else {
+            return Err(DeviceError::Unsupported("more than one row of a decode step"));
+        };
+        self.decode_id(run.pos, *id).map_err(words)
     }
 
-    fn decode(&mut self, pos: u32, id: u32) -> std::result::Result<(), Failure> {
-        self.decode_id(pos, id).map_err(words)
+    fn prefill(&mut self, ids: &[u32], runs: &[SlotRun]) -> Done {
+        let [run] = runs else { return Err(DeviceError::Unsupported("several sequences")) };
+        self.hidden_rows = ids.len() as u32;
+        self.prefill_ids(run.pos, ids).map_err(words)
     }
 
-    fn prefill(&mut self, pos: u32, ids: &[u32]) -> std::result::Result<(), Failure> {
-        self.prefill_ids(pos, ids).map_err(words)
+    fn lm_head(&mut self, rows: &[u32]) -> Done {
+        let [row] = rows else { return Err(DeviceError::Unsupported("logits of several rows at once")) };
+        self.head_row((*row).min(self.hidden_rows.saturating_sub(1))).map_err(words)
     }
 
-    fn head(&mut self, row: u32) -> std::result::Result<(), Failure> {
-        self.head_row(row).map_err(words)
-    }
-
-    fn logits(&self) -> &[f32] {
+    fn logits(&self, _: usize) -> &[f32] {
         &self.logits
     }
 
-    fn start_sampling(&mut self, o: &SamplerOptions, known: u32, prompt: &[u32]) -> std::result::Result<(), Failure> {
-        let logits = self.last.clone().ok_or_else(|| "MLX: expected logits to choose by, found none".to_owned())?;
+    fn hidden(&self, _: usize) -> Option<&[f32]> {
+        None
+    }
+
+    fn clear(&mut self, _: u32) -> Done {
+        self.sampling = None;
+        self.empty().map_err(words)
+    }
+
+    fn copy(&mut self, _: u32, _: u32, _: u32, _: u32) -> Done {
+        Err(DeviceError::Unsupported("forking a sequence"))
+    }
+
+    fn save(&mut self, _: u32, _: u32, _: u32, _: Part, _: &mut [u8]) -> Done {
+        Err(DeviceError::Unsupported("snapshots of a sequence"))
+    }
+
+    fn load(&mut self, _: u32, _: u32, _: Part, _: &[u8]) -> Done {
+        Err(DeviceError::Unsupported("snapshots of a sequence"))
+    }
+
+    fn chooser(&mut self) -> Option<&mut dyn Chooser> {
+        Some(self)
+    }
+}
+
+impl Chooser for MlxDevice {
+    fn start(&mut self, o: &SamplerOptions, known: u32, prompt: &[u32]) -> Done {
         let start = || -> Result<Sampling> {
+            let logits =
+                self.last.clone().ok_or_else(|| MlxError("expected logits to choose by, found none".to_owned()))?;
             let lowering = self.lowering.clone();
             let mut sampling = Sampling::new(lowering, o, known, self.logits.len(), prompt)?;
             let first = sampling.choose(&logits)?;
@@ -443,11 +483,11 @@ impl Backend for MlxBackend<'_> {
         Ok(())
     }
 
-    fn sample(&mut self, pos: u32, ahead: bool) -> std::result::Result<(u32, f32), Failure> {
-        self.next(pos, ahead).map_err(words)
+    fn next(&mut self, pos: u32, more: bool) -> std::result::Result<(u32, f32), DeviceError> {
+        self.choose_next(pos, more).map_err(words)
     }
 
-    fn end_sampling(&mut self) {
+    fn end(&mut self) {
         let ahead = self.sampling.take().is_some_and(|s| s.ahead && s.waiting.is_some());
         for (i, state) in std::mem::take(&mut self.before) {
             if ahead {

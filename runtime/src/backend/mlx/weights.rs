@@ -212,7 +212,7 @@ impl Weights {
         };
         let part = |i: usize, purpose| self.get(mlx, o[i], dims[i][0], dims[i][2], purpose).and_then(stacked);
         // Affine parameters are floats; MLX would convert them at every call.
-        let (scales, biases) = match format.biases_dtype() {
+        let (scales, biases) = match format.plane(2) {
             Some(_) => (part(1, Use::As(kind))?, Some(part(2, Use::As(kind))?)),
             None => (part(1, Use::Stored)?, None),
         };

@@ -109,7 +109,7 @@ impl Buf {
 
     /// Appends a part of another string, along with who wrote it. A range that does not cut it between characters is an empty one.
     pub(crate) fn push_part(&mut self, text: &Text, range: Range<usize>) -> Result<()> {
-        let from = &*text.0;
+        let from = &*text.buf;
         let Some(part) = from.text.get(range.clone()) else { return Ok(()) };
         let first = from.typed.partition_point(|run| run.end as usize <= range.start);
         let runs = &from.typed[first..];
@@ -125,7 +125,7 @@ impl Buf {
     }
 
     pub(crate) fn finish(self) -> Text {
-        Text(Rc::new(self))
+        Text { buf: Rc::new(self), markup: false }
     }
 
     /// The string, and what of it came from the caller.
@@ -192,7 +192,11 @@ impl Iterator for Chars<'_> {
 /// from the template. What is copied, cut or joined keeps this byte for byte; a character made from another (upper case,
 /// escapes) has it from that one.
 #[derive(Clone)]
-pub(crate) struct Text(Rc<Buf>);
+pub(crate) struct Text {
+    buf: Rc<Buf>,
+    /// Whether `safe` or `escape` made it, so that what is added to it is escaped.
+    markup: bool,
+}
 
 impl Text {
     /// A copy of a string that the caller of the rendering gave.
@@ -207,12 +211,21 @@ impl Text {
     }
 
     pub(crate) fn budget(&self) -> &Rc<Budget> {
-        self.0.budget()
+        self.buf.budget()
     }
 
     /// Its length in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.buf.len()
+    }
+
+    pub(crate) fn is_markup(&self) -> bool {
+        self.markup
+    }
+
+    /// The same string, as markup or not.
+    pub(crate) fn marked(self, markup: bool) -> Text {
+        Text { markup, ..self }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -221,81 +234,81 @@ impl Text {
 
     /// All characters, once.
     pub(crate) fn chars(&self) -> Result<impl Iterator<Item = Char>> {
-        self.budget().touch(self.len() + self.0.typed.len())?;
-        Ok(Chars { inner: self.0.text.char_indices(), typed: &self.0.typed })
+        self.budget().touch(self.len() + self.buf.typed.len())?;
+        Ok(Chars { inner: self.buf.text.char_indices(), typed: &self.buf.typed })
     }
 
     /// How many characters it has.
     pub(crate) fn count(&self) -> Result<usize> {
         self.budget().touch(self.len())?;
-        Ok(self.0.text.chars().count())
+        Ok(self.buf.text.chars().count())
     }
 
     /// The string itself, if it is as short as names and numbers are; nothing of a longer one.
     pub(crate) fn word(&self) -> Result<&str> {
         self.budget().step()?;
-        Ok(if self.len() <= WORD_BYTES { &self.0.text } else { "" })
+        Ok(if self.len() <= WORD_BYTES { &self.buf.text } else { "" })
     }
 
     /// As much of it as an error should repeat.
     pub(crate) fn quoted(&self) -> Result<&str> {
         self.budget().touch(QUOTED_BYTES)?;
-        Ok(&self.0.text[..self.0.text.floor_char_boundary(QUOTED_BYTES)])
+        Ok(&self.buf.text[..self.buf.text.floor_char_boundary(QUOTED_BYTES)])
     }
 
     /// Whether both have the same characters.
     pub(crate) fn same(&self, other: &Text) -> Result<bool> {
         let compared = if self.len() == other.len() { self.len() } else { 0 };
         self.budget().touch(compared + 8)?;
-        Ok(self.0.text == other.0.text)
+        Ok(self.buf.text == other.buf.text)
     }
 
     /// How both stand to each other by code points, or by those of lower case if `fold`.
     pub(crate) fn order(&self, other: &Text, fold: bool) -> Result<Ordering> {
         self.budget().touch(self.len().min(other.len()).saturating_mul(if fold { 8 } else { 1 }) + 8)?;
-        let (a, b) = (&self.0.text, &other.0.text);
+        let (a, b) = (&self.buf.text, &other.buf.text);
         let lower = |c: char| c.to_lowercase();
         Ok(if fold { a.chars().flat_map(lower).cmp(b.chars().flat_map(lower)) } else { a.cmp(b) })
     }
 
     pub(crate) fn starts_with(&self, part: &Text) -> Result<bool> {
         self.budget().touch(part.len().min(self.len()) + 8)?;
-        Ok(self.0.text.starts_with(&part.0.text))
+        Ok(self.buf.text.starts_with(&part.buf.text))
     }
 
     pub(crate) fn ends_with(&self, part: &Text) -> Result<bool> {
         self.budget().touch(part.len().min(self.len()) + 8)?;
-        Ok(self.0.text.ends_with(&part.0.text))
+        Ok(self.buf.text.ends_with(&part.buf.text))
     }
 
     /// Where `part` starts, from the left, each after the end of the one before. The search is linear in both.
     pub(crate) fn matches(&self, part: &Text) -> Result<impl Iterator<Item = usize>> {
         self.budget().touch(self.len() + part.len() + 8)?;
-        Ok(self.0.text.match_indices(part.0.text.as_str()).map(|(at, _)| at))
+        Ok(self.buf.text.match_indices(part.buf.text.as_str()).map(|(at, _)| at))
     }
 
     /// Where `part` starts, from the right, each before the start of the one before.
     pub(crate) fn matches_from_right(&self, part: &Text) -> Result<impl Iterator<Item = usize>> {
         self.budget().touch(self.len() + part.len() + 8)?;
-        Ok(self.0.text.rmatch_indices(part.0.text.as_str()).map(|(at, _)| at))
+        Ok(self.buf.text.rmatch_indices(part.buf.text.as_str()).map(|(at, _)| at))
     }
 
-    /// A copy of some of its bytes; all of them are shared.
+    /// A copy of some of its bytes, markup if it is; all of them are shared.
     pub(crate) fn part(&self, range: Range<usize>) -> Result<Text> {
         if range == (0..self.len()) {
             return Ok(self.clone());
         }
         let mut out = Buf::with_room(self.budget(), range.len())?;
         out.push_part(self, range)?;
-        Ok(out.finish())
+        Ok(out.finish().marked(self.markup))
     }
 
     /// What is left without the characters of `set`, or white space, at the ends that are asked for.
     pub(crate) fn stripped(&self, left: bool, right: bool, set: Option<&Text>) -> Result<Text> {
-        let (budget, text) = (self.budget(), &self.0.text);
+        let (budget, text) = (self.budget(), &self.buf.text);
         let goes = |c: char| {
             budget.touch(c.len_utf8() + set.map_or(0, Text::len))?;
-            Ok(set.map_or_else(|| is_space(c), |set| set.0.text.contains(c)))
+            Ok(set.map_or_else(|| is_space(c), |set| set.buf.text.contains(c)))
         };
         let (mut start, mut end) = (0, text.len());
         if left {

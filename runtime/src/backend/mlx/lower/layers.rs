@@ -1,16 +1,18 @@
 //! Lowering of the records that take more than a line: experts, gates, positions, attention, convolution, recurrence.
 
-use loaf_formats::dtype::WeightFormat;
-use loaf_formats::op::OpKind;
+use loaf_formats::dtype::WEIGHT_PLANES;
+use loaf_formats::op::{
+    OpAttrs, OpKind, add, attention, conv, expert_linear_quant, gdn_scan, kv_write, rope, rope_table, silu_mul,
+};
 use loaf_formats::plan::{Record, StateKind};
 
-use super::super::array::{Array, Result, Type};
+use super::super::array::{Array, MlxError, Result, Type};
 use super::super::delta::{self, Scan};
 use super::super::device::Device;
 use super::super::kernels::{Act, Attend, Heads, Prepare, Shared};
 use super::super::values::{Origin, shape};
 use super::super::weights::Matrix;
-use super::{Trace, Written, missing};
+use super::{Planes, Trace, Written, missing};
 use crate::math::rope_angle;
 
 /// Slots from which products with experts are taken sorted by expert: fewer are read one by one anyway.
@@ -19,19 +21,21 @@ const SORT_SLOTS: u64 = 64;
 const QMV_SLOTS: usize = 7;
 
 impl Trace<'_> {
-    /// A product per slot with its expert's matrix. `order`, `weight` and `out` are operand indices.
+    /// A product per slot with its expert's matrix. `x`, `order`, `weight` and `out` are operand indices.
     pub(super) fn experts(
         &mut self,
         r: &Record<'_>,
-        format: WeightFormat,
+        x: usize,
         order: usize,
-        weight: usize,
+        weight: [usize; WEIGHT_PLANES],
         out: usize,
     ) -> Result<()> {
         let m = self.m;
-        let [rows, k, count, inp, width] = [0, 1, 2, 3, 4].map(|i| r.attrs[i]);
-        let x_slots = r.attrs[6];
-        let (o, dims) = Self::operands(r, weight);
+        // Dense and quantised ones have the same attributes.
+        let a = expert_linear_quant::Attrs::of(r.attrs);
+        let [rows, k, count, inp, width, x_slots] =
+            [a.rows, a.k, a.experts, a.inputs, a.outputs, a.x_slots].map(|n| n as u64);
+        let (format, Planes { operands: o, dims }) = (a.format, self.planes(r, weight)?);
         // MLX's CPU device multiplies gathered matrices in f32 alone.
         let dense = format.group().is_none();
         let kind = if dense && self.l.kernels.device() == Device::Cpu { Type::F32 } else { self.l.kind };
@@ -43,7 +47,7 @@ impl Trace<'_> {
                 m.gather_qmm(x, codes, scales, biases.as_ref(), from, ids, *packing, from.is_none())
             }
         };
-        let x = if dense { m.astype(&self.input(r, 0)?, kind)? } else { self.input(r, 0)? };
+        let x = if dense { m.astype(&self.input(r, x)?, kind)? } else { self.input(r, x)? };
         let slots = rows * k;
         if slots < SORT_SLOTS {
             let x = m.reshape(&x, &[rows as i32, x_slots as i32, 1, inp as i32])?;
@@ -89,23 +93,23 @@ impl Trace<'_> {
     /// kernels of ours: MLX's kernel will do it from the periods.
     pub(super) fn rope_table(&mut self, r: &Record<'_>) -> Result<()> {
         let m = self.m;
-        let half = r.attrs[1];
-        let pos = self.position(r, 2)?;
+        let (half, o) = (rope_table::Attrs::of(r.attrs).half as u64, rope_table::Operands::indices());
+        let pos = self.inputs.pos.clone();
         let frequencies = || {
             let mut inv = vec![0.0; half as usize];
-            let frequencies = self.l.weights.vector(m, r.operand(0), half)?;
+            let frequencies = self.l.weights.vector(m, r.operand(o.inv_freq), half)?;
             m.eval([&frequencies])?;
             frequencies.copy_to(&mut inv)?;
             Ok(inv)
         };
         if self.l.kind != Type::F32 {
             let periods: Vec<f32> = frequencies()?.iter().map(|f| 1.0 / f).collect();
-            self.ropes.push((r.operand(1), pos.clone(), Array::from_slice(&periods, &[half as i32])));
+            self.ropes.push((r.operand(o.out), pos.clone(), Array::from_slice(&periods, &[half as i32])));
             if !self.fused {
                 return Ok(());
             }
         }
-        let key = (self.capacity() + self.rows, r.operand(0).offset);
+        let key = (self.capacity() + self.rows, r.operand(o.inv_freq).offset);
         let known = self.l.tables.borrow().get(&key).cloned();
         let table = match known {
             Some(table) => table,
@@ -122,7 +126,7 @@ impl Trace<'_> {
             }
         };
         let rows = m.slice_at(&table, &pos, 0, self.rows as i32)?;
-        self.keep(r, 1, &rows)
+        self.keep(r, o.out, &rows)
     }
 
     /// Positions the caches have room for.
@@ -132,9 +136,8 @@ impl Trace<'_> {
     }
 
     pub(super) fn rope(&mut self, r: &Record<'_>) -> Result<()> {
-        let [rows, heads, dim, half] = [0, 1, 2, 3].map(|i| r.attrs[i]);
         let origin = self.rotation(r)?;
-        self.rotated(r, [rows, heads, dim, half])?;
+        self.rotated(r)?;
         origin.map_or(Ok(()), |origin| self.mark(origin))
     }
 
@@ -143,25 +146,27 @@ impl Trace<'_> {
         if !self.fused {
             return Ok(None);
         }
-        let half = r.attrs[3] as i32;
-        let table = self.m.reshape(&self.input(r, 1)?, &[self.rows as i32, 2 * half])?;
-        Ok(Some(match self.origin(r, 0) {
+        let (half, o) = (rope::Attrs::of(r.attrs).half as i32, rope::Operands::indices());
+        let table = self.m.reshape(&self.input(r, o.table)?, &[self.rows as i32, 2 * half])?;
+        Ok(Some(match self.origin(r, o.x) {
             Some(Origin::Norm(from, w, eps)) => Origin::Rope(from.clone(), Some((w.clone(), *eps)), table, half),
-            _ => Origin::Rope(self.place(r, 0)?, None, table, half),
+            _ => Origin::Rope(self.place(r, o.x)?, None, table, half),
         }))
     }
 
-    fn rotated(&mut self, r: &Record<'_>, [rows, heads, dim, half]: [u64; 4]) -> Result<()> {
+    fn rotated(&mut self, r: &Record<'_>) -> Result<()> {
         let m = self.m;
-        let x = self.input(r, 0)?;
-        if let Some((_, pos, periods)) = self.ropes.iter().rev().find(|t| t.0.offset == r.operand(1).offset) {
+        let (a, o) = (rope::Attrs::of(r.attrs), rope::Operands::indices());
+        let [rows, heads, dim, half] = [a.rows, a.heads, a.dim, a.half].map(|n| n as u64);
+        let x = self.input(r, o.x)?;
+        if let Some((_, pos, periods)) = self.ropes.iter().rev().find(|t| t.0.offset == r.operand(o.table).offset) {
             // [1, heads, rows, dim]: positions are the axis before the last.
             let x = m.reshape(&m.transpose(&x, &[1, 0, 2])?, &[1, heads as i32, rows as i32, dim as i32])?;
             let y = m.rope(&x, 2 * half as i32, pos, periods)?;
             let y = m.transpose(&m.reshape(&y, &shape([heads, rows, dim]))?, &[1, 0, 2])?;
-            return self.out(r, 2, &y);
+            return self.out(r, o.out, &y);
         }
-        let table = m.reshape(&self.input(r, 1)?, &shape([rows, 1, 2 * half]))?;
+        let table = m.reshape(&self.input(r, o.table)?, &shape([rows, 1, 2 * half]))?;
         let part = |a: &Array, from: u64, to: u64| m.slice(a, 2, from as i32, to as i32);
         let (cos, sin) = (part(&table, 0, half)?, part(&table, half, 2 * half)?);
         let (a, b) = (part(&x, 0, half)?, part(&x, half, 2 * half)?);
@@ -170,29 +175,31 @@ impl Trace<'_> {
         let rest = (2 * half < dim).then(|| part(&x, 2 * half, dim)).transpose()?;
         let parts: Vec<&Array> = [&first, &second].into_iter().chain(&rest).collect();
         let y = m.concat(&parts, 2)?;
-        self.out(r, 2, &y)
+        self.out(r, o.out, &y)
     }
 
     pub(super) fn write(&mut self, r: &Record<'_>) -> Result<()> {
         let m = self.m;
-        let at = self.l.state_of(r.operand(1))?;
+        let o = kv_write::Operands::indices();
+        let at = self.l.state_of(r.operand(o.cache))?;
         let before = self.states[at].clone();
         if self.fused {
-            let origin = self.origin(r, 0).cloned();
-            self.written.insert(at, Written { before: before.clone(), rows: self.place(r, 0)?, origin });
+            let origin = self.origin(r, o.x).cloned();
+            self.written.insert(at, Written { before: before.clone(), rows: self.place(r, o.x)?, origin });
         }
-        let rows = m.transpose(&self.input(r, 0)?, &[1, 0, 2])?;
-        let rows = m.astype(&rows, self.l.cache_type(r.operand(1).dtype))?;
-        self.states[at] = m.write_at(&before, &rows, &self.position(r, 3)?, 1)?;
+        let rows = m.transpose(&self.input(r, o.x)?, &[1, 0, 2])?;
+        let rows = m.astype(&rows, self.l.cache_type(r.operand(o.cache).dtype))?;
+        self.states[at] = m.write_at(&before, &rows, self.inputs.pos, 1)?;
         Ok(())
     }
 
     /// Queries `[rows, heads, dim]` of an attention, where one kernel norms, rotates and caches; the caches stay the arrays they
     /// were.
     fn heads(&mut self, r: &Record<'_>) -> Result<Option<Array>> {
-        let caches = [self.l.state_of(r.operand(1))?, self.l.state_of(r.operand(2))?];
+        let o = attention::Operands::indices();
+        let caches = [self.l.state_of(r.operand(o.k))?, self.l.state_of(r.operand(o.v))?];
         let (Some(Origin::Rope(q, q_norm, table, half)), Some(k), Some(v)) =
-            (self.origin(r, 0), self.written.get(&caches[0]), self.written.get(&caches[1]))
+            (self.origin(r, o.q), self.written.get(&caches[0]), self.written.get(&caches[1]))
         else {
             return Ok(None);
         };
@@ -216,7 +223,7 @@ impl Trace<'_> {
             norms,
             table: (table, *half),
             caches: [&k.before, &v.before],
-            pos: &self.position(r, 4)?,
+            pos: self.inputs.pos,
         };
         let Some([q, keys, values]) = self.l.kernels.heads(self.m, &heads, self.l.kind)? else { return Ok(None) };
         for (at, cache) in caches.into_iter().zip([keys, values]) {
@@ -228,18 +235,19 @@ impl Trace<'_> {
 
     pub(super) fn attention(&mut self, r: &Record<'_>) -> Result<()> {
         let m = self.m;
-        let [rows, heads, _, dim] = [0, 1, 2, 3].map(|i| r.attrs[i]);
-        let (scale, window) = (f32::from_bits(r.attrs[5] as u32), r.attrs[6]);
+        let (a, o) = (attention::Attrs::of(r.attrs), attention::Operands::indices());
+        let [rows, heads, dim, window] = [a.rows, a.heads, a.dim, a.window].map(|n| n as u64);
+        let scale = a.scale;
         let q = match self.heads(r)? {
             Some(q) => q,
-            None => self.input(r, 0)?,
+            None => self.input(r, o.q)?,
         };
-        let caches = [self.l.state_of(r.operand(1))?, self.l.state_of(r.operand(2))?].map(|at| &self.states[at]);
+        let caches = [self.l.state_of(r.operand(o.k))?, self.l.state_of(r.operand(o.v))?].map(|at| &self.states[at]);
         if rows == 1 {
-            let (q, last) = (&m.reshape(&q, &[heads as i32, dim as i32])?, &self.position(r, 4)?);
+            let (q, last) = (&m.reshape(&q, &[heads as i32, dim as i32])?, self.inputs.pos);
             let attend = Attend { q, caches, last, scale, window: window as i32 };
             if let Some(y) = self.l.kernels.attend(m, &attend, self.l.kind)? {
-                return self.out(r, 3, &y);
+                return self.out(r, o.out, &y);
             }
         }
         let [keys, values] = caches.map(|state| {
@@ -247,14 +255,14 @@ impl Trace<'_> {
             m.astype(&m.reshape(state, &[1, kv, positions, dim])?, self.l.kind)
         });
         let (keys, values) = (keys?, values?);
-        let visible = self.visible(r, keys.shape()[2], [window, heads, dim])?;
+        let visible = self.visible(keys.shape()[2], [window, heads, dim])?;
         let mut q = m.reshape(&m.transpose(&q, &[1, 0, 2])?, &[1, heads as i32, rows as i32, dim as i32])?;
         if self.cudnn(dim) {
             q = m.contiguous(&q)?;
         }
         let y = m.attention(&q, &keys, &values, scale, &visible)?;
         let y = m.transpose(&m.reshape(&y, &shape([heads, rows, dim]))?, &[1, 0, 2])?;
-        self.out(r, 3, &y)
+        self.out(r, o.out, &y)
     }
 
     /// Whether MLX gives an attention of many rows to cuDNN. That is handed nothing but arrays stored in their own order: queries by
@@ -266,16 +274,14 @@ impl Trace<'_> {
 
     /// The mask `[rows, positions]` of an attention, the same array for all layers: what is added to the scores on CUDA (MLX would make
     /// that of truth values, once per layer), else truth values.
-    fn visible(&mut self, r: &Record<'_>, positions: i32, [window, heads, dim]: [u64; 3]) -> Result<Array> {
+    fn visible(&mut self, positions: i32, [window, heads, dim]: [u64; 3]) -> Result<Array> {
         let m = self.m;
-        // Positions are the family's in every layer: the place is told apart by its base alone.
-        let word = r.at + 1 + 3 * r.kind.spec().operands.len() + 4;
-        let key = (self.words[word] as usize, [window, heads, dim]);
+        let key = [window, heads, dim];
         if let Some(mask) = self.masks.get(&key) {
             return Ok(mask.clone());
         }
         let column = m.arange(positions)?; // [positions]
-        let row = m.add(&m.arange(self.rows as i32)?, &self.position(r, 4)?)?;
+        let row = m.add(&m.arange(self.rows as i32)?, self.inputs.pos)?;
         let row = m.reshape(&row, &[self.rows as i32, 1])?;
         let mut visible = m.less_equal(&column, &row)?;
         if window > 0 {
@@ -299,18 +305,20 @@ impl Trace<'_> {
         if !self.fused {
             return Ok(None);
         }
-        let (m, a, rows, kind) = (self.m, self.place(r, 0)?, self.rows as i32, self.l.kind);
-        match self.origin(r, 1) {
+        let o = silu_mul::Operands::indices();
+        let (m, a, rows, kind) = (self.m, self.place(r, o.a)?, self.rows as i32, self.l.kind);
+        match self.origin(r, o.b) {
             Some(Origin::Norm(from, w, eps)) if act == Act::Silu => {
                 self.l.kernels.norm_gate(m, &a, from, w, *eps, rows, kind)
             }
-            _ => self.l.kernels.gate(m, &a, &self.place(r, 1)?, act, rows, kind),
+            _ => self.l.kernels.gate(m, &a, &self.place(r, o.b)?, act, rows, kind),
         }
     }
 
     /// The sum of a mixture and its shared expert in one launch.
     pub(super) fn mixture(&self, r: &Record<'_>) -> Result<Option<Array>> {
-        let (Some(a), Some(b)) = (self.origin(r, 0), self.origin(r, 1)) else { return Ok(None) };
+        let o = add::Operands::indices();
+        let (Some(a), Some(b)) = (self.origin(r, o.a), self.origin(r, o.b)) else { return Ok(None) };
         let (Origin::Sum(slots, weights), Origin::Scaled(array, open)) = (a, b) else { return Ok(None) };
         let shared = Shared { array: array.clone(), open: open.clone() };
         self.l.kernels.mix(self.m, slots, weights, Some(&shared), self.l.kind)
@@ -318,21 +326,22 @@ impl Trace<'_> {
 
     pub(super) fn convolution(&mut self, r: &Record<'_>) -> Result<()> {
         let m = self.m;
-        let [rows, heads, dim, kernel] = [0, 1, 2, 3].map(|i| r.attrs[i]);
-        let channels = heads * dim;
+        // With silu and without, attributes and operands are the same.
+        let (a, o) = (conv::Attrs::of(r.attrs), conv::Operands::indices());
+        let [rows, channels, kernel] = [a.rows, a.heads * a.dim, a.kernel].map(|n| n as u64);
         if self.fused {
-            let at = self.l.state_of(r.operand(2))?;
-            let taps = self.l.weights.taps(m, r.operand(1), channels, kernel)?;
-            let (x, silu) = (self.place(r, 0)?, r.kind == OpKind::ConvSilu);
+            let at = self.l.state_of(r.operand(o.state))?;
+            let taps = self.l.weights.taps(m, r.operand(o.weight), channels, kernel)?;
+            let (x, silu) = (self.place(r, o.x)?, r.kind == OpKind::ConvSilu);
             let made = self.l.kernels.conv(m, &x, &taps, &self.states[at], self.inputs.rows, rows as i32, silu)?;
             if let Some([y, after]) = made {
                 self.states[at] = after;
-                return self.keep(r, 3, &y);
+                return self.keep(r, o.out, &y);
             }
         }
-        let x = m.reshape(&self.wide(r, 0)?, &shape([rows, channels, 1])[..2])?;
-        let taps = self.l.weights.taps(m, r.operand(1), channels, kernel)?;
-        let at = self.l.state_of(r.operand(2))?;
+        let x = m.reshape(&self.wide(r, o.x)?, &shape([rows, channels, 1])[..2])?;
+        let taps = self.l.weights.taps(m, r.operand(o.weight), channels, kernel)?;
+        let at = self.l.state_of(r.operand(o.state))?;
         let before = m.reshape(&self.states[at], &shape([kernel - 1, channels, 1])[..2])?;
         let history = m.concat(&[&before, &x], 0)?;
         let mut sum: Option<Array> = None;
@@ -354,20 +363,27 @@ impl Trace<'_> {
         let after = m.slice_at(&history, self.inputs.rows, 0, kernel as i32 - 1)?;
         self.states[at] = m.reshape(&after, &shape([kernel - 1, 1, channels]))?;
         // What follows is the recurrence and its norms, in f32.
-        self.keep(r, 3, &y)
+        self.keep(r, o.out, &y)
     }
 
     pub(super) fn scan(&mut self, r: &Record<'_>) -> Result<()> {
         let m = self.m;
-        let at = self.l.state_of(r.operand(5))?;
+        let (a, o) = (gdn_scan::Attrs::of(r.attrs), gdn_scan::Operands::indices());
+        if a.tiled != 0 {
+            return Err(MlxError(
+                "expected value heads of a key head side by side, found them tiled; the CPU takes them".to_owned(),
+            ));
+        }
+        let at = self.l.state_of(r.operand(o.state))?;
+        let per_head = [a.rows as i32, a.v_heads as i32];
         let scan = match self.prepared(r)? {
             Some(scan) => scan,
             None => Scan {
-                q: self.wide(r, 0)?,
-                k: self.wide(r, 1)?,
-                v: self.wide(r, 2)?,
-                log_decay: m.reshape(&self.wide(r, 3)?, &shape([r.attrs[0], r.attrs[2], 1])[..2])?,
-                beta: m.reshape(&self.wide(r, 4)?, &shape([r.attrs[0], r.attrs[2], 1])[..2])?,
+                q: self.wide(r, o.q)?,
+                k: self.wide(r, o.k)?,
+                v: self.wide(r, o.v)?,
+                log_decay: m.reshape(&self.wide(r, o.decay)?, &per_head)?,
+                beta: m.reshape(&self.wide(r, o.beta)?, &per_head)?,
                 state: self.states[at].clone(),
             },
         };
@@ -381,17 +397,18 @@ impl Trace<'_> {
         };
         self.states[at] = state;
         // A norm in f32 follows.
-        self.keep(r, 6, &y)
+        self.keep(r, o.out, &y)
     }
 
     /// A scan's operands with norms and gates from one launch.
     fn prepared(&self, r: &Record<'_>) -> Result<Option<Scan>> {
+        let o = gdn_scan::Operands::indices();
         let (Some(Origin::Length(q, q_eps, q_scale)), Some(Origin::Length(k, k_eps, k_scale))) =
-            (self.origin(r, 0), self.origin(r, 1))
+            (self.origin(r, o.q), self.origin(r, o.k))
         else {
             return Ok(None);
         };
-        let Some(Origin::Gates([a, b], [a_log, dt])) = self.origin(r, 3) else { return Ok(None) };
+        let Some(Origin::Gates([a, b], [a_log, dt])) = self.origin(r, o.decay) else { return Ok(None) };
         let prepare = Prepare {
             rows: self.rows as i32,
             keys: [(q, *q_eps, *q_scale), (k, *k_eps, *k_scale)],
@@ -399,8 +416,8 @@ impl Trace<'_> {
             vectors: [a_log, dt],
         };
         let made = self.l.kernels.delta_prepare(self.m, &prepare)?;
-        let state = self.states[self.l.state_of(r.operand(5))?].clone();
-        let v = self.wide(r, 2)?;
+        let state = self.states[self.l.state_of(r.operand(o.state))?].clone();
+        let v = self.wide(r, o.v)?;
         Ok(made.map(|[q, k, log_decay, beta]| Scan { q, k, v, log_decay, beta, state }))
     }
 }

@@ -1,0 +1,401 @@
+//! GGUF rows as rows of a stored format, without loss.
+//!
+//! A GGUF type becomes the smallest stored format whose decoded weights equal [`super::dequant::dequantise`]'s, value for value
+//! (zeros may differ in sign). What makes that possible: a scale in f16 times a small integer is exact in f32, and
+//! `scale * code + bias` is then exact where `bias` is `scale` times an integer of few bits.
+//!
+//! | type | stored as | bits a weight, here and there |
+//! |---|---|---|
+//! | F32, F16, BF16 | dense | the same |
+//! | Q4_0, Q5_0, Q8_0 | affine 4, 5, 8 bits, group 32, f16: `d`, `-8 d`, `-16 d`, `-128 d` | 5, 6, 9 for 4.5, 5.5, 8.5 |
+//! | Q4_1, Q5_1 | affine 4, 5 bits, group 32, f16: `d`, `m` | the same |
+//! | Q4_K, Q5_K | affine 4, 5 bits, group 32, f32: `d sc`, `-dmin m` | 6, 7 for 4.5, 5.5 |
+//! | Q3_K | affine 8 bits, group 128, f32: codes `sc q + 124` | 8.5 for 3.44 |
+//! | TQ1_0, TQ2_0 | affine 2 bits, group 128, f16: `d`, `-d` | 2.25 for 1.69, 2.06 |
+//! | IQ4_NL | affine 8 bits, group 32, f16: codes are table values + 128 | 9 for 4.5 |
+//! | IQ4_XS | the same with f32 | 10 for 4.25 |
+//! | IQ3_S | affine 4 bits, group 32, f32: values are odd numbers of -15 to 15 | 6 for 3.44 |
+//! | IQ3_XXS | affine 6 bits, group 32, f32: halves of values + 31 | 8 for 3.06 |
+//! | IQ2_XXS | affine 8 bits, group 32, f32: codes are values + 128 | 10 for 2.06 |
+//! | IQ1_S | affine 2 bits, group 32, f32 | 4 for 1.56 |
+//! | IQ1_M | affine 8 bits, group 128, f32: values are odd eighths | 8.5 for 1.75 |
+//! | MXFP4, NVFP4 | mxfp4, nvfp4, nibbles re-ordered | the same |
+//!
+//! Q2_K, Q6_K, IQ2_XS and IQ2_S have groups of sixteen whose values no stored format holds yet: they are expanded to
+//! f32. A `d` whose product with 8, 16 or 128 is beyond f16 needs parameters in f32: [`Failure::Wide`].
+
+use half::f16;
+use loaf_formats::dtype::{DType, WeightFormat};
+
+use super::codebooks::KVALUES_NL;
+use super::dequant::{self, QK, byte, half_at, u32_at};
+use super::types::GgmlType;
+
+/// Codes, scales and biases of stored rows, one after another.
+#[derive(Debug, Default)]
+pub struct StoredRows {
+    /// Packed codes.
+    pub codes: Vec<u8>,
+    /// One element a group, in the format's scale type.
+    pub scales: Vec<u8>,
+    /// The same for biases; empty for formats without.
+    pub biases: Vec<u8>,
+}
+
+/// Why a row has no such stored form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// A scale or minimum is NaN or infinite; the column at which its block starts.
+    NotFinite(usize),
+    /// A bias is beyond f16: the whole weight needs parameters in f32.
+    Wide,
+    /// Not a conversion that there is, or a row of another length.
+    Other,
+}
+
+/// The stored format that holds weights of `kind` without loss, if one does and divides rows of `in_dim`.
+///
+/// `wide` asks for parameters in f32 where f16 would usually do.
+pub fn lossless(kind: GgmlType, in_dim: u64, wide: bool) -> Option<WeightFormat> {
+    use GgmlType::*;
+    let affine = |bits, group, params| WeightFormat::Affine { bits, group, params };
+    let half = if wide { DType::F32 } else { DType::F16 };
+    let format = match kind {
+        F32 => WeightFormat::Dense(DType::F32),
+        F16 => WeightFormat::Dense(DType::F16),
+        BF16 => WeightFormat::Dense(DType::BF16),
+        Q4_0 => affine(4, 32, half),
+        Q4_1 => affine(4, 32, DType::F16),
+        Q5_0 => affine(5, 32, half),
+        Q5_1 => affine(5, 32, DType::F16),
+        Q8_0 | IQ4_NL => affine(8, 32, half),
+        Q4_K | IQ3_S => affine(4, 32, DType::F32),
+        Q5_K => affine(5, 32, DType::F32),
+        Q3_K | IQ1_M => affine(8, 128, DType::F32),
+        TQ1_0 | TQ2_0 => affine(2, 128, DType::F16),
+        IQ4_XS | IQ2_XXS => affine(8, 32, DType::F32),
+        IQ3_XXS => affine(6, 32, DType::F32),
+        IQ1_S => affine(2, 32, DType::F32),
+        MXFP4 => WeightFormat::Mxfp4,
+        NVFP4 => WeightFormat::Nvfp4,
+        _ => return None,
+    };
+    format.divides(in_dim).then_some(format)
+}
+
+/// Appends one row of `kind` to `out` in `format`, one that [`lossless`] gave for it.
+///
+/// # Errors
+/// See [`Failure`]; what was appended by then is of no use.
+pub fn convert_row(kind: GgmlType, format: WeightFormat, row: &[u8], out: &mut StoredRows) -> Result<(), Failure> {
+    let block_bytes = kind.block_bytes() as usize;
+    if !row.len().is_multiple_of(block_bytes) {
+        return Err(Failure::Other);
+    }
+    if let WeightFormat::Dense(_) = format {
+        out.codes.extend_from_slice(row);
+        return Ok(());
+    }
+    for (i, block) in row.chunks_exact(block_bytes).enumerate() {
+        let column = i * kind.block() as usize;
+        match format {
+            WeightFormat::Affine { bits, params, .. } => affine_block(kind, bits, params, block, column, out)?,
+            WeightFormat::Mxfp4 => mxfp4_block(block, column, out)?,
+            WeightFormat::Nvfp4 => nvfp4_block(block, out),
+            _ => return Err(Failure::Other),
+        }
+    }
+    Ok(())
+}
+
+/// A block as codes and the scale and bias of each of its groups.
+fn affine_block(
+    kind: GgmlType,
+    bits: u8,
+    params: DType,
+    b: &[u8],
+    column: usize,
+    out: &mut StoredRows,
+) -> Result<(), Failure> {
+    let mut codes = [0u8; QK];
+    let n = kind.block() as usize;
+    let codes = &mut codes[..n];
+    let mut fill = |code: &dyn Fn(usize) -> u8| codes.iter_mut().enumerate().for_each(|(i, c)| *c = code(i));
+    let group = group_of(kind);
+    let mut groups = [(0f32, 0f32); QK / 32];
+    let groups = &mut groups[..n / group];
+    let mut each = |param: &dyn Fn(usize) -> (f32, f32)| groups.iter_mut().enumerate().for_each(|(g, p)| *p = param(g));
+    use GgmlType::*;
+    match kind {
+        Q4_0 => {
+            fill(&|i| dequant::nibble(&b[2..], i));
+            each(&|_| symmetric(half_at(b, 0), 8.0));
+        }
+        Q4_1 => {
+            fill(&|i| dequant::nibble(&b[4..], i));
+            each(&|_| (half_at(b, 0), half_at(b, 2)));
+        }
+        Q5_0 => {
+            fill(&|i| dequant::five(&b[6..], u32_at(b, 2), i));
+            each(&|_| symmetric(half_at(b, 0), 16.0));
+        }
+        Q5_1 => {
+            fill(&|i| dequant::five(&b[8..], u32_at(b, 4), i));
+            each(&|_| (half_at(b, 0), half_at(b, 2)));
+        }
+        Q8_0 => {
+            fill(&|i| byte(b, 2 + i) ^ 0x80);
+            each(&|_| symmetric(half_at(b, 0), 128.0));
+        }
+        Q3_K => {
+            // Within -124 (31 * -4) and 128 (-32 * -4).
+            fill(&|i| (i16::from(dequant::q3_k_scale(b, i / 16)) * i16::from(dequant::q3_k_code(b, i)) + 124) as u8);
+            each(&|_| symmetric(half_at(b, 108), 124.0));
+        }
+        Q4_K => {
+            fill(&|i| dequant::q4_k_code(&b[16..], i));
+            each(&|s| negated(dequant::k_params(b, s)));
+        }
+        Q5_K => {
+            fill(&|i| dequant::q5_k_code(b, i));
+            each(&|s| negated(dequant::k_params(b, s)));
+        }
+        TQ1_0 => {
+            fill(&|i| dequant::tq1_0_code(b, i));
+            each(&|_| symmetric(half_at(b, 52), 1.0));
+        }
+        TQ2_0 => {
+            fill(&|i| dequant::two(b, i));
+            each(&|_| symmetric(half_at(b, 64), 1.0));
+        }
+        IQ4_NL => {
+            fill(&|i| (i16::from(KVALUES_NL[usize::from(dequant::nibble(&b[2..], i))]) + 128) as u8);
+            each(&|_| symmetric(half_at(b, 0), 128.0));
+        }
+        IQ4_XS => {
+            let code = |i: usize| usize::from(dequant::nibble(&b[8 + i / 32 * 16..], i % 32));
+            fill(&|i| (i16::from(KVALUES_NL[code(i)]) + 128) as u8);
+            each(&|s| symmetric(dequant::iq4_xs_scale(b, s), 128.0));
+        }
+        IQ1_S => {
+            fill(&|i| (dequant::iq1_s(b, i).1 + 1) as u8);
+            each(&|s| {
+                let (scale, _, delta) = dequant::iq1_s(b, s * 32);
+                (scale, scale * (delta - 1.0))
+            });
+        }
+        IQ1_M => {
+            // `odd * (8 grid + 8 delta)` is odd, of -135 to 135: `2 code - 135` eighths.
+            let eighths = |i: usize| {
+                let (_, odd, grid, delta) = dequant::iq1_m(b, i);
+                odd * (f32::from(grid) + delta) * 8.0
+            };
+            fill(&|i| ((eighths(i) + 135.0) / 2.0) as u8);
+            each(&|_| {
+                let d = dequant::iq1_m(b, 0).0;
+                (d * 0.25, -(d * (135.0 / 8.0)))
+            });
+        }
+        IQ2_XXS => {
+            fill(&|i| (i16::from(dequant::iq2_xxs(b, i).1) + 128) as u8);
+            each(&|s| symmetric(dequant::iq2_xxs(b, s * 32).0, 128.0));
+        }
+        IQ3_XXS => {
+            // Magnitudes are even, the largest 62.
+            fill(&|i| (dequant::iq3_xxs(b, i).1 / 2 + 31) as u8);
+            each(&|s| symmetric(dequant::iq3_xxs(b, s * 32).0 * 2.0, 31.0));
+        }
+        IQ3_S => {
+            fill(&|i| ((dequant::iq3_s(b, i).1 + 15) / 2) as u8);
+            each(&|s| {
+                let scale = dequant::iq3_s(b, s * 32).0;
+                (scale * 2.0, -(scale * 15.0))
+            });
+        }
+        _ => return Err(Failure::Other),
+    }
+    for &(scale, bias) in groups.iter() {
+        push_param(params, scale, column, &mut out.scales)?;
+        push_param(params, bias, column, &mut out.biases)?;
+    }
+    pack(bits, codes, &mut out.codes);
+    Ok(())
+}
+
+/// Weights of a group in the form [`lossless`] chooses.
+fn group_of(kind: GgmlType) -> usize {
+    match lossless(kind, QK as u64, false).and_then(WeightFormat::group) {
+        Some(group) => group as usize,
+        None => 32,
+    }
+}
+
+fn symmetric(scale: f32, offset: f32) -> (f32, f32) {
+    (scale, -(scale * offset))
+}
+
+fn negated((scale, min): (f32, f32)) -> (f32, f32) {
+    (scale, -min)
+}
+
+/// Appends a parameter that must be exact in `params`.
+fn push_param(params: DType, value: f32, column: usize, out: &mut Vec<u8>) -> Result<(), Failure> {
+    if !value.is_finite() {
+        return Err(Failure::NotFinite(column));
+    }
+    if params == DType::F16 {
+        let half = f16::from_f32(value);
+        if half.to_f32() != value {
+            return Err(Failure::Wide);
+        }
+        out.extend_from_slice(&half.to_le_bytes());
+    } else {
+        out.extend_from_slice(&value.to_le_bytes());
+    }
+    Ok(())
+}
+
+/// Appends codes as one stream, least significant bit first. Every group is whole bytes.
+fn pack(bits: u8, codes: &[u8], out: &mut Vec<u8>) {
+    let (mut pending, mut pending_bits) = (0u32, 0u32);
+    for &code in codes {
+        pending |= u32::from(code) << pending_bits;
+        pending_bits += u32::from(bits);
+        while pending_bits >= 8 {
+            out.push(pending as u8);
+            pending >>= 8;
+            pending_bits -= 8;
+        }
+    }
+}
+
+/// A code as both formats have it, but for the negative zero, which GGUF reads as zero.
+fn fp4(code: u8) -> u8 {
+    if code == 8 { 0 } else { code }
+}
+
+fn mxfp4_block(b: &[u8], column: usize, out: &mut StoredRows) -> Result<(), Failure> {
+    // 255 is infinity to some readers and a large number to others.
+    if byte(b, 0) == 255 {
+        return Err(Failure::NotFinite(column));
+    }
+    out.scales.push(byte(b, 0));
+    let codes: [u8; 32] = std::array::from_fn(|i| fp4(dequant::nibble(&b[1..], i)));
+    pack(4, &codes, &mut out.codes);
+    Ok(())
+}
+
+fn nvfp4_block(b: &[u8], out: &mut StoredRows) {
+    for g in 0..4 {
+        // The byte of a NaN counts as zero there, the sign of a scale not at all.
+        let scale = byte(b, g);
+        out.scales.push(if scale == 0x7f { 0 } else { scale & 0x7f });
+    }
+    let codes: [u8; 64] = std::array::from_fn(|i| fp4(dequant::nvfp4_code(b, i)));
+    pack(4, &codes, &mut out.codes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use loaf_formats::quant::decode_row;
+
+    fn random(seed: u64, n: usize) -> Vec<u8> {
+        let mut x = seed | 1;
+        std::iter::repeat_with(|| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            (x >> 32) as u8
+        })
+        .take(n)
+        .collect()
+    }
+
+    /// Random blocks whose f16 parameters are small numbers.
+    fn blocks(kind: GgmlType, n: usize) -> Vec<u8> {
+        let size = kind.block_bytes() as usize;
+        let mut bytes = random(kind as u64 * 77 + 5, n * size);
+        use GgmlType::*;
+        let halves: &[usize] = match kind {
+            Q4_1 | Q5_1 | Q4_K | Q5_K => &[0, 2],
+            Q3_K => &[108],
+            Q2_K => &[80, 82],
+            Q6_K => &[208],
+            TQ1_0 => &[52],
+            TQ2_0 => &[64],
+            IQ1_M | MXFP4 | NVFP4 => &[],
+            _ => &[0],
+        };
+        for block in bytes.chunks_exact_mut(size) {
+            // Exponents of subnormals up to those of 32.
+            for at in halves {
+                let high = block[at + 1];
+                block[at + 1] = high & 0x83 | (((high >> 2 & 31) % 21) << 2);
+            }
+            match kind {
+                IQ1_M => block[55] &= 0xbf,
+                MXFP4 => block[0] = block[0].min(254),
+                _ => {}
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn stored_rows_decode_to_the_same_numbers() {
+        let mut seen = 0;
+        for kind in GgmlType::all() {
+            for wide in [false, true] {
+                let Some(format) = lossless(kind, 512, wide) else { continue };
+                if matches!(format, WeightFormat::Dense(_)) {
+                    continue;
+                }
+                let row_bytes = kind.row_bytes(512).unwrap() as usize;
+                for row in blocks(kind, 64).chunks_exact(row_bytes) {
+                    let mut expected = vec![0.0; 512];
+                    assert!(dequant::dequantise(kind, row, &mut expected));
+                    let mut out = StoredRows::default();
+                    match convert_row(kind, format, row, &mut out) {
+                        Ok(()) => {}
+                        Err(Failure::Wide) if !wide => continue,
+                        Err(e) => panic!("{kind}: {e:?}"),
+                    }
+                    let mut ours = vec![0.0; 512];
+                    decode_row(format, 512, &out.codes, &out.scales, &out.biases, &mut ours).unwrap();
+                    for (i, (a, b)) in ours.iter().zip(&expected).enumerate() {
+                        assert!(a == b, "{kind} as {format}, weight {i}: {a:e} is not {b:e}");
+                    }
+                    seen += 1;
+                }
+            }
+        }
+        // Every kind gave rows: the guard above did not skip all of one.
+        assert!(seen > 400, "{seen}");
+    }
+
+    #[test]
+    fn a_bias_beyond_f16_asks_for_f32_and_what_is_no_number_is_refused() {
+        let q8 = |d: u16| [&d.to_le_bytes()[..], &[1; 32]].concat();
+        let run = |d, wide| {
+            let format = lossless(GgmlType::Q8_0, 32, wide).unwrap();
+            convert_row(GgmlType::Q8_0, format, &q8(d), &mut StoredRows::default())
+        };
+        // 511 * 128 = 65408 is a half, 512 * 128 is none.
+        assert_eq!(run(f16::from_f32(511.0).to_bits(), false), Ok(()));
+        assert_eq!(run(f16::from_f32(512.0).to_bits(), false), Err(Failure::Wide));
+        assert_eq!(run(f16::from_f32(512.0).to_bits(), true), Ok(()));
+        // The smallest subnormal: 128 times it is exact.
+        assert_eq!(run(1, false), Ok(()));
+        assert_eq!(run(0x7c00, true), Err(Failure::NotFinite(0)));
+        let mut out = StoredRows::default();
+        assert_eq!(convert_row(GgmlType::MXFP4, WeightFormat::Mxfp4, &[255; 17], &mut out), Err(Failure::NotFinite(0)));
+    }
+
+    #[test]
+    fn rows_that_no_format_divides_are_not_promised_one() {
+        assert_eq!(lossless(GgmlType::Q6_K, 256, false), None);
+        assert_eq!(lossless(GgmlType::Q4_0, 32, false).map(|f| f.to_string()).as_deref(), Some("q4g32/f16"));
+        assert_eq!(lossless(GgmlType::Q4_0, 40, false), None);
+    }
+}

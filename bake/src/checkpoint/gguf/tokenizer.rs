@@ -1,0 +1,313 @@
+//! The vocabulary of a GGUF model as the tokenizer.json that its publisher would have written, and its chat settings.
+//!
+//! `gpt2` vocabularies are byte-level BPE whose word rule `tokenizer.ggml.pre` names; `llama` ones are SentencePiece
+//! BPE, whose merges follow from scores: every pair of pieces whose text is a piece, best score first. A `pre` that is
+//! not listed here is refused by name: a tokenizer that is nearly right is wrong.
+//!
+//! What a GGUF does not say is taken from what the publishers of these families say: NFC for Qwen's, none for others;
+//! added tokens strip nothing around them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::super::Error;
+use super::Metadata;
+use super::config::token_id;
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+
+/// Token types.
+const UNKNOWN: u64 = 2;
+const CONTROL: u64 = 3;
+const USER_DEFINED: u64 = 4;
+const UNUSED: u64 = 5;
+const BYTE: u64 = 6;
+
+/// A word rule: how text is cut, and what the families that use it have in common.
+struct Rule {
+    names: &'static [&'static str],
+    /// Regular expressions of a sequence of cuts; none is GPT-2's built-in one.
+    cuts: &'static [&'static str],
+    nfc: bool,
+    ignore_merges: bool,
+    /// Whether a beginning-of-text token is added where the file does not say.
+    add_bos: bool,
+}
+
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+const RULES: [Rule; 6] = [
+    Rule { names: &["gpt-2", "exaone4"], cuts: &[], nfc: false, ignore_merges: false, add_bos: false },
+    Rule { names: &["qwen2"], cuts: &[QWEN2], nfc: true, ignore_merges: false, add_bos: false },
+    Rule { names: &["deepseek-r1-qwen", "megrez"], cuts: &[QWEN2], nfc: false, ignore_merges: false, add_bos: false },
+    Rule { names: &["qwen35"], cuts: &[QWEN35], nfc: true, ignore_merges: false, add_bos: false },
+    Rule {
+        names: &["llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"],
+        cuts: &[LLAMA3],
+        nfc: false,
+        ignore_merges: true,
+        add_bos: true,
+    },
+    Rule { names: &["smaug-bpe", "dbrx", "glm4"], cuts: &[LLAMA3], nfc: false, ignore_merges: false, add_bos: false },
+];
+
+/// Texts of control tokens that end an answer in the families here, whether or not the metadata says so.
+const ENDS: [&str; 7] =
+    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"];
+
+/// The tokens of a file.
+struct Vocabulary<'a> {
+    tokens: Vec<&'a str>,
+    types: Vec<u64>,
+    /// Id of each token that is in use.
+    ids: BTreeMap<&'a str, u64>,
+}
+
+impl<'a> Vocabulary<'a> {
+    fn read(m: &'a Metadata) -> Result<Option<Self>, Error> {
+        let Some(tokens) = m.strings(TOKENS)? else { return Ok(None) };
+        let types: Vec<u64> = match m.numbers("tokenizer.ggml.token_type")? {
+            None => vec![1; tokens.len()],
+            Some(types) if types.len() == tokens.len() => types.into_iter().map(|t| t as u64).collect(),
+            Some(_) => return m.refuse("tokenizer.ggml.token_type", format!("{} token types", tokens.len())),
+        };
+        let mut ids = BTreeMap::new();
+        for (id, (&token, _)) in tokens.iter().zip(&types).enumerate().filter(|(_, (_, t))| **t != UNUSED) {
+            if let Some(other) = ids.insert(token, id as u64) {
+                let what = format!("key {TOKENS:?}: expected each token once, found {token:?} as {other} and {id}");
+                return Err(Error::malformed(m.path(), what));
+            }
+        }
+        Ok(Some(Vocabulary { tokens, types, ids }))
+    }
+
+    fn text(&self, id: u64) -> Option<&'a str> {
+        self.tokens.get(usize::try_from(id).ok()?).copied()
+    }
+
+    /// Tokens in use, by id.
+    fn used(&self) -> impl Iterator<Item = (u64, &'a str, u64)> {
+        let all = self.tokens.iter().zip(&self.types).enumerate();
+        all.filter(|(_, (_, t))| **t != UNUSED).map(|(id, (token, t))| (id as u64, *token, *t))
+    }
+
+    fn vocab(&self) -> Json {
+        Json::Object(self.used().map(|(id, token, _)| (token.to_string(), id.into())).collect::<Map<_, _>>())
+    }
+
+    /// Tokens that are matched in a text before anything else.
+    fn added(&self) -> Vec<Json> {
+        let added =
+            self.used().filter(|(_, token, t)| matches!(*t, UNKNOWN | CONTROL | USER_DEFINED) && !token.is_empty());
+        let entry = |(id, token, t): (u64, &str, u64)| {
+            json!({
+                "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": t != USER_DEFINED,
+            })
+        };
+        added.map(entry).collect()
+    }
+}
+
+/// The tokenizer.json; `None` for a file without a vocabulary.
+pub(super) fn tokenizer(m: &Metadata) -> Result<Option<Json>, Error> {
+    let key = "tokenizer.ggml.model";
+    let (model, Some(vocabulary)) = (m.text(key)?, Vocabulary::read(m)?) else { return Ok(None) };
+    let mut file = match model {
+        Some("gpt2") => byte_level(m, &vocabulary)?,
+        Some("llama") => sentence_piece(m, &vocabulary)?,
+        _ => return m.refuse(key, "gpt2 or llama"),
+    };
+    let default = file["add_bos"].take().as_bool().unwrap_or(false);
+    let template = template(m, &vocabulary, default)?;
+    Ok(Some(json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": vocabulary.added(),
+        "normalizer": file["normalizer"].take(),
+        "pre_tokenizer": file["pre_tokenizer"].take(),
+        "post_processor": template,
+        "decoder": file["decoder"].take(),
+        "model": file["model"].take(),
+    })))
+}
+
+fn byte_level(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
+    let key = "tokenizer.ggml.pre";
+    let pre = m.text(key)?.unwrap_or("default");
+    let Some(rule) = RULES.iter().find(|r| r.names.contains(&pre)) else {
+        let known: Vec<&str> = RULES.iter().flat_map(|r| r.names).copied().collect();
+        return m.refuse(key, format!("one of {}", known.join(", ")));
+    };
+    let bytes = |regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex });
+    let pre_tokenizer = match rule.cuts {
+        [] => bytes(true),
+        cuts => {
+            let cut = |c: &&str| json!({ "type": "Split", "pattern": { "Regex": c }, "behavior": "Isolated", "invert": false });
+            let steps: Vec<Json> = cuts.iter().map(cut).chain([bytes(false)]).collect();
+            json!({ "type": "Sequence", "pretokenizers": steps })
+        }
+    };
+    let Some(lines) = m.strings("tokenizer.ggml.merges")? else {
+        return m.refuse("tokenizer.ggml.merges", "an array of strings");
+    };
+    let mut merges = Vec::with_capacity(lines.len());
+    for line in lines {
+        // The first character may be a space itself.
+        let first = line.chars().next().map_or(0, char::len_utf8);
+        let Some((left, right)) = line.get(first..).and_then(|l| l.find(' ')).map(|at| line.split_at(first + at))
+        else {
+            return Err(Error::malformed(
+                m.path(),
+                format!("key \"tokenizer.ggml.merges\": expected two tokens, found {line:?}"),
+            ));
+        };
+        merges.push(json!([left, &right[1..]]));
+    }
+    Ok(json!({
+        "add_bos": rule.add_bos,
+        "normalizer": if rule.nfc { json!({ "type": "NFC" }) } else { Json::Null },
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": bytes(true),
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": rule.ignore_merges, "vocab": v.vocab(), "merges": merges,
+        },
+    }))
+}
+
+fn sentence_piece(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
+    if m.flag("tokenizer.ggml.remove_extra_whitespaces")? == Some(true) {
+        return m.refuse("tokenizer.ggml.remove_extra_whitespaces", "false");
+    }
+    let key = "tokenizer.ggml.scores";
+    let scores = m.numbers(key)?.unwrap_or_default();
+    if scores.len() != v.tokens.len() || scores.iter().any(|s| s.is_nan()) {
+        return m.refuse(key, format!("{} scores", v.tokens.len()));
+    }
+    // What pieces are made of and merge into; control tokens and the like come from nothing but themselves.
+    let is_piece = |t: u64| !matches!(t, UNKNOWN | CONTROL | BYTE | UNUSED);
+    let mut merges: Vec<(f64, usize, usize, u64, &str, &str)> = Vec::new();
+    for (id, token, _) in v.used().filter(|(_, _, t)| is_piece(*t)) {
+        for (at, _) in token.char_indices().skip(1) {
+            let (left, right) = token.split_at(at);
+            let known = |part: &str| v.ids.get(part).is_some_and(|&id| is_piece(v.types[id as usize]));
+            if known(left) && known(right) {
+                merges.push((scores[id as usize], left.chars().count(), right.chars().count(), id, left, right));
+            }
+        }
+    }
+    let first = merges.first().map(|m| m.0);
+    if merges.len() > 1 && merges.iter().all(|m| Some(m.0) == first) {
+        return m.refuse(key, "scores that order the merges (these are all equal)");
+    }
+    // Best first; among equals, as the reference's converter has it, the longer left part first.
+    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((b.1, b.2).cmp(&(a.1, a.2))).then(a.3.cmp(&b.3)));
+    let merges: Vec<Json> = merges.into_iter().map(|(.., left, right)| json!([left, right])).collect();
+    let prefix = m.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" });
+    let normalizer = match prefix {
+        true => json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": "\u{2581}" }, spaces] }),
+        false => spaces,
+    };
+    let mut decoders = vec![
+        json!({ "type": "Replace", "pattern": { "String": "\u{2581}" }, "content": " " }),
+        json!({ "type": "ByteFallback" }),
+        json!({ "type": "Fuse" }),
+    ];
+    if prefix {
+        decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
+    }
+    let unknown = token_id(m, "tokenizer.ggml.unknown_token_id")?.and_then(|id| v.text(id));
+    let unknown = unknown.or_else(|| v.used().find(|(_, _, t)| *t == UNKNOWN).map(|(_, token, _)| token));
+    Ok(json!({
+        "add_bos": true,
+        "normalizer": normalizer,
+        "pre_tokenizer": null,
+        "decoder": { "type": "Sequence", "decoders": decoders },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": v.vocab(), "merges": merges,
+        },
+    }))
+}
+
+/// The tokens put before and after a text.
+fn template(m: &Metadata, v: &Vocabulary<'_>, add_bos: bool) -> Result<Json, Error> {
+    let add_bos = m.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(add_bos);
+    let add_eos = m.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+    let mut special = Map::new();
+    let mut piece = |add: bool, key: &str| -> Result<Option<Json>, Error> {
+        let Some(id) = token_id(m, key)?.filter(|_| add) else { return Ok(None) };
+        let Some(text) = v.text(id) else { return m.refuse(key, format!("one of {} tokens", v.tokens.len())) };
+        special.insert(text.to_string(), json!({ "id": text, "ids": [id], "tokens": [text] }));
+        Ok(Some(json!({ "SpecialToken": { "id": text, "type_id": 0 } })))
+    };
+    let before = piece(add_bos, "tokenizer.ggml.bos_token_id")?;
+    let after = piece(add_eos, "tokenizer.ggml.eos_token_id")?;
+    if before.is_none() && after.is_none() {
+        return Ok(Json::Null);
+    }
+    let text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
+    let single: Vec<Json> = before.into_iter().chain([text]).chain(after).collect();
+    Ok(json!({ "type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special }))
+}
+
+/// Chat template and the texts of its special tokens.
+pub(super) fn tokenizer_config(m: &Metadata) -> Result<Json, Error> {
+    let mut config = json!({});
+    if let Some(template) = m.text("tokenizer.chat_template")? {
+        config["chat_template"] = template.into();
+    }
+    let Some(v) = Vocabulary::read(m)? else { return Ok(config) };
+    for (name, key) in [("bos_token", "tokenizer.ggml.bos_token_id"), ("eos_token", "tokenizer.ggml.eos_token_id")] {
+        if let Some(id) = token_id(m, key)? {
+            match v.text(id) {
+                Some(text) => config[name] = text.into(),
+                None => return m.refuse(key, format!("one of {} tokens", v.tokens.len())),
+            }
+        }
+    }
+    Ok(config)
+}
+
+/// Stop ids and sampling.
+pub(super) fn generation_config(m: &Metadata) -> Result<Json, Error> {
+    let mut stops = Vec::new();
+    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
+        stops.extend(token_id(m, &format!("tokenizer.ggml.{key}"))?);
+    }
+    if let Some(v) = Vocabulary::read(m)? {
+        stops.extend(v.used().filter(|(_, token, t)| *t == CONTROL && ENDS.contains(token)).map(|(id, ..)| id));
+    }
+    stops.sort_unstable();
+    stops.dedup();
+    let mut config = json!({ "eos_token_id": stops });
+    let mut sampled = false;
+    for (ours, theirs) in [
+        ("temperature", "temp"),
+        ("top_k", "top_k"),
+        ("top_p", "top_p"),
+        ("min_p", "min_p"),
+        ("repetition_penalty", "penalty_repeat"),
+    ] {
+        let key = format!("general.sampling.{theirs}");
+        if ours == "top_k" {
+            if let Some(k) = m.count(&key)? {
+                (config[ours], sampled) = (k.into(), true);
+            }
+        } else if let Some(value) = m.real(&key)? {
+            config[ours] = value.into();
+            sampled |= ours != "repetition_penalty";
+        }
+    }
+    if sampled {
+        config["do_sample"] = (config["temperature"].as_f64() != Some(0.0)).into();
+    }
+    Ok(config)
+}

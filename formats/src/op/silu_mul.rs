@@ -1,0 +1,16 @@
+//! Elementwise `silu(a) * b`.
+
+use super::spec::op;
+
+op! {
+    /// Elementwise `silu(a) * b`.
+    SiluMul = "silu_mul", plan;
+    attrs { rows: count, heads: count, dim: count }
+    operands {
+        a: reads F32 [rows, heads, dim],
+        b: reads F32 [rows, heads, dim],
+        out: writes F32 [rows, heads, dim] over a, b;,
+    }
+}
+
+impl Rules for Attrs {}

@@ -1,0 +1,19 @@
+//! The model that `loaf` runs when no file is named: `artifacts/default.loaf`, compiled in.
+//!
+//! It is replayed where the program was mapped; nothing is unpacked.
+
+/// Places bytes on a page, as a file's mapping would.
+#[repr(C, align(16384))]
+#[cfg_attr(not(feature = "default-model"), allow(dead_code))]
+struct Paged<T: ?Sized>(T);
+
+/// The built-in loaf, in builds that have one.
+#[cfg(feature = "default-model")]
+pub const LOAF: Option<&[u8]> = {
+    static BYTES: &Paged<[u8]> = &Paged(*include_bytes!("../../../artifacts/default.loaf"));
+    Some(&BYTES.0)
+};
+
+/// The built-in loaf, in builds that have one.
+#[cfg(not(feature = "default-model"))]
+pub const LOAF: Option<&[u8]> = None;

@@ -1,0 +1,239 @@
+//! Replay: a verified template, resolved once, run many times.
+//!
+//! Resolving turns (region, offset) into addresses and finds where each op's attributes stand. A replay sets the row
+//! counts and calls one kernel per record; it builds nothing and allocates nothing.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use loaf_formats::op::{OpAttrs, OpKind, linear_dense, linear_quant};
+use loaf_formats::plan::{Region, Template, records};
+
+use crate::kernels::{self, Kernels, OpCall, RawOperand, Run, Split};
+use crate::memory::Reserved;
+use crate::op_times::OpTimes;
+use crate::pool::Pool;
+use crate::prefetch::Prefetch;
+
+/// Base addresses of the regions, each as long as the plan says. Caches and recurrent state are those of the first slot's first version:
+/// a [`Run`] says how far from there its own are.
+#[derive(Clone, Copy)]
+pub(crate) struct Bases {
+    pub weights: *mut u8,
+    pub cache: *mut u8,
+    pub recurrent: *mut u8,
+    pub arena: *mut u8,
+    pub io: *mut u8,
+}
+
+impl Bases {
+    /// The address of the first byte of an operand of a verified plan.
+    pub fn resolve(&self, o: loaf_formats::plan::Operand) -> RawOperand {
+        let base = match o.region {
+            Region::None => return RawOperand::ABSENT,
+            Region::Weights => self.weights,
+            Region::Cache => self.cache,
+            Region::Recurrent => self.recurrent,
+            Region::Arena => self.arena,
+            Region::Io => self.io,
+        };
+        // SAFETY: the verifier proved that the operand's extent lies within its region.
+        let ptr = unsafe { base.add(o.offset as usize) };
+        RawOperand { ptr, dtype: o.dtype, row_stride: o.row_stride as usize, head_stride: o.head_stride as usize }
+    }
+}
+
+struct Op {
+    kind: OpKind,
+    operands: Range<usize>,
+    attrs: Range<usize>,
+    /// The first matrix that is read after this op.
+    prefetch: Prefetch,
+}
+
+/// A template whose operands are addresses.
+pub(crate) struct Replay {
+    pub max_rows: u32,
+    words: Vec<u64>,
+    row_words: Vec<usize>,
+    rows: u64,
+    ops: Vec<Op>,
+    operands: Vec<RawOperand>,
+}
+
+/// The matrix that an op reads from its beginning to its end, whatever it computes.
+fn matrix(call: &OpCall<'_>) -> Option<Prefetch> {
+    if kernels::cost(call) < PARALLEL_COST {
+        return None;
+    }
+    let (weight, rows) = match call.kind {
+        OpKind::LinearQuant => (linear_quant::Operands::of(call.operands).weight[0], kernels::QUANT_ROWS),
+        OpKind::LinearDense => (linear_dense::Operands::of(call.operands).weight[0], kernels::DENSE_ROWS),
+        _ => return None,
+    };
+    let row = weight.row_stride * weight.dtype.bytes() as usize;
+    Some(Prefetch::new(weight.ptr, kernels::units(call), rows * row))
+}
+
+/// Memory each worker may use during an op; a region of its own per worker.
+pub(crate) struct Scratch {
+    memory: Reserved,
+    per_worker: usize,
+    /// Where that of all workers together begins.
+    shared: usize,
+}
+
+impl Scratch {
+    pub fn new(needs: Needs, workers: usize) -> std::io::Result<Scratch> {
+        let per_worker = needs.per_worker.next_multiple_of(4096);
+        let own = per_worker * workers;
+        let mut memory = Reserved::new((own + needs.shared) as u64)?;
+        memory.advise_large_pages(0..own + needs.shared);
+        Ok(Scratch { memory, per_worker, shared: own })
+    }
+}
+
+/// Bytes of scratch that a template's ops need.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Needs {
+    /// Of each worker.
+    pub per_worker: usize,
+    /// Of all together.
+    pub shared: usize,
+}
+
+impl Needs {
+    /// What the ops of a template need at its most rows; `None` if that is no number of bytes.
+    pub fn of(template: &Template) -> Option<Needs> {
+        let mut words = Vec::new();
+        template.expand(u64::from(template.max_rows), &mut words);
+        records(&words).flatten().try_fold(Needs::default(), |n, r| {
+            Some(Needs {
+                per_worker: n.per_worker.max(kernels::scratch_bytes(r.kind, r.attrs)?),
+                shared: n.shared.max(Split::shared_floats(r.kind, r.attrs)?.checked_mul(4)?),
+            })
+        })
+    }
+
+    /// What either needs.
+    pub fn max(self, other: Needs) -> Needs {
+        Needs { per_worker: self.per_worker.max(other.per_worker), shared: self.shared.max(other.shared) }
+    }
+}
+
+/// Ops cheaper than this run on the calling thread: waking the others costs more.
+const PARALLEL_COST: u64 = 128 << 10;
+
+#[derive(Clone, Copy)]
+struct ScratchPtr(*mut u8);
+
+// SAFETY: workers use disjoint parts of the memory behind the pointer, one each.
+unsafe impl Sync for ScratchPtr {}
+
+struct SharedCall<'a>(OpCall<'a>);
+
+// SAFETY: kernels write disjoint work units, by the contract of `Kernel`; the operands' memory outlives the run.
+unsafe impl Sync for SharedCall<'_> {}
+
+impl Replay {
+    /// Resolves a template of a verified plan.
+    pub fn new(template: &Template, bases: Bases) -> Replay {
+        let mut words = Vec::new();
+        template.expand(1, &mut words);
+        let (mut ops, mut operands) = (Vec::new(), Vec::new());
+        for record in records(&words).flatten() {
+            let count = record.kind.spec().operands.len();
+            let first = operands.len();
+            operands.extend((0..count).map(|i| bases.resolve(record.operand(i))));
+            let attrs = record.at + 1 + 3 * count;
+            ops.push(Op {
+                kind: record.kind,
+                operands: first..operands.len(),
+                attrs: attrs..attrs + record.attrs.len(),
+                prefetch: Prefetch::NONE,
+            });
+        }
+        // A step is followed by another like it, so the first matrix comes after the last; hence twice around.
+        let mut next = Prefetch::NONE;
+        let count = ops.len();
+        for i in (0..2 * count).rev() {
+            let op: &mut Op = &mut ops[i % count];
+            op.prefetch = next;
+            let attrs = &words[op.attrs.clone()];
+            let call = OpCall { kind: op.kind, operands: &operands[op.operands.clone()], attrs, runs: &[Run::ONE] };
+            next = matrix(&call).unwrap_or(next);
+        }
+        Replay { max_rows: template.max_rows, row_words: template.row_words(), rows: 1, words, ops, operands }
+    }
+
+    /// Runs the graph for the rows of `runs`; `times` gathers what each op takes.
+    ///
+    /// # Safety
+    /// `runs` are in order, cover `1..=max_rows` rows, name slots and versions that exist, no slot twice, positions within the context;
+    /// the regions that were resolved are alive and nobody else uses state, arena and IO; ids in IO are below the vocabulary;
+    /// `scratch` was made for this template's [`Needs`] and at least as many workers as `pool` has.
+    pub unsafe fn run(
+        &mut self,
+        runs: &[Run],
+        kernels: &Kernels,
+        pool: &Pool,
+        scratch: &mut Scratch,
+        mut times: Option<&mut OpTimes>,
+    ) {
+        let rows = runs.iter().map(|r| r.rows as u64).sum();
+        if self.rows != rows {
+            self.rows = rows;
+            self.row_words.iter().for_each(|&i| self.words[i] = rows);
+        }
+        if let Some(times) = &mut times {
+            times.graph(&self.words, runs.first().map_or(0, |r| r.pos as u64));
+        }
+        let memory = ScratchPtr(scratch.memory.ptr());
+        let per_worker = scratch.per_worker;
+        // SAFETY: within the mapping, after every worker's own part.
+        let shared = ScratchPtr(unsafe { memory.0.add(scratch.shared) });
+        let split = kernels.split().filter(|_| pool.threads() > 1);
+        for op in &self.ops {
+            let call = SharedCall(OpCall {
+                kind: op.kind,
+                operands: &self.operands[op.operands.clone()],
+                attrs: &self.words[op.attrs.clone()],
+                runs,
+            });
+            let start = times.is_some().then(Instant::now);
+            let Some(kernel) = kernels.get(op.kind) else { continue };
+            let units = kernels::units(&call.0);
+            let body = |range: Range<usize>, worker: usize| {
+                let (call, memory) = (&call, &memory);
+                // SAFETY: worker `worker` alone uses its part of the scratch; the plan verifier proved the operands' extents
+                // for this many rows; units are disjoint between workers.
+                unsafe {
+                    let scratch = std::slice::from_raw_parts_mut(memory.0.add(worker * per_worker), per_worker);
+                    kernel(&call.0, range, scratch);
+                }
+            };
+            if let Some(split) = split.filter(|_| Split::pays(&call.0, pool.threads())) {
+                for (run, round) in Split::rounds(&call.0) {
+                    for (kernel, units) in split.kernels(&call.0, round) {
+                        pool.run(units, &|range, worker| {
+                            let (call, memory, shared) = (&call, &memory, &shared);
+                            // SAFETY: as above; `shared` has room for the op, which for few rows needs no more than for most.
+                            unsafe {
+                                let own = memory.0.add(worker * per_worker);
+                                let own = std::slice::from_raw_parts_mut(own, per_worker);
+                                kernel(&call.0, run, round, range, shared.0.cast(), own);
+                            }
+                        });
+                    }
+                }
+            } else if pool.threads() == 1 || kernels::cost(&call.0) < PARALLEL_COST {
+                body(0..units, 0);
+            } else {
+                pool.run_before(op.prefetch, units, &body);
+            }
+            if let (Some(times), Some(start)) = (&mut times, start) {
+                times.op(op.kind, start.elapsed());
+            }
+        }
+    }
+}

@@ -1,0 +1,456 @@
+//! GGUF files, all the way: the same model written twice gives the same logits, the same ids and the same answers.
+//!
+//! The fixtures under `gguf/` were converted by llama.cpp's own script (`make_gguf.py`).
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use loaf_bake::build::{BuildOptions, Progress, Silent, build, build_from};
+use loaf_bake::checkpoint::Checkpoint;
+use loaf_bake::weights::{QuantOptions, Resolved, WeightClass, WeightDecl, produce, resolve};
+use loaf_formats::dtype::{DType, WeightFormat};
+use loaf_formats::quant::decode_row;
+use loaf_runtime::kernels::Kernels;
+use loaf_runtime::loaf::Loaf;
+use loaf_tests::gguf::{File, Value};
+use loaf_tests::{assert_bits, bake_dir, decode_logits, fixture, max_diff, prefill_logits, session};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+fn f32_options() -> BuildOptions {
+    BuildOptions { kv: Some(DType::F32), context: Some(128), ..BuildOptions::default() }
+}
+
+/// Logits of a prompt, prefilled and decoded.
+fn logits(source: &Path) -> [Vec<Vec<f32>>; 2] {
+    let baked = bake_dir(source, &f32_options());
+    let vocab = baked.loaf.plan().vocab;
+    let ids: Vec<u32> = (0..70u32).map(|i| (i * i * 7 + i * 3 + 1) % vocab.min(300)).collect();
+    let new = || session(&baked.loaf, Kernels::detect(), 2);
+    [prefill_logits(&mut new(), &ids, &[33]), decode_logits(&mut new(), &ids)]
+}
+
+fn twins() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(fixture("gguf")).unwrap().map(|e| e.unwrap().path());
+    let mut folders: Vec<PathBuf> =
+        entries.filter(|p| p.join("model.safetensors").is_file() && !p.ends_with("qwen2")).collect();
+    folders.sort();
+    folders
+}
+
+#[test]
+fn both_files_of_a_model_give_the_same_logits() {
+    let mut seen = BTreeSet::new();
+    for folder in twins() {
+        let name = folder.file_name().unwrap().to_str().unwrap().to_string();
+        let ours = logits(&folder.join("model.gguf"));
+        let theirs = logits(&folder);
+        for (ours, theirs) in ours.iter().zip(&theirs) {
+            match name.as_str() {
+                // `rope_freqs` is in f32 there, a config's divisors are taken in f64; `A_log` went through f32 as
+                // `-exp(A_log)`. Both are off by an ulp here and there.
+                "llama" | "qwen3next" | "qwen35" | "qwen35moe" => {
+                    let scale = theirs.iter().flatten().fold(0f32, |m, x| m.max(x.abs()));
+                    let diff = ours.iter().zip(theirs).map(|(a, b)| max_diff(a, b)).fold(0.0, f32::max);
+                    assert!(diff <= 1e-5 * scale, "{name}: {diff} of scale {scale}");
+                }
+                _ => assert_bits(&name, ours, theirs),
+            }
+        }
+        seen.insert(name);
+    }
+    let expected = ["llama", "llama_untied", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"];
+    assert!(expected.iter().all(|name| seen.contains(*name)), "{seen:?}");
+}
+
+/// Tells nobody but the test.
+#[derive(Default)]
+struct Told(Mutex<Vec<String>>);
+
+impl Progress for Told {
+    fn begin(&self, _: &str, _: u64, _: &str) {}
+    fn step(&self, _: u64) {}
+    fn warn(&self, message: &str) {
+        self.0.lock().unwrap().push(message.to_string());
+    }
+}
+
+/// Bakes to nowhere in particular; what was warned of, and the loaf's bytes.
+fn bake_told(source: &Path, options: &BuildOptions) -> Result<(Vec<String>, Vec<u8>), String> {
+    let dir = tempfile::tempdir().unwrap();
+    let (out, told) = (dir.path().join("model.loaf"), Told::default());
+    build(source, &out, options, &told).map_err(|e| e.to_string())?;
+    Ok((told.0.into_inner().unwrap(), std::fs::read(&out).unwrap()))
+}
+
+#[test]
+fn a_layer_that_predicts_further_tokens_is_left_out_without_a_word() {
+    let source = fixture("gguf/qwen35/model.gguf");
+    let (told, _) = bake_told(&source, &f32_options()).unwrap();
+    assert_eq!(told, Vec::<String>::new());
+    let checkpoint = Checkpoint::open(&source).unwrap();
+    assert_eq!(checkpoint.config()["num_hidden_layers"], 2);
+}
+
+/// All stored bytes of a weight.
+fn produced(w: &Resolved) -> Vec<Vec<u8>> {
+    let out: Vec<Mutex<Vec<u8>>> = w.stored.iter().map(|t| Mutex::new(vec![0; t.bytes as usize])).collect();
+    let sink = |_: usize, part: usize, at: u64, bytes: &[u8]| {
+        out[part].lock().unwrap()[at as usize..][..bytes.len()].copy_from_slice(bytes);
+        Ok::<(), String>(())
+    };
+    produce(std::slice::from_ref(w), &sink, &|_| {}).unwrap();
+    out.into_iter().map(|part| part.into_inner().unwrap()).collect()
+}
+
+/// The weight in f32, every zero positive.
+fn decoded(w: &Resolved) -> Vec<f32> {
+    let parts = produced(w);
+    let in_dim = *w.shape.last().unwrap();
+    let rows = (w.shape.iter().product::<u64>() / in_dim) as usize;
+    let mut out = vec![0.0; rows * in_dim as usize];
+    for (r, row) in out.chunks_mut(in_dim as usize).enumerate() {
+        let part = |i: usize| parts.get(i).map_or(&[][..], |p| &p[p.len() / rows * r..][..p.len() / rows]);
+        decode_row(w.format, in_dim, part(0), part(1), part(2), row).unwrap();
+    }
+    out.iter_mut().for_each(|v| *v += 0.0);
+    out
+}
+
+fn decls(checkpoint: &Checkpoint) -> Vec<WeightDecl> {
+    let options = loaf_recipes::Options { context: 32, chunk: 16, norms_shifted: checkpoint.norms_shifted() };
+    loaf_recipes::open(checkpoint.config(), options).unwrap().decls.weights
+}
+
+#[test]
+fn stored_weights_of_every_type_are_what_the_reference_decodes() {
+    let text = std::fs::read(fixture("gguf/mixed/expected.json")).unwrap();
+    let expected: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let checkpoint = Checkpoint::open(&fixture("gguf/mixed/model.gguf")).unwrap();
+    let resolution = resolve(&checkpoint, &decls(&checkpoint), &QuantOptions::default()).unwrap();
+    assert_eq!(resolution.weights.len(), expected.as_object().unwrap().len());
+    let mut formats = BTreeSet::new();
+    for w in &resolution.weights {
+        let mut hasher = Sha256::new();
+        decoded(w).iter().for_each(|v| hasher.update(v.to_le_bytes()));
+        let hash: String = hasher.finalize().iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(expected[&w.name], hash, "{} as {}", w.name, w.format);
+        formats.insert(w.format);
+    }
+    assert!(formats.len() >= 9, "{formats:?}");
+}
+
+#[test]
+fn types_without_an_exact_form_are_expanded_with_a_word_or_quantised_when_asked() {
+    let source = fixture("gguf/mixed/model.gguf");
+    let options = BuildOptions { context: Some(64), ..BuildOptions::default() };
+    let (told, loaf) = bake_told(&source, &options).unwrap();
+    assert!(
+        told.iter().any(|t| t.starts_with("1 tensors of type Q6_K have no exact packed form and become f32")),
+        "{told:?}"
+    );
+    assert!(told.iter().any(|t| t.contains("Q4_K as q4g32/f32 (4.50 -> 6.00 bits a weight)")), "{told:?}");
+    let manifest = manifest(&loaf);
+    let gguf = &manifest["source"]["gguf"];
+    assert_eq!((&gguf["version"], &gguf["architecture"]), (&json!(3), &json!("llama")));
+    assert_eq!(gguf["types"]["Q4_K"], json!({ "tensors": 1, "weights": 32 * 256 }));
+    assert_eq!(manifest["source"]["files"][0]["name"], "model.gguf");
+    let bytes = std::fs::read(&source).unwrap();
+    let hash: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+    assert_eq!(manifest["source"]["files"][0]["sha256"], hash);
+    // Asked for a width, only what has no exact form and what is dense changes.
+    let checkpoint = Checkpoint::open(&source).unwrap();
+    let q8 = QuantOptions { bits: Some(8), group: 64, rules: Vec::new() };
+    let weights = resolve(&checkpoint, &decls(&checkpoint), &q8).unwrap().weights;
+    let format = |name: &str| weights.iter().find(|w| w.name == name).unwrap().format;
+    let affine = |bits, group, params| WeightFormat::Affine { bits, group, params };
+    assert_eq!(format("model.embed_tokens.weight"), affine(8, 64, DType::F32));
+    assert_eq!(format("model.layers.0.self_attn.v_proj.weight"), affine(8, 64, DType::BF16));
+    assert_eq!(format("model.layers.0.self_attn.q_proj.weight"), affine(4, 32, DType::F32));
+    assert_eq!(format("model.norm.weight"), WeightFormat::Dense(DType::F32));
+}
+
+fn manifest(loaf: &[u8]) -> serde_json::Value {
+    use loaf_formats::container::{Container, SectionKind};
+    let container = Container::open(loaf).unwrap();
+    serde_json::from_slice(container.section(SectionKind::Manifest).unwrap()).unwrap()
+}
+
+/// A model of one layer whose q is Q8_0 with this scale; `more` edits the file.
+fn tiny(scale: u16, more: impl FnOnce(&mut File)) -> File {
+    let mut file = File::default();
+    file.key("general.architecture", "llama");
+    for (key, n) in [
+        ("block_count", 1),
+        ("context_length", 64),
+        ("embedding_length", 32),
+        ("feed_forward_length", 32),
+        ("attention.head_count", 2),
+    ] {
+        file.key(&format!("llama.{key}"), Value::U32(n));
+    }
+    file.key("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    let square = |seed: usize| -> Vec<f32> { (0..1024).map(|i| ((i * seed) % 17) as f32 / 40.0 - 0.2).collect() };
+    file.f32s("token_embd.weight", &[32, 32], &square(5));
+    for (name, seed) in
+        [("attn_k", 3), ("attn_v", 7), ("attn_output", 11), ("ffn_gate", 13), ("ffn_up", 2), ("ffn_down", 9)]
+    {
+        file.f32s(&format!("blk.0.{name}.weight"), &[32, 32], &square(seed));
+    }
+    for name in ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"] {
+        file.f32s(&format!("{name}.weight"), &[32], &[1.0; 32]);
+    }
+    let block = |i: usize| scale.to_le_bytes().into_iter().chain((0..32).map(move |j| (i * 3 + j) as u8));
+    let data = (0..32).flat_map(block).collect();
+    file.tensors.push(loaf_tests::gguf::Tensor {
+        name: "blk.0.attn_q.weight".into(),
+        extents: vec![32, 32],
+        kind: 8,
+        data,
+    });
+    more(&mut file);
+    file
+}
+
+fn written(dir: &Path, name: &str, file: &File) -> PathBuf {
+    let path = dir.join(name);
+    std::fs::write(&path, file.bytes()).unwrap();
+    path
+}
+
+#[test]
+fn a_scale_too_large_for_f16_parameters_starts_the_bake_again_with_f32() {
+    let dir = tempfile::tempdir().unwrap();
+    let bake = |scale: u16| bake_told(&written(dir.path(), "m.gguf", &tiny(scale, |_| {})), &f32_options());
+    let stored = |loaf: &[u8]| manifest(loaf)["source"]["gguf"]["stored"].to_string();
+    let (told, loaf) = bake(0x3c00).unwrap();
+    assert_eq!((told, stored(&loaf).contains("q8g32/f16")), (vec![], true));
+    let (told, loaf) = bake(0x6400).unwrap(); // 1024
+    assert!(
+        told[0].starts_with("weight model.layers.0.self_attn.q_proj.weight: a parameter is beyond f16"),
+        "{told:?}"
+    );
+    assert!(stored(&loaf).contains("q8g32/f32"));
+    let error = bake(0x7c00).unwrap_err(); // infinity
+    assert_eq!(
+        error,
+        "weight model.layers.0.self_attn.q_proj.weight, row 0, column 0: not a finite number, cannot be quantised"
+    );
+}
+
+#[test]
+fn what_no_recipe_computes_is_refused_by_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |edit: &dyn Fn(&mut File)| -> String {
+        let path = written(dir.path(), "m.gguf", &tiny(0x3c00, |file| edit(file)));
+        let error = bake_told(&path, &f32_options()).unwrap_err();
+        assert_eq!(error.lines().count(), 1, "{error}");
+        error.replace(&path.display().to_string(), "m.gguf")
+    };
+    let set = |key: &'static str, value: Value| {
+        move |file: &mut File| {
+            file.keys.retain(|k| k.0 != key);
+            file.key(key, value.clone());
+        }
+    };
+    type Edit = Box<dyn Fn(&mut File)>;
+    let cases: Vec<(Edit, &str)> = vec![
+        (
+            Box::new(set("general.architecture", "gemma".into())),
+            "m.gguf, key \"general.architecture\": expected one of llama",
+        ),
+        (Box::new(set("llama.expert_count", Value::U32(8))), "key \"llama.expert_count\": expected 0"),
+        (
+            Box::new(set("llama.rope.scaling.type", "yarn".into())),
+            "key \"llama.rope.scaling.type\": expected none or linear",
+        ),
+        (Box::new(set("llama.attention.head_count", Value::I32(-2))), "expected a whole number, found -2"),
+        (
+            Box::new(set("llama.attention.head_count", Value::I32s(vec![2, 4]))),
+            "expected the same number for every layer",
+        ),
+        (Box::new(set("llama.logit_scale", Value::F32(0.5))), "key \"llama.logit_scale\": expected 1"),
+        (Box::new(set("llama.nextn_predict_layers", Value::U32(1))), "expected fewer than the 1 blocks"),
+        (
+            Box::new(set("tokenizer.ggml.model", Value::U32(1))),
+            "key \"tokenizer.ggml.model\": expected a string, found 1",
+        ),
+        (
+            Box::new(|file: &mut File| {
+                file.key("tokenizer.ggml.model", "gpt2").key("tokenizer.ggml.pre", "mystery");
+                file.key("tokenizer.ggml.tokens", Value::Texts(vec!["a".into()]));
+            }),
+            "key \"tokenizer.ggml.pre\": expected one of gpt-2, exaone4, qwen2",
+        ),
+        (
+            Box::new(|file: &mut File| {
+                file.key("tokenizer.ggml.model", "llama");
+                file.key("tokenizer.ggml.tokens", Value::Texts(["a", "b", "ab", "aba"].map(String::from).into()));
+                file.key("tokenizer.ggml.scores", Value::F32s(vec![0.0; 4]));
+            }),
+            "expected scores that order the merges",
+        ),
+        (
+            Box::new(|file: &mut File| {
+                file.f32s("rope_freqs.weight", &[8], &[0.0; 8]);
+            }),
+            "weight rope_freqs.weight, row 0, column 0: not a finite number",
+        ),
+        (
+            Box::new(|file: &mut File| {
+                file.f32s("blk.0.attn_q.bias", &[32], &[0.0; 32]);
+            }),
+            "\"attention_bias\": expected false, found true",
+        ),
+        (
+            Box::new(|file: &mut File| file.tensors.retain(|t| t.name != "blk.0.ffn_up.weight")),
+            "looked for blk.0.ffn_up.weight",
+        ),
+        (
+            Box::new(|file: &mut File| {
+                file.tensors.iter_mut().find(|t| t.name.contains("attn_v")).unwrap().extents = vec![16, 64]
+            }),
+            "tensor blk.0.attn_v.weight: expected shape [32, 32], found [64, 16]",
+        ),
+    ];
+    for (edit, complaint) in cases {
+        let error = refused(&*edit);
+        assert!(error.contains(complaint), "{error:?} should contain {complaint:?}");
+    }
+}
+
+#[test]
+fn a_split_model_is_found_by_any_part_and_missed_parts_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = tiny(0x3c00, |_| {});
+    let name = |no: usize| format!("m-{:05}-of-00003.gguf", no + 1);
+    let mut parts = [File::default(), File::default(), File::default()];
+    for (no, part) in parts.iter_mut().enumerate() {
+        if no == 0 {
+            part.keys = whole.keys.clone();
+        }
+        part.key("split.no", Value::U16(no as u16)).key("split.count", Value::U16(3));
+        part.key("split.tensors.count", Value::I32(whole.tensors.len() as i32));
+        // The first part of a split model may hold no tensors at all.
+        part.tensors =
+            if no == 0 { vec![] } else { whole.tensors.chunks(5).nth(no - 1).map(<[_]>::to_vec).unwrap_or_default() };
+    }
+    parts[2].tensors = whole.tensors[5..].to_vec();
+    let paths: Vec<PathBuf> = parts.iter().enumerate().map(|(no, part)| written(dir.path(), &name(no), part)).collect();
+    let alone = written(&dir.path().join(".."), "loaf-gguf-split-test.gguf", &whole);
+    let weights = |loaf: Vec<u8>| manifest(&loaf)["parameters"].clone();
+    let expected = weights(bake_told(&alone, &f32_options()).unwrap().1);
+    std::fs::remove_file(&alone).unwrap();
+    for path in &paths {
+        let (told, loaf) = bake_told(path, &f32_options()).unwrap();
+        assert_eq!((told, weights(loaf)), (vec![], expected.clone()));
+    }
+    // A folder with one split model is that model.
+    assert_eq!(weights(bake_told(dir.path(), &f32_options()).unwrap().1), expected);
+    // All parts, in any order, wherever they lie.
+    let apart = tempfile::tempdir().unwrap();
+    let moved: Vec<PathBuf> = paths
+        .iter()
+        .enumerate()
+        .map(|(i, p)| {
+            let to = apart.path().join(format!("{i}.gguf"));
+            std::fs::copy(p, &to).unwrap();
+            to
+        })
+        .collect();
+    let shuffled = [moved[2].clone(), moved[0].clone(), moved[1].clone()];
+    // Hashes are of files in one folder, so parts that lie apart may not.
+    let checkpoint = Checkpoint::open_gguf(&shuffled).unwrap();
+    let out = apart.path().join("out.loaf");
+    build_from(checkpoint, &out, &f32_options(), &Silent).unwrap();
+    assert_eq!(weights(std::fs::read(&out).unwrap()), expected);
+
+    let error = |paths: &[PathBuf]| Checkpoint::open_gguf(paths).unwrap_err().to_string();
+    assert!(error(&[moved[1].clone()]).ends_with("expected a name that ends in -00002-of-00003.gguf"));
+    assert!(error(&[moved[1].clone(), moved[0].clone(), moved[0].with_file_name("no.gguf")]).contains("no.gguf"));
+    let twice = [moved[1].clone(), paths[1].clone(), moved[0].clone()];
+    assert!(error(&twice).contains("part 2 a second time"), "{}", error(&twice));
+    std::fs::remove_file(&paths[2]).unwrap();
+    assert!(error(&paths[..1]).ends_with(
+        "m-00003-of-00003.gguf: the shard is missing, although m-00001-of-00003.gguf says there are 3 parts"
+    ));
+}
+
+#[test]
+fn a_folder_with_several_models_says_which() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["b-Q8_0.gguf", "a-Q4_K_M.gguf", "mmproj-F16.gguf"] {
+        written(dir.path(), name, &tiny(0x3c00, |_| {}));
+    }
+    let error = bake_told(dir.path(), &f32_options()).unwrap_err();
+    assert!(error.ends_with("several models, name one of them: a-Q4_K_M.gguf, b-Q8_0.gguf"), "{error}");
+    std::fs::remove_file(dir.path().join("b-Q8_0.gguf")).unwrap();
+    assert!(bake_told(dir.path(), &f32_options()).is_ok());
+}
+
+#[test]
+fn fused_experts_and_tensor_scales_are_taken_apart() {
+    // Two experts of inner size 2 over a hidden size of 4, gate rows first.
+    let mut file = File::default();
+    file.key("general.architecture", "qwen3moe");
+    for (key, n) in [
+        ("block_count", 1),
+        ("embedding_length", 4),
+        ("feed_forward_length", 4),
+        ("attention.head_count", 1),
+        ("expert_count", 2),
+        ("expert_used_count", 1),
+        ("expert_feed_forward_length", 2),
+    ] {
+        file.key(&format!("qwen3moe.{key}"), Value::U32(n));
+    }
+    file.key("qwen3moe.attention.layer_norm_rms_epsilon", Value::F32(1e-6));
+    file.f32s("token_embd.weight", &[4, 3], &[0.5; 12]);
+    let values: Vec<f32> = (0..32).map(|v| v as f32).collect();
+    file.f32s("blk.0.ffn_gate_up_exps.weight", &[4, 4, 2], &values);
+    file.f32s("blk.0.ffn_down_exps.weight", &[2, 4, 2], &values[..16]);
+    file.f32s("blk.0.ffn_down_exps.scale", &[2], &[2.0, 4.0]);
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::open(&written(dir.path(), "m.gguf", &file)).unwrap();
+    let decl = |name: &str, shape: &[u64]| WeightDecl {
+        name: format!("model.layers.0.mlp.switch_mlp.{name}.weight"),
+        shape: shape.to_vec(),
+        class: WeightClass::Experts { count: 2 },
+    };
+    let decls = [decl("gate_proj", &[2, 2, 4]), decl("up_proj", &[2, 2, 4]), decl("down_proj", &[2, 4, 2])];
+    let weights = resolve(&checkpoint, &decls, &QuantOptions::default()).unwrap().weights;
+    let rows = |rows: &[usize]| -> Vec<f32> { rows.iter().flat_map(|r| values[r * 4..][..4].to_vec()).collect() };
+    assert_eq!(decoded(&weights[0]), rows(&[0, 1, 4, 5]));
+    assert_eq!(decoded(&weights[1]), rows(&[2, 3, 6, 7]));
+    let scaled: Vec<f32> = (0..16).map(|v| v as f32 * if v < 8 { 2.0 } else { 4.0 }).collect();
+    assert_eq!(decoded(&weights[2]), scaled);
+}
+
+#[test]
+fn the_lock_takes_gguf_sources() {
+    use loaf_bake::lock::{Entry, LockError, bake, check};
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path(), "m.gguf", &tiny(0x3c00, |_| {}));
+    let entry = Entry { name: "m".into(), source: "m.gguf".into(), ..Entry::default() };
+    let options = BuildOptions::default();
+    let locked = bake(dir.path(), &entry, &options, &Silent).unwrap();
+    assert_eq!(locked.files.keys().collect::<Vec<_>>(), ["m.gguf"]);
+    check(dir.path(), &locked, &options, &Silent).unwrap();
+    written(dir.path(), "m.gguf", &tiny(0x3800, |_| {}));
+    assert!(matches!(check(dir.path(), &locked, &options, &Silent), Err(LockError::Source { .. })));
+}
+
+#[test]
+fn chat_settings_are_those_of_the_folder() {
+    let folder = fixture("gguf/qwen3");
+    let chat = |source: &Path| {
+        let checkpoint = Checkpoint::open(source).unwrap();
+        loaf_bake::front::chat(&checkpoint, 320).unwrap()
+    };
+    let (ours, theirs) = (chat(&folder.join("model.gguf")), chat(&folder));
+    assert_eq!((ours.template, ours.eos_token, ours.stop_ids), (theirs.template, theirs.eos_token, theirs.stop_ids));
+    assert_eq!(ours.sampling, theirs.sampling);
+    let loaf = bake_dir(&folder.join("model.gguf"), &f32_options());
+    assert!(Loaf::open(&loaf.path).is_ok());
+}

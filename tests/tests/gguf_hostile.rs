@@ -1,0 +1,275 @@
+//! Headers of GGUF files from someone who means harm: 20,000 structured mutations of a valid file, the same ones every
+//! time. None may panic, take memory beyond a bound or an error of more than a line; what is accepted has tensors
+//! within the file that do not overlap. A counting allocator measures, and a canary shows that it does.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use loaf_bake::checkpoint::gguf::{Header, parse_header};
+use loaf_tests::gguf::{self, File, Tensor, Value};
+
+struct Measuring;
+
+thread_local! {
+    static NOW: Cell<usize> = const { Cell::new(0) };
+    static PEAK: Cell<usize> = const { Cell::new(0) };
+}
+
+fn took(bytes: usize) {
+    NOW.with(|now| {
+        now.set(now.get().wrapping_add(bytes));
+        PEAK.with(|peak| peak.set(peak.get().max(now.get())));
+    });
+}
+
+fn gave(bytes: usize) {
+    NOW.with(|now| now.set(now.get().saturating_sub(bytes)));
+}
+
+// SAFETY: all work is the system allocator's; counting touches thread-locals that need no allocation.
+unsafe impl GlobalAlloc for Measuring {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        took(layout.size());
+        // SAFETY: the caller's contract, passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        gave(layout.size());
+        // SAFETY: the caller's contract, passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        took(size);
+        gave(layout.size());
+        // SAFETY: the caller's contract, passed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Measuring = Measuring;
+
+/// Most bytes that `work` held at once beyond what it began with.
+fn peak(work: impl FnOnce()) -> usize {
+    let before = NOW.with(Cell::get);
+    PEAK.with(|peak| peak.set(before));
+    work();
+    PEAK.with(Cell::get) - before
+}
+
+/// A xorshift generator (Marsaglia's triple 13, 7, 17): mutations need variety, not quality.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    /// A number that a careless reader trips over.
+    fn awkward(&mut self) -> u64 {
+        let n =
+            [0, 1, 2, 3, 31, 32, 33, 255, 1 << 16, 1 << 31, u64::from(u32::MAX), 1 << 32, 1 << 61, 1 << 63, u64::MAX];
+        n[self.below(n.len())].wrapping_add(self.next() % 3).wrapping_sub(1)
+    }
+}
+
+/// A small file with a key of every kind and tensors of several types.
+fn valid() -> File {
+    let mut file = File::default();
+    file.key("general.architecture", "llama").key("general.alignment", Value::U32(32));
+    file.key("a.u64", Value::U64(7)).key("a.i32", Value::I32(-7)).key("a.f32", Value::F32(0.5));
+    file.key("a.flag", Value::Bool(true)).key("split.no", Value::U16(0));
+    file.key("tokens", Value::Texts(["<s>", "a", "", "bc"].map(String::from).into()));
+    file.key("types", Value::I32s(vec![1, 2, 3])).key("scores", Value::F32s(vec![0.0, -1.0]));
+    file.f32s("token_embd.weight", &[8, 4], &[0.25; 32]);
+    file.f32s("output_norm.weight", &[8], &[1.0; 8]);
+    for (name, kind, bytes) in
+        [("blk.0.attn_q.weight", 2, 18), ("blk.0.attn_k.weight", 8, 34), ("blk.0.attn_v.weight", 39, 17)]
+    {
+        file.tensors.push(Tensor { name: name.into(), extents: vec![32, 3], kind, data: vec![5; bytes * 3] });
+    }
+    file
+}
+
+/// Where the parts of a header lie: every count, length, type and offset by its first byte and its size.
+fn fields(file: &File) -> Vec<(usize, usize)> {
+    let mut at = 24;
+    let mut out = vec![(0, 4), (4, 4), (8, 8), (16, 8)];
+    for (key, value) in &file.keys {
+        out.push((at, 8));
+        at += 8 + key.len();
+        out.push((at, 4));
+        let mut bytes = Vec::new();
+        gguf::value(&mut bytes, value);
+        let is_array = matches!(value, Value::Texts(_) | Value::I32s(_) | Value::F32s(_));
+        if is_array {
+            out.extend([(at + 4, 4), (at + 8, 8), (at + 16, 4)]);
+        } else {
+            out.push((at + 4, (bytes.len() - 4).min(8)));
+        }
+        at += bytes.len();
+    }
+    for t in &file.tensors {
+        out.push((at, 8));
+        at += 8 + t.name.len();
+        out.push((at, 4));
+        at += 4;
+        for _ in &t.extents {
+            out.push((at, 8));
+            at += 8;
+        }
+        out.extend([(at, 4), (at + 4, 8)]);
+        at += 12;
+    }
+    out
+}
+
+/// One mutation: of the description, or of a field of the bytes, or of any byte.
+fn mutate(rng: &mut Rng) -> Vec<u8> {
+    let mut file = valid();
+    for _ in 0..rng.below(3) {
+        match rng.below(7) {
+            0 => {
+                let i = rng.below(file.keys.len());
+                let key = file.keys[i].clone();
+                file.keys.push(key);
+            }
+            1 => {
+                let i = rng.below(file.tensors.len());
+                let tensor = file.tensors[i].clone();
+                file.tensors.push(tensor);
+            }
+            2 => {
+                let i = rng.below(file.tensors.len());
+                file.tensors[i].extents = (0..rng.below(6)).map(|_| rng.awkward()).collect();
+            }
+            3 => {
+                let i = rng.below(file.tensors.len());
+                file.tensors[i].kind = rng.below(48) as u32;
+            }
+            4 => {
+                let i = rng.below(file.tensors.len());
+                let n = rng.below(200);
+                file.tensors[i].data.resize(n, 1);
+            }
+            5 => file.keys[1].1 = Value::U32(rng.awkward() as u32),
+            _ => {
+                let i = rng.below(file.keys.len());
+                file.keys[i].0 = ["", "\n", "general.alignment", "\u{0}\u{7f}"][rng.below(4)].repeat(1 + rng.below(3));
+            }
+        }
+    }
+    let mut bytes = file.bytes();
+    let fields = fields(&file);
+    for _ in 0..rng.below(4) {
+        match rng.below(4) {
+            0 => {
+                let at = rng.below(bytes.len());
+                bytes[at] = rng.next() as u8;
+            }
+            1 => {
+                let end = rng.below(bytes.len());
+                bytes.truncate(end.max(1));
+            }
+            _ => {
+                let (at, size) = fields[rng.below(fields.len())];
+                let value = match rng.below(3) {
+                    0 => rng.awkward(),
+                    1 => rng.next() % 16,
+                    // The type of an array, where a value's type stands: arrays of arrays.
+                    _ => 9,
+                };
+                if let Some(field) = bytes.get_mut(at..at + size) {
+                    field.copy_from_slice(&value.to_le_bytes()[..size]);
+                }
+            }
+        }
+    }
+    bytes
+}
+
+/// What a header that is accepted promises.
+fn check(header: &Header, bytes: &[u8]) {
+    let mut end = 0;
+    for t in &header.tensors {
+        assert!(end <= t.begin && t.begin <= t.end && t.end <= bytes.len() as u64, "{}", t.name);
+        let weights: u64 = t.shape.iter().product();
+        assert_eq!((t.end - t.begin) * t.kind.block(), weights * t.kind.block_bytes(), "{}", t.name);
+        end = t.end;
+    }
+    assert!(header.tensors.len() <= bytes.len() / 32 && header.metadata.len() <= bytes.len() / 13);
+}
+
+#[test]
+fn mutated_headers_are_refused_in_one_line_or_kept_within_the_file() {
+    let mut rng = Rng(0x6A09_E667_F3BC_C909);
+    let (mut accepted, mut complaints) = (0, std::collections::BTreeSet::new());
+    for round in 0..20_000 {
+        let bytes = mutate(&mut rng);
+        let mut result = None;
+        let taken = peak(|| result = Some(parse_header(&bytes)));
+        // Names, values and a list or two of them; never what a header claims.
+        assert!(taken <= 64 * bytes.len() + 4096, "round {round}: {taken} bytes for a file of {}", bytes.len());
+        match result.unwrap() {
+            Ok(header) => {
+                accepted += 1;
+                check(&header, &bytes);
+            }
+            Err(e) => {
+                let line = e.to_string();
+                assert!(!line.contains(char::is_control) && line.len() < 4096, "round {round}: {line:?}");
+                complaints.insert(e.expected.chars().filter(|c| !c.is_ascii_digit()).collect::<String>());
+            }
+        }
+    }
+    // The mutations reach deep enough: some survive, the others meet most of the checks.
+    assert!(accepted > 1000, "{accepted}");
+    for expected in [
+        "\"GGUF\"",
+        " or ",
+        "an array of plain values",
+        "each key once",
+        "extents of at least ",
+        "a tensor type that is known",
+        "a power of two of at most ",
+        "it at byte ",
+        "a flag of  or ",
+        " to  extents",
+        "a name",
+        "UTF-",
+        "at most ",
+        "a value type of  to ",
+        "at most  bytes",
+        "an offset that is a multiple of ",
+    ] {
+        assert!(complaints.contains(expected), "no mutation met {expected:?}: {complaints:?}");
+    }
+}
+
+#[test]
+fn the_valid_file_is_read_and_the_allocator_measures() {
+    let bytes = valid().bytes();
+    let header = parse_header(&bytes).unwrap();
+    check(&header, &bytes);
+    assert_eq!((header.version, header.tensors.len(), header.metadata.len()), (3, 5, 10));
+    assert!(peak(|| drop(std::hint::black_box(vec![0u8; 1 << 20]))) >= 1 << 20);
+    // Version 2 has the same layout; 1 and big-endian files do not.
+    for (version, complaint) in
+        [(2u32, None), (1, Some("expected 2 or 3, found 1")), (3 << 24, Some("a big-endian one"))]
+    {
+        let mut other = bytes.clone();
+        other[4..8].copy_from_slice(&version.to_le_bytes());
+        let error = parse_header(&other).err().map(|e| e.to_string());
+        assert!(error.as_deref().unwrap_or_default().contains(complaint.unwrap_or_default()), "{error:?}");
+        assert_eq!(error.is_none(), complaint.is_none());
+    }
+}

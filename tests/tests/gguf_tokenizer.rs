@@ -1,0 +1,146 @@
+//! Vocabularies of GGUF files against the tokenizer.json they stand for: the same ids for the same text.
+//!
+//! One file was converted by llama.cpp's script. The others are written here from the committed tokenizers, as that
+//! script lists tokens, types, merges and scores, so that every rule that is known meets its pipeline.
+
+use loaf_bake::checkpoint::Checkpoint;
+use loaf_runtime::tokenizer::{EncodeOptions, Scratch, Tokenizer};
+use loaf_tests::fixture;
+use loaf_tests::gguf::{File, Value};
+use serde_json::{Value as Json, json};
+
+fn compiled(json: &[u8]) -> Vec<u8> {
+    loaf_bake::tokenizer::compile(json).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The tables of a GGUF file's vocabulary.
+fn from_gguf(path: &std::path::Path) -> Vec<u8> {
+    let checkpoint = Checkpoint::open(path).unwrap();
+    compiled(&checkpoint.read_file("tokenizer.json").unwrap().unwrap())
+}
+
+fn texts() -> Vec<String> {
+    let corpus = std::fs::read_to_string(fixture("tokenizers/corpus.txt")).unwrap();
+    let expected: Json = serde_json::from_slice(&std::fs::read(fixture("tokenizers/expected.json")).unwrap()).unwrap();
+    let cases = expected["texts"].as_array().unwrap().iter().map(|t| t.as_str().unwrap().to_string());
+    let more = ["", " ", "a", "  b", "<|im_start|>user\nhi<|im_end|>", "<s>x</s> y", "3.14159 и 12345", "\u{0}\u{7f}é"];
+    cases.chain([corpus]).chain(more.map(String::from)).collect()
+}
+
+/// Ids and decoded texts are equal, with and without special tokens.
+fn check(name: &str, ours: &[u8], theirs: &[u8]) {
+    let (a, b) = (Tokenizer::open(ours).unwrap(), Tokenizer::open(theirs).unwrap());
+    let mut scratch = Scratch::default();
+    let mut several = 0;
+    for text in texts() {
+        for special in [true, false] {
+            let options = EncodeOptions { add_special: special, parse_special: special };
+            let (mut x, mut y) = (Vec::new(), Vec::new());
+            a.encode_with(&text, options, &mut scratch, &mut x);
+            b.encode_with(&text, options, &mut scratch, &mut y);
+            assert_eq!(x, y, "{name}, specials {special}: {text:?}");
+            for skip in [true, false] {
+                assert_eq!(a.decode(&x, skip), b.decode(&x, skip), "{name}, skip {skip}: {text:?}");
+            }
+            several += usize::from(x.len() > 3);
+        }
+    }
+    assert!(several > 50, "{name}: texts say too little");
+}
+
+#[test]
+fn the_converted_vocabulary_gives_the_ids_of_its_tokenizer() {
+    let folder = fixture("gguf/qwen3");
+    let theirs = compiled(&std::fs::read(folder.join("tokenizer.json")).unwrap());
+    check("converted", &from_gguf(&folder.join("model.gguf")), &theirs);
+}
+
+/// A GGUF with the vocabulary of a tokenizer.json.
+fn written(file: &Json, model: &str, pre: Option<&str>, bos: Option<&str>) -> File {
+    let vocab = file["model"]["vocab"].as_object().unwrap();
+    let mut tokens: Vec<(u64, String, i32)> =
+        vocab.iter().map(|(t, id)| (id.as_u64().unwrap(), t.clone(), 1)).collect();
+    for t in file["added_tokens"].as_array().unwrap() {
+        let (id, content) = (t["id"].as_u64().unwrap(), t["content"].as_str().unwrap());
+        let kind = if t["special"] == json!(true) { 3 } else { 4 };
+        tokens.retain(|known| known.0 != id);
+        tokens.push((id, content.to_string(), if content == "<unk>" { 2 } else { kind }));
+    }
+    tokens.sort();
+    for t in &mut tokens {
+        if model == "llama" && t.1.len() == 6 && t.1.starts_with("<0x") {
+            t.2 = 6;
+        }
+    }
+    let merges: Vec<String> = file["model"]["merges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|m| match m {
+            Json::String(line) => line.clone(),
+            pair => format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+        })
+        .collect();
+    let mut out = File::default();
+    out.key("general.architecture", "llama").key("tokenizer.ggml.model", model);
+    if let Some(pre) = pre {
+        out.key("tokenizer.ggml.pre", pre);
+        out.key("tokenizer.ggml.merges", Value::Texts(merges.clone()));
+    } else {
+        // A piece's score is the rank of the merge that makes it, as SentencePiece numbers its BPE pieces.
+        let rank = |token: &str| merges.iter().position(|m| m.replacen(' ', "", 1) == token);
+        let scores = tokens.iter().map(|t| rank(&t.1).map_or(0.0, |r| -1.0 - r as f32)).collect();
+        out.key("tokenizer.ggml.scores", Value::F32s(scores));
+        out.key("tokenizer.ggml.unknown_token_id", Value::U32(0));
+    }
+    // Ids past the vocabulary, as padded embeddings have them.
+    let padding = (tokens.len()..tokens.len() + 3).map(|i| format!("[PAD{i}]"));
+    let mut types: Vec<i32> = tokens.iter().map(|t| t.2).collect();
+    types.extend([5; 3]);
+    let id = |text: &str| tokens.iter().position(|t| t.1 == text).unwrap() as u32;
+    if let Some(bos) = bos {
+        out.key("tokenizer.ggml.bos_token_id", Value::U32(id(bos)));
+    }
+    if pre.is_none() {
+        let scores = out.keys.iter_mut().find(|k| k.0.ends_with("scores")).unwrap();
+        if let Value::F32s(scores) = &mut scores.1 {
+            scores.extend([0.0; 3]);
+        }
+    }
+    out.key("tokenizer.ggml.tokens", Value::Texts(tokens.into_iter().map(|t| t.1).chain(padding).collect()));
+    out.key("tokenizer.ggml.token_type", Value::I32s(types));
+    for (key, n) in [("block_count", 1), ("embedding_length", 1), ("attention.head_count", 1)] {
+        out.key(&format!("llama.{key}"), Value::U32(n));
+    }
+    out.key("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    out.f32s("token_embd.weight", &[1, 1], &[0.0]);
+    out
+}
+
+#[test]
+fn every_rule_gives_the_ids_of_its_pipeline() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, model, pre, bos) in [
+        ("qwen3", "gpt2", Some("qwen2"), None),
+        ("qwen3_5", "gpt2", Some("qwen35"), None),
+        ("llama3", "gpt2", Some("llama-bpe"), Some("<|begin_of_text|>")),
+        ("llama2", "llama", None, Some("<s>")),
+    ] {
+        let json = std::fs::read(fixture("tokenizers").join(format!("{name}.json"))).unwrap();
+        let file: Json = serde_json::from_slice(&json).unwrap();
+        let path = dir.path().join("m.gguf");
+        std::fs::write(&path, written(&file, model, pre, bos).bytes()).unwrap();
+        check(name, &from_gguf(&path), &compiled(&json));
+    }
+}
+
+#[test]
+fn a_wrong_rule_gives_other_ids() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = std::fs::read(fixture("tokenizers/llama3.json")).unwrap();
+    let file: Json = serde_json::from_slice(&json).unwrap();
+    let path = dir.path().join("m.gguf");
+    std::fs::write(&path, written(&file, "gpt2", Some("qwen2"), Some("<|begin_of_text|>")).bytes()).unwrap();
+    let (ours, theirs) = (from_gguf(&path), compiled(&json));
+    assert!(std::panic::catch_unwind(|| check("canary", &ours, &theirs)).is_err());
+}
