@@ -248,7 +248,7 @@ fn main() {
         }
         for (rows, pos) in [(1, 31), (1, 4095), (128, 3968)] {
             let attrs = attention(rows, (16, 8), 128, pos + rows);
-            let s = time_at(pos, &pool, &kernels, OpKind::Attention, &attrs);
+            let s = time_at(pos, 150, &pool, &kernels, OpKind::Attention, &attrs);
             let macs = (rows * 16 * 128 * 2 * (pos + rows)) as f64;
             println!("  attention 16/8 heads, {rows} row(s) at {pos}: {:.0} us, {:.1} GMAC/s", s * 1e6, macs / s / 1e9);
         }

@@ -11,8 +11,8 @@ use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::weights::{QuantOptions, Resolved, WeightClass, WeightDecl, produce, resolve};
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::quant::decode_row;
+use loaf_runtime::Model;
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::loaf::Loaf;
 use loaf_tests::gguf::{File, Value};
 use loaf_tests::{assert_bits, bake_dir, decode_logits, fixture, max_diff, prefill_logits, session};
 use serde_json::json;
@@ -112,7 +112,7 @@ fn decoded(w: &Resolved) -> Vec<f32> {
     let mut out = vec![0.0; rows * in_dim as usize];
     for (r, row) in out.chunks_mut(in_dim as usize).enumerate() {
         let part = |i: usize| parts.get(i).map_or(&[][..], |p| &p[p.len() / rows * r..][..p.len() / rows]);
-        decode_row(w.format, in_dim, part(0), part(1), part(2), row).unwrap();
+        decode_row(w.format, in_dim, [0, 1, 2, 3].map(part), row).unwrap();
     }
     out.iter_mut().for_each(|v| *v += 0.0);
     out
@@ -452,5 +452,5 @@ fn chat_settings_are_those_of_the_folder() {
     assert_eq!((ours.template, ours.eos_token, ours.stop_ids), (theirs.template, theirs.eos_token, theirs.stop_ids));
     assert_eq!(ours.sampling, theirs.sampling);
     let loaf = bake_dir(&folder.join("model.gguf"), &f32_options());
-    assert!(Loaf::open(&loaf.path).is_ok());
+    assert!(Model::open(&loaf.path).is_ok());
 }

@@ -205,10 +205,10 @@ impl Plan {
                 return refuse(format!("io {}", port.name()), "every row written", "no such value");
             }
         }
-        if phase != Phase::LmHead {
-            if let Some((s, _)) = self.states.iter().zip(&step.updated).find(|(_, updated)| !**updated) {
-                return refuse(format!("state {:?}", s.name), "one update a step", "none");
-            }
+        if phase != Phase::LmHead
+            && let Some((s, _)) = self.states.iter().zip(&step.updated).find(|(_, updated)| !**updated)
+        {
+            return refuse(format!("state {:?}", s.name), "one update a step", "none");
         }
         Ok(())
     }

@@ -3,7 +3,6 @@
 //! Every token but the first has a log-probability given those before it. The logits of all positions can be
 //! written as they come; the file appears under its name only when it is whole.
 
-use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

@@ -3,7 +3,7 @@
 use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{self, ATTENTION_BLOCK, OpAttrs, OpKind};
 
-use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention};
+use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention, rows};
 
 /// Number of independent work units of an op.
 pub fn units(call: &OpCall<'_>) -> usize {
