@@ -449,7 +449,7 @@ fn run(command: Command) -> Result<()> {
             let most = if phase == Phase::Prefill { prepared.model.options.chunk } else { 1 };
             let rows = rows.unwrap_or(most);
             let positions = match phase {
-                Phase::Head => prepared.model.options.chunk,
+                Phase::LmHead => prepared.model.options.chunk,
                 _ => prepared.model.options.context,
             };
             if rows == 0 || rows > most {

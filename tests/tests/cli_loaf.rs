@@ -359,7 +359,7 @@ fn a_full_context_forgets_the_oldest_turns_or_refuses() {
     let talk: Value = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
     let messages = talk["messages"].as_array().unwrap();
     assert_eq!(talk["system"], "be brief");
-    assert!(messages.len() < 24 && messages.len() % 2 == 0, "{}", messages.len());
+    assert!(messages.len() < 24 && messages.len().is_multiple_of(2), "{}", messages.len());
     assert_eq!(messages[0]["role"], "user");
     let last = messages[messages.len() - 2]["content"].as_str().unwrap();
     assert!(last.starts_with("message 11"), "{last}");
