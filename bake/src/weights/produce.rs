@@ -168,6 +168,9 @@ fn run<E>(block: &Block<'_>, sink: Sink<'_, E>) -> Result<u64, ProduceError<E>> 
         }
         What::Gguf { w, from, first, rows } => {
             let parts = gguf::produce_rows(w, from, first, rows).map_err(ProduceError::Weight)?;
+            for (part, bytes) in parts[..w.stored.len()].iter().enumerate() {
+                check_finite(w, part, bytes.len() as u64 / rows * first, bytes).map_err(ProduceError::Weight)?;
+            }
             put_rows(&parts[..w.stored.len()], first, rows, put)
         }
     }
