@@ -50,7 +50,8 @@ impl Hybrid {
                 _ => return c.refuse("layer_types", format!("a list of {layers} layer types")),
             }
         }
-        let attention = AttentionSpec { hidden, heads, kv_heads, dim, qk_norm: Some(style), gated: true, window: 0 };
+        let attention =
+            AttentionSpec { hidden, heads, kv_heads, dim, qk_norm: Some(style), gated: true, window: 0, biased: false };
         Ok(Hybrid { attention, delta, attends })
     }
 
