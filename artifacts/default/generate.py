@@ -14,7 +14,10 @@ Splits, all disjoint from `train` by a CRC-32 of what is held out:
     patterns      the task's sentence pattern, as written in the task file, was never used in training (harder);
                   one task in four gives up a pattern, those of everyday.tasks give up none
     combinations  a pair of parts (task and pipe stage, file attribute and action, two chained tasks) never seen together
-    ood           requests outside the domain, without a command (ood.txt)
+    outside       requests outside the domain, with the learned answer REFUSAL (patterns of outside.txt, one in ten held out)
+    ood           requests outside the domain, without a command (ood.txt), never trained on
+
+What is asked in requests/ (the closed test set) is never drawn.
 
 What always holds: (seed, split) gives the same pairs on every machine; standard library only.
 """
@@ -23,6 +26,7 @@ import argparse
 import glob
 import os
 import random
+import re
 import sys
 
 from compose import ATTRIBUTES, CONSUMERS, DIR_ATTRIBUTES, FOR_BARE, FOR_DIRS, FOR_LINKS, MODIFIERS, ONLY_DIRS, TYPES
@@ -33,7 +37,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SPLITS = ("slots", "phrasings", "patterns", "combinations")
 QUESTION = ("what", "which", "how", "who", "where", "when", "is ", "are ", "do ", "does ", "on which", "did", "at which")
 # Commands whose output is worth piping on.
-PIPEABLE = set("""ls grep ps git df ss lsof who last docker dpkg journalctl dmesg history env awk cut tr comm diff tar unzip strings
+REFUSAL = "# I don't know a command for that"   # a comment, so that even running it does nothing
+OUTSIDE = 0.06                                  # the part of the training data that is outside
+PIPEABLE = set("""ls grep ps git df ss lsof who last docker kubectl dpkg journalctl dmesg history env awk cut tr comm diff tar unzip strings
 zgrep zcat mount lsblk pip systemctl apt ip dig pgrep curl jq du crontab groups sed uniq""".split())
 
 
@@ -131,8 +137,31 @@ def load_tasks():
     return tasks
 
 
+def load_patterns(name):
+    """The patterns of a file with one a line."""
+    with open(os.path.join(HERE, name)) as f:
+        return [parse(line.strip()) for line in f if line.strip() and not line.startswith("#")]
+
+
+def load_closed():
+    """The requests of the closed test set, as `plain` writes them."""
+    closed = set()
+    for path in glob.glob(os.path.join(HERE, "requests", "*.requests")):
+        with open(path) as f:
+            lines = f.read().splitlines()
+        closed.update(plain(b) for a, b in zip(lines, lines[1:]) if re.match(r"\[[a-z]+-\d+\] ", a))
+    return closed
+
+
+def plain(text):
+    """A request in small letters, without marks at its end."""
+    return " ".join(text.lower().split()).strip(" .?!")
+
+
 EVERYDAY = set()     # commands whose every pattern is trained
 TASKS = load_tasks()
+NOT_COMMANDS = load_patterns("outside.txt")
+CLOSED = load_closed()
 LINES = [t for t in TASKS if t.pipeable]
 NOUNS = [t for t in LINES if t.nouns]
 ACTIONS = [t for t in TASKS if t.kind == "=" and not t.command.endswith("&")]
@@ -287,9 +316,22 @@ def modified(ctx, text, command, name, noun):
 CONNECTORS = [" and then ", ", then ", " and ", ", and then ", " then ", " and after that ", "; then "]
 
 
+def outside(ctx):
+    """A request that no command answers, and the answer that says so."""
+    i = ctx.rng.randrange(len(NOT_COMMANDS))
+    if (bucket(f"outside {i}", 10) == 0) != (ctx.split == "outside"):
+        raise Retry
+    text = ctx.say(NOT_COMMANDS[i])
+    if not tidy(FENCE.sub("", text)):
+        raise Retry
+    return text, REFUSAL, "outside"
+
+
 def raw(ctx):
     """(request, command, task name) before wrapping."""
     rng = ctx.rng
+    if ctx.split == "outside" or (ctx.split == "train" and not ctx.tiny and rng.random() < OUTSIDE):
+        return outside(ctx)
     r = rng.random()
     if ctx.split == "combinations":
         r = 0.45 + 0.55 * r
@@ -451,7 +493,9 @@ def sample(rng, split="train", tiny=False):
             continue
         if tiny:
             return FENCE.sub("", reword(tidy(text), rng) if rng.random() < 0.5 else tidy(text)), command, name
-        return dress(text, rng), command, name
+        request = dress(text, rng)
+        if plain(request) not in CLOSED:
+            return request, command, name
 
 
 def out_of_domain():
@@ -485,7 +529,7 @@ def check(count):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--split", default="train", choices=("train", "ood") + SPLITS)
+    p.add_argument("--split", default="train", choices=("train", "outside", "ood") + SPLITS)
     p.add_argument("--count", type=int, default=20)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--check", type=int, metavar="N", help="draw N pairs and look for requests with two commands")

@@ -57,7 +57,7 @@ class Pattern(list):
 
 def parse(pattern):
     """Parse a pattern."""
-    nodes, end = _sequence(pattern, 0, "")
+    nodes, end = sequence(pattern, 0, "")
     if end != len(pattern):
         raise ValueError(f"pattern {pattern!r}: unbalanced bracket at {end}")
     parsed = Pattern(nodes)
@@ -65,7 +65,7 @@ def parse(pattern):
     return parsed
 
 
-def _sequence(s, i, stop):
+def sequence(s, i, stop):
     nodes, text = [], []
 
     def flush():
@@ -81,7 +81,7 @@ def _sequence(s, i, stop):
             options = []
             i += 1
             while True:
-                option, i = _sequence(s, i, "|" + close)
+                option, i = sequence(s, i, "|" + close)
                 options.append(option)
                 if i >= len(s):
                     raise ValueError(f"pattern {s!r}: {c} is never closed")

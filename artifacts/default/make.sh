@@ -13,5 +13,5 @@ if [ "${1:-all}" != bake ]; then
 fi
 cargo run --release --quiet --manifest-path $root/Cargo.toml -p loaf-bake -- build checkpoint -o ../default.loaf --quant q8 --chunk 128
 cargo run --release --quiet --manifest-path $root/Cargo.toml -p loaf-bake -- lock --update default --root $root
-cargo build --release --manifest-path $root/Cargo.toml -p loaf-cli
+cargo build --release --manifest-path $root/Cargo.toml -p loaf-cli --bin loaf
 python3 evaluate.py --loaf $root/target/release/loaf --limit 300 --label "q8 (ships)"

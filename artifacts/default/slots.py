@@ -8,6 +8,7 @@ command text); command texts need no further quoting, except where the template 
 What it does not do: typos (never inside a slot) and sentence structure.
 """
 
+import base64
 import re
 
 from grammar import CLOSE, OPEN, bucket
@@ -368,7 +369,113 @@ def mode(ctx):
     return fenced(ctx.rng.choice(["755", "644", "600", "700", "777", "640", "664", "775", "400", "444", "750", "660", "444", "500", "555"]))
 
 
-TINY = {filename: ("a.txt", "b.csv", "c.log"), simple_dir: ("docs", "src"), dirname: ("docs", "src", "lib"), host: ("web.example.com",),
+def pod(rng):
+    """The name of a pod: api-7d9f8b6c5-x2k9q, web-0, mailer."""
+    r = rng.random()
+    letters = "bcdfghjklmnpqrstvwxz2456789"
+    if r < 0.5:
+        return deployment(rng) + "-" + "".join(rng.choice(letters) for _ in range(rng.randint(5, 10))) + "-" + "".join(rng.choice(letters) for _ in range(5))
+    return deployment(rng) + (f"-{rng.randint(0, 9)}" if r < 0.8 else "")
+
+
+def deployment(rng):
+    return word(rng) + (rng.choice(["", "", "-api", "-web", "-worker", "-" + word(rng)]))
+
+
+def target(rng):
+    """user@host."""
+    return user(rng) + "@" + host(rng)
+
+
+def spot(rng):
+    """A file or folder elsewhere: user@host:path."""
+    where = rng.choice(["/srv/", "/var/www/", "/home/", "/opt/", "/tmp/", "/data/", "/backup/", "~/", ""])
+    return (target(rng) if rng.random() < 0.85 else host(rng)) + ":" + where + (simple_dir(rng) if rng.random() < 0.6 else stem(rng) + "." + rng.choice(EXTENSIONS))
+
+
+def absolute(rng):
+    """A path from the root."""
+    return rng.choice(ABSOLUTE + ["/srv/app", "/home/" + user(rng), "/usr/local/bin", "/opt/" + word(rng)]) + "/" + (
+        stem(rng) if rng.random() < 0.4 else stem(rng) + "." + rng.choice(["sh", "py", "sh", "conf"]))
+
+
+def dotted(rng):
+    return ".".join(str(rng.randint(1, 254)) for _ in range(4))
+
+
+def ending(*extensions):
+    """A name with one of these extensions, at times in a folder."""
+    return lambda rng: (simple_dir(rng) + "/" if rng.random() < 0.1 else "") + stem(rng) + "." + rng.choice(extensions)
+
+
+def json_key(rng):
+    return rng.choice(["name", "id", "age", "email", "title", "version", "status", "type", "price", "count", "url", "tags"]) if rng.random() < 0.4 else (
+        word(rng) if rng.random() < 0.6 else word(rng) + "_" + word(rng))
+
+
+def label(rng):
+    return rng.choice(["app", "tier", "env", "role", "component", word(rng)]) + "=" + word(rng)
+
+
+def clock(ctx):
+    """A time of day, as the two first fields of a crontab line."""
+    rng = ctx.rng
+    r = rng.random()
+    if r < 0.1:
+        return rng.choice([("midnight", "0 0"), ("noon", "0 12")])
+    hour, minute = rng.randint(0, 23), rng.choice([0, 0, 15, 30, 45, rng.randint(0, 59)])
+    if r < 0.35 and 0 < hour:
+        suffix = rng.choice([" am", "am"]) if hour < 12 else rng.choice([" pm", "pm"])
+        return fenced(f"{(hour - 1) % 12 + 1}{suffix}", f"0 {hour}")
+    return fenced(rng.choice([f"{hour}:{minute:02d}", f"{hour:02d}:{minute:02d}"]), f"{minute} {hour}")
+
+
+def hhmm(ctx):
+    return fenced(f"{ctx.rng.randint(0, 23):02d}:{ctx.rng.randint(0, 59):02d}")
+
+
+def span(ctx):
+    """A place in a film: 00:01:30."""
+    return fenced(f"{ctx.rng.randint(0, 2):02d}:{ctx.rng.randint(0, 59):02d}:{ctx.rng.randint(0, 59):02d}")
+
+
+def choice_of(*values):
+    return lambda ctx: fenced(str(ctx.rng.choice(values)))
+
+
+def nonsense(rng):
+    """A word that is none: consonants and vowels in turn."""
+    return "".join(rng.choice("bcdfghjklmnprstvwzbldrst") + rng.choice(["a", "e", "i", "o", "u", "oo", "ee", "y"]) for _ in range(rng.randint(1, 3))) + rng.choice(
+        ["", "x", "rk", "b", "ng", "zz", "l", "mp"])
+
+
+def keys(rng):
+    """Fingers on a keyboard."""
+    row = rng.choice(["asdfghjkl", "qwertyuiop", "zxcvbnm", "1234567890", "asdfjkl;", "abcdefghijklmnopqrstuvwxyz0123456789"])
+    return "".join(rng.choice(row) for _ in range(rng.randint(4, 14))) if rng.random() < 0.8 else rng.choice("abcdefghjkzx") * rng.randint(4, 16)
+
+
+ZONES = """Europe/Berlin Europe/London Europe/Paris Europe/Madrid Europe/Rome Europe/Moscow Asia/Tokyo Asia/Shanghai Asia/Kolkata Asia/Dubai
+Asia/Singapore America/New_York America/Los_Angeles America/Chicago America/Sao_Paulo America/Toronto Africa/Cairo Africa/Lagos
+Australia/Sydney Pacific/Auckland UTC""".split()
+WEEKDAYS = [("monday", "1"), ("tuesday", "2"), ("wednesday", "3"), ("thursday", "4"), ("friday", "5"), ("saturday", "6"), ("sunday", "0")]
+NAMESPACES = "default kube-system monitoring staging production prod dev test logging ingress-nginx cert-manager".split()
+CRATES = "serde tokio rand clap regex anyhow thiserror rayon reqwest hyper axum itertools chrono uuid log tracing bytes".split()
+PYTHON_PACKAGES = "requests flask django numpy pandas scipy matplotlib pytest black ruff mypy fastapi httpx rich click pillow".split()
+NPM_PACKAGES = "react express lodash typescript eslint prettier vite webpack axios jest next vue svelte zod dayjs nodemon".split()
+
+
+def often(values):
+    """Mostly one of the well-known values, else a word."""
+    return lambda rng: rng.choice(values) if rng.random() < 0.6 else word(rng)
+
+
+CSV, JSON, SCRIPT = ending("csv"), ending("json"), ending("py")
+VIDEO, AUDIO = ending("mp4", "mkv", "mov", "avi", "webm"), ending("mp3", "wav", "flac", "ogg", "m4a")
+PICTURE = ending("png", "jpg", "jpeg", "webp", "gif", "bmp", "tiff")
+TINY = {CSV: ("t.csv", "u.csv", "v.csv"), JSON: ("j.json", "k.json", "l.json"), SCRIPT: ("s.py", "t.py"), VIDEO: ("a.mp4", "b.mkv", "c.mov"),
+        AUDIO: ("a.mp3", "b.wav", "c.ogg"), PICTURE: ("a.png", "b.jpg", "c.gif"), target: ("bob@web1", "ann@db"), spot: ("bob@web1:/srv/x", "ann@db:y.txt"),
+        filename: ("a.txt", "b.csv", "c.log"), simple_dir: ("docs", "src"), dirname: ("docs", "src", "lib"), host: ("web.example.com",),
         url: ("https://example.com/x",), tag: ("v1.2.0",), branch: ("main", "dev")}
 
 
@@ -394,4 +501,24 @@ KINDS = {
     "var": opened(lambda r: r.choice(VARIABLES) if r.random() < 0.4 else word(r).upper() + ("_" + word(r).upper() if r.random() < 0.4 else ""), quotes=["{}"]),
     "image": opened(lambda r: r.choice(["nginx", "ubuntu", "postgres", "redis", "alpine", "python", "node", "debian", word(r)]) + (":" + str(r.randint(1, 22)) + r.choice(["", ".04", "-alpine"]) if r.random() < 0.4 else "")),
     "ctr": opened(lambda r: word(r) + r.choice(["", "-1", "_db", "-web"])),
+    "pod": opened(pod, quotes=["{}"]), "dep": opened(deployment), "ns": opened(often(NAMESPACES)), "label": opened(label, quotes=["{}"]),
+    "email": opened(lambda r: word(r) + "@" + host(r), quotes=["{}"]), "abs": opened(absolute),
+    "target": opened(target, quotes=["{}"]), "spot": opened(spot, quotes=["{}"]), "ip": opened(dotted, quotes=["{}"]),
+    "iface": choice_of("eth0", "eth1", "wlan0", "enp3s0", "wlp2s0", "docker0", "br0", "tun0", "lo"),
+    "zone": choice_of(*ZONES), "weekday": pick(WEEKDAYS), "clock": clock, "hhmm": hhmm, "span": span,
+    "dom": choice_of(*range(1, 29)), "cronmin": choice_of(2, 5, 10, 15, 20, 30), "year": choice_of(*range(1990, 2040)),
+    "epoch": opened(lambda r: str(r.randint(900_000_000, 1_900_000_000)), quotes=["{}"]),
+    "hex": opened(lambda r: f"{r.randint(16, 65535):x}", quotes=["{}"]),
+    "b64": opened(lambda r: base64.b64encode(word(r).encode()).decode(), quotes=["{}"]),
+    "jkey": opened(json_key), "csv": opened(CSV), "json": opened(JSON), "script": opened(SCRIPT),
+    "leaf": opened(lambda r: stem(r) + "." + r.choice(EXTENSIONS)),
+    "video": opened(VIDEO), "audio": opened(AUDIO),
+    "pic": opened(PICTURE), "pext": choice_of("png", "jpg", "jpeg", "webp", "gif", "bmp"),
+    "vext": choice_of("mp4", "mkv", "mov", "avi", "webm"), "dim": choice_of("640x480", "800x600", "1024x768", "1280x720", "1920x1080", "300x300", "64x64", "256x256", "512x512", "100x100", "200x150"),
+    "w": choice_of(64, 100, 150, 200, 300, 320, 480, 600, 640, 800, 1000, 1200, 1280, 1600, 1920), "pct": choice_of(*range(5, 100, 5)),
+    "deg": choice_of(45, 90, 180, 270), "crf": choice_of(*range(16, 33)),
+    "ver": opened(lambda r: f"{r.randint(0, 12)}.{r.randint(0, 30)}" + (f".{r.randint(0, 20)}" if r.random() < 0.7 else ""), quotes=["{}"]),
+    "rustver": choice_of("stable", "nightly", "beta", "1.80.0", "1.85.0", "1.91.0"),
+    "crate": opened(often(CRATES)), "pypkg": opened(often(PYTHON_PACKAGES)), "npmpkg": opened(often(NPM_PACKAGES)),
+    "nonsense": opened(nonsense, quotes=["{}"]), "keys": opened(keys, quotes=["{}"]), "number": opened(lambda r: str(r.randint(3, 99999)), quotes=["{}"]),
 }

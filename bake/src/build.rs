@@ -7,12 +7,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
+use loaf_formats::chat::MAX_CHAT_BYTES;
 use loaf_formats::container::{
     ArtifactId, Error as ContainerError, FileLayout, Layout as FileWeights, SectionKind, WeightIx, WeightLayout, Writer,
 };
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::graphs::Graphs;
+use loaf_formats::memory::{self, NoMemory};
+use loaf_formats::output::{Output, OutputError};
 use loaf_formats::plan::{Phase, Plan};
+use loaf_formats::text;
+use loaf_formats::tokenizer::TokenizerTables;
 use loaf_recipes::graph::{Graph, GraphError};
 use loaf_recipes::model::ConfigError;
 use loaf_recipes::tape::Shape;
@@ -23,13 +28,15 @@ use serde_json::{Value, json};
 use crate::checkpoint::gguf::GgmlType;
 use crate::checkpoint::{Checkpoint, Error as CheckpointError};
 use crate::front;
-use crate::golden::{self, Lowered};
+use crate::golden::{self, GoldenFailure, Lowered};
 use crate::passes::{Facts, discover_groups};
 use crate::plan::lower::WeightPlace;
 use crate::plan::template::{Proof, TemplateError};
 use crate::plan::{self, Layout};
 use crate::tokenizer;
-use crate::weights::{Becoming, ProduceError, QuantOptions, Resolved, produce, resolve, resolve_random};
+use crate::weights::{
+    Becoming, ProduceError, QuantOptions, Resolved, produce, quantisation_note, resolve, resolve_random,
+};
 
 /// What to bake and how.
 #[derive(Clone, Debug)]
@@ -91,6 +98,10 @@ pub enum BuildError {
     Template(TemplateError),
     /// The file.
     Container(ContainerError),
+    /// The file's name, or the room for it.
+    Output(OutputError),
+    /// Memory.
+    Memory(NoMemory),
     /// The options contradict the model or each other.
     Options(String),
 }
@@ -104,7 +115,9 @@ impl fmt::Display for BuildError {
             BuildError::Graph(e) => e.fmt(f),
             BuildError::Template(e) => e.fmt(f),
             BuildError::Container(e) => e.fmt(f),
-            BuildError::Options(what) => f.write_str(what),
+            BuildError::Output(e) => e.fmt(f),
+            BuildError::Memory(e) => e.fmt(f),
+            BuildError::Options(what) => text::line(what).fmt(f),
         }
     }
 }
@@ -121,7 +134,16 @@ macro_rules! from_error {
     };
 }
 from_error!(CheckpointError => Checkpoint, ConfigError => Config, tokenizer::Error => Tokenizer, GraphError => Graph,
-    TemplateError => Template, ContainerError => Container);
+    TemplateError => Template, ContainerError => Container, OutputError => Output, NoMemory => Memory);
+
+impl From<GoldenFailure> for BuildError {
+    fn from(e: GoldenFailure) -> Self {
+        match e {
+            GoldenFailure::Graph(e) => BuildError::Graph(e),
+            GoldenFailure::Memory(e) => BuildError::Memory(e),
+        }
+    }
+}
 
 /// A model whose weights are located and whose file is laid out: all a bake knows before graphs and bytes.
 pub struct Prepared {
@@ -155,6 +177,12 @@ pub struct Report {
     pub proofs: Vec<Proof>,
 }
 
+/// Most positions: each is a graph to trace, four times as many as published models have. Configs are bounded alike.
+pub const MAX_CONTEXT: u32 = 1 << 20;
+
+/// Most prefill chunks: each is a family of graphs.
+const MAX_CHUNKS: usize = 16;
+
 /// Prefill chunks where nobody asks for others. A mixture reads nearly all experts for a chunk, so long prompts want it larger; dense
 /// models gain nothing (docs/performance.md).
 pub fn default_chunks(model: &Model) -> &'static [u32] {
@@ -169,7 +197,10 @@ impl Prepared {
     /// See [`BuildError`].
     pub fn new(checkpoint: &Checkpoint, options: &BuildOptions, progress: &dyn Progress) -> Result<Self, BuildError> {
         let context = match options.context {
-            Some(0) => return Err(BuildError::Options("--context: expected at least 1, found 0".into())),
+            Some(n) if n == 0 || n > MAX_CONTEXT => {
+                let what = format!("--context: expected 1 to {MAX_CONTEXT} positions, found {n}");
+                return Err(BuildError::Options(what));
+            }
             Some(n) => n,
             None => loaf_recipes::trained_context(checkpoint.config())?,
         };
@@ -177,6 +208,10 @@ impl Prepared {
         let open = |chunk| loaf_recipes::open(checkpoint.config(), Options { context, chunk, norms_shifted });
         let mut chunks = match options.chunks.as_slice() {
             [] => default_chunks(&open(1)?).to_vec(),
+            asked if asked.len() > MAX_CHUNKS => {
+                let what = format!("--chunk: expected at most {MAX_CHUNKS} sizes, found {}", asked.len());
+                return Err(BuildError::Options(what));
+            }
             asked => asked.to_vec(),
         };
         chunks.iter_mut().for_each(|c| *c = context.min(*c));
@@ -193,6 +228,7 @@ impl Prepared {
                 let resolution = resolve(checkpoint, &model.decls.weights, &options.quant)?;
                 if let Some(first) = resolution.unused.first() {
                     let n = resolution.unused.len();
+                    let first = text::short(first, 200);
                     progress.warn(&format!("{n} tensors of the checkpoint are not part of the model, such as {first}"));
                 }
                 growth(&resolution.became).iter().for_each(|line| progress.warn(line));
@@ -200,6 +236,9 @@ impl Prepared {
                 resolution.weights
             }
         };
+        if let Some(note) = quantisation_note(&model.decls.weights, &resolved, &options.quant) {
+            progress.warn(&note);
+        }
         let mut formats: Vec<WeightFormat> = resolved.iter().map(|r| r.format).collect();
         formats.extend(model.decls.constants.iter().map(|_| WeightFormat::Dense(DType::F32)));
         let mut graph = Graph::default();
@@ -299,30 +338,50 @@ fn lay_out(
 /// # Errors
 /// See [`BuildError`]; nothing is left under `out` that was not there before.
 pub fn build(source: &Path, out: &Path, options: &BuildOptions, progress: &dyn Progress) -> Result<Report, BuildError> {
-    let checkpoint = match options.random {
-        Some(_) => Checkpoint::open_config(source)?,
-        None => Checkpoint::open(source)?,
-    };
-    build_from(checkpoint, out, options, progress)
+    build_from(open(source, options)?, out, options, progress)
+}
+
+/// Does everything that [`build()`] does and leaves no file: what would be baked.
+///
+/// # Errors
+/// See [`BuildError`].
+pub fn rehearse(source: &Path, options: &BuildOptions, progress: &dyn Progress) -> Result<Report, BuildError> {
+    build_into(open(source, options)?, &|_| Ok(Output::unnamed()?), options, progress)
+}
+
+fn open(source: &Path, options: &BuildOptions) -> Result<Checkpoint, CheckpointError> {
+    match options.random {
+        Some(_) => Checkpoint::open_config(source),
+        None => Checkpoint::open(source),
+    }
 }
 
 /// Bakes an opened checkpoint into the file `out`.
 ///
 /// # Errors
-/// See [`build`].
+/// See [`build()`].
 pub fn build_from(
-    mut checkpoint: Checkpoint,
+    checkpoint: Checkpoint,
     out: &Path,
     options: &BuildOptions,
     progress: &dyn Progress,
 ) -> Result<Report, BuildError> {
-    match bake(&checkpoint, out, options, progress) {
+    build_into(checkpoint, &|checkpoint| Ok(Output::create(out, &checkpoint.paths())?), options, progress)
+}
+
+fn build_into(
+    mut checkpoint: Checkpoint,
+    output: &dyn Fn(&Checkpoint) -> Result<Output, BuildError>,
+    options: &BuildOptions,
+    progress: &dyn Progress,
+) -> Result<Report, BuildError> {
+    match bake(&checkpoint, output(&checkpoint)?, options, progress) {
         // Only known once the weights were read: formats, and with them graphs and layout, have to be others.
         Err(BuildError::Checkpoint(CheckpointError::Wide { weight })) => {
             progress
                 .warn(&format!("weight {weight}: a parameter is beyond f16; starting again with parameters in f32"));
             checkpoint.widen();
-            bake(&checkpoint, out, options, progress)
+            bake(&checkpoint, output(&checkpoint)?, options, progress)
         }
         result => result,
     }
@@ -330,14 +389,32 @@ pub fn build_from(
 
 fn bake(
     checkpoint: &Checkpoint,
-    out: &Path,
+    output: Output,
     options: &BuildOptions,
     progress: &dyn Progress,
 ) -> Result<Report, BuildError> {
     let prepared = Prepared::new(checkpoint, options, progress)?;
-    let chat = front::chat(checkpoint, prepared.model.vocab())?.encode();
+    // Room for the weights is most of what the file will need: better asked for before the graphs are traced.
+    output.reserve(prepared.layout.weight_bytes)?;
+    let vocab = prepared.model.vocab();
+    let chat = front::chat(checkpoint, vocab)?;
+    if let Err(problem) = front::check_template(&chat) {
+        progress.warn(&format!("{problem}; the loaf will only answer without its chat template (loaf run --raw)"));
+    }
+    let chat = chat.encode();
+    if chat.len() > MAX_CHAT_BYTES {
+        let what =
+            format!("chat template: expected at most {MAX_CHAT_BYTES} bytes of chat section, found {}", chat.len());
+        return Err(BuildError::Options(what));
+    }
     let tokenizer_source = checkpoint.read_file("tokenizer.json")?;
     let tokenizer = tokenizer_source.as_deref().map(tokenizer::compile).transpose()?;
+    if let Some(tables) = &tokenizer {
+        let tokens = TokenizerTables::verify(tables).map_err(tokenizer::Error::Layout)?.token_count();
+        if tokens > vocab {
+            progress.warn(&format!("tokenizer.json has ids up to {}, the model {vocab} in all", tokens - 1));
+        }
+    }
     let (plan, proofs) = prepared.plan(progress)?;
     let plan = plan.verify(prepared.layout.weight_bytes).map_err(|e| BuildError::Options(e.to_string()))?;
 
@@ -352,13 +429,16 @@ fn bake(
         tokens => {
             let data = weights_in_memory(&prepared, progress)?;
             let golden = prepared.lowered().cases(&data, tokens)?;
+            if golden.cases.iter().all(|case| case.greedy.is_empty()) {
+                progress.warn("golden cases: no token leads clearly enough to be recorded, so verify --run will have nothing to compare");
+            }
             sections.push((SectionKind::Golden, golden.encode()));
             Some(data)
         }
     };
     let lengths: Vec<_> = sections.iter().map(|(kind, bytes)| (*kind, bytes.len() as u64)).collect();
     let Prepared { model, resolved, stored, file, .. } = prepared;
-    let writer = Writer::create(out, FileLayout::new(file, &lengths)?)?;
+    let writer = Writer::over(output, FileLayout::new(file, &lengths)?)?;
     for (kind, bytes) in &sections {
         writer.write_section(*kind, bytes)?;
     }
@@ -436,7 +516,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 /// The data area up to the end of the weights, as it will stand in the file.
 fn weights_in_memory(prepared: &Prepared, progress: &dyn Progress) -> Result<Vec<u8>, BuildError> {
     let Prepared { resolved, file, stored, model, .. } = prepared;
-    let mut data = vec![0; file.span().end as usize];
+    let mut data = memory::filled("weights held for golden cases (--golden 0 does without)", file.span().end, 0)?;
     let offset = |ix: WeightIx| file.weights()[ix.index()].offset as usize;
     for (c, ix) in model.decls.constants.iter().zip(&stored[resolved.len()..]) {
         let bytes = bytes_of(&c.data);

@@ -11,6 +11,7 @@ use std::fmt::{self, Write};
 
 use loaf_formats::container::{Container, Digest, Error as ContainerError, SectionKind, TensorEntry, hash_leaf, hex};
 use loaf_formats::plan::{Plan, PlanError, Template, records};
+use loaf_formats::text;
 use rayon::prelude::*;
 use serde_json::Value;
 
@@ -33,7 +34,7 @@ impl fmt::Display for DiffError {
         match self {
             DiffError::Container(e) => e.fmt(f),
             DiffError::Plan(e) => e.fmt(f),
-            DiffError::Json(kind, e) => write!(f, "section {kind}: expected JSON, found {e}"),
+            DiffError::Json(kind, e) => write!(f, "section {kind}: expected JSON, found {}", text::line(e)),
         }
     }
 }
@@ -71,7 +72,7 @@ fn heading(out: &mut String, name: &str, lines: Vec<String>) {
     }
     let _ = writeln!(out, "\n{name}");
     for line in lines.iter().take(MAX_LINES) {
-        let _ = writeln!(out, "  {line}");
+        let _ = writeln!(out, "  {}", text::line(line));
     }
     if lines.len() > MAX_LINES {
         let _ = writeln!(out, "  ... and {} more", lines.len() - MAX_LINES);

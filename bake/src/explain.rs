@@ -6,6 +6,7 @@ use loaf_formats::container::{Container, TensorEntry};
 use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{AttrKind, Mode};
 use loaf_formats::plan::{Operand, Phase, Record, Region, StateKind, VerifiedPlan, records};
+use loaf_formats::text::line;
 
 /// Names for addresses: which tensor, state or port an operand is.
 pub struct Names<'a> {
@@ -27,8 +28,8 @@ impl<'a> Names<'a> {
 
     fn of(&self, o: &Operand) -> String {
         let within = |name: &str, start: u64| match o.offset - start {
-            0 => name.to_string(),
-            more => format!("{name}+{more}"),
+            0 => line(name).to_string(),
+            more => format!("{}+{more}", line(name)),
         };
         match o.region {
             Region::None => "-".to_string(),
@@ -65,12 +66,12 @@ pub fn graph(names: &Names<'_>, phase: Phase, p: u32, n: u32) -> Option<String> 
     template.expand(u64::from(n), &mut words);
     let mut out = String::new();
     for (i, record) in records(&words).flatten().enumerate() {
-        let _ = writeln!(out, "{i:>5}  {}", line(names, &record));
+        let _ = writeln!(out, "{i:>5}  {}", record_line(names, &record));
     }
     Some(out)
 }
 
-fn line(names: &Names<'_>, record: &Record<'_>) -> String {
+fn record_line(names: &Names<'_>, record: &Record<'_>) -> String {
     let spec = record.kind.spec();
     let operand = |i: usize| {
         let (o, dims) = (record.operand(i), record.dims(i).unwrap_or_default());

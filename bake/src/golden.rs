@@ -9,6 +9,7 @@
 
 use loaf_formats::dtype::DType;
 use loaf_formats::golden::{Case, Golden, MIN_LEAD, leader};
+use loaf_formats::memory::NoMemory;
 use loaf_formats::plan::Phase;
 use loaf_recipes::Model;
 use loaf_recipes::graph::{Graph, GraphError};
@@ -34,6 +35,27 @@ const PROMPTS: [u32; 3] = [1, 5, 12];
 /// A prime far from the sizes of vocabularies: its multiples visit all of them.
 const STRIDE: u64 = 7_919;
 
+/// Why the interpreter gave no tokens.
+#[derive(Debug)]
+pub enum GoldenFailure {
+    /// The recipe, or a pass.
+    Graph(GraphError),
+    /// Its state is larger than memory.
+    Memory(NoMemory),
+}
+
+impl From<GraphError> for GoldenFailure {
+    fn from(e: GraphError) -> Self {
+        GoldenFailure::Graph(e)
+    }
+}
+
+impl From<NoMemory> for GoldenFailure {
+    fn from(e: NoMemory) -> Self {
+        GoldenFailure::Memory(e)
+    }
+}
+
 /// A model lowered onto a file: all that an interpreter needs but the weights' bytes.
 #[derive(Clone)]
 pub struct Lowered<'a> {
@@ -49,10 +71,12 @@ impl Lowered<'_> {
     /// Ids that greedy decoding appends to `prompt`, at most `tokens`, by the interpreter on `data`, the data area of the file.
     ///
     /// # Errors
-    /// A recipe that does not trace.
-    pub fn continuation(&self, data: &[u8], prompt: &[u32], tokens: usize) -> Result<Vec<u32>, GraphError> {
+    /// A recipe that does not trace, or too little memory.
+    pub fn continuation(&self, data: &[u8], prompt: &[u32], tokens: usize) -> Result<Vec<u32>, GoldenFailure> {
         let weights = PlacedWeights { data, places: &self.layout.weights };
-        let mut interp = Interp::new(&self.model.decls, &weights, self.layout.kv == DType::F16);
+        let positions = u32::try_from(prompt.len() + tokens).unwrap_or(u32::MAX);
+        let half = self.layout.kv == DType::F16;
+        let mut interp = Interp::for_positions(&self.model.decls, &weights, half, positions)?;
         let (mut pipeline, mut graph) = (Pipeline::default(), Graph::default());
         let mut scale = 0f32;
         let mut ids = prompt.to_vec();
@@ -67,7 +91,8 @@ impl Lowered<'_> {
                 pos += 1;
             }
             match leader(&logits) {
-                Some((id, lead)) if lead >= MIN_LEAD * scale => ids.push(id),
+                // A model of zeros leads by nothing, of a scale of nothing.
+                Some((id, lead)) if lead > 0.0 && lead >= MIN_LEAD * scale => ids.push(id),
                 _ => break,
             }
         }
@@ -78,7 +103,7 @@ impl Lowered<'_> {
     ///
     /// # Errors
     /// As [`Lowered::continuation`].
-    pub fn cases(&self, data: &[u8], tokens: u32) -> Result<Golden, GraphError> {
+    pub fn cases(&self, data: &[u8], tokens: u32) -> Result<Golden, GoldenFailure> {
         let (vocab, context) = (u64::from(self.model.vocab()), self.model.options.context);
         let spread = |case: usize, n: u32| -> Vec<u32> {
             (0..u64::from(n)).map(|i| ((1 + case as u64 + i * STRIDE) % vocab) as u32).collect()
@@ -89,14 +114,14 @@ impl Lowered<'_> {
             let greedy = self.continuation(data, &prompt, tokens.min(context - prompt.len() as u32) as usize)?;
             Ok(Case { prompt, greedy })
         };
-        Ok(Golden { cases: prompts.into_par_iter().map(case).collect::<Result<_, GraphError>>()? })
+        Ok(Golden { cases: prompts.into_par_iter().map(case).collect::<Result<_, GoldenFailure>>()? })
     }
 
     /// Whether the interpreter gives every recorded id; else the first case that it continues otherwise, and how.
     ///
     /// # Errors
     /// As [`Lowered::continuation`].
-    pub fn differing(&self, data: &[u8], golden: &Golden) -> Result<Option<(usize, Vec<u32>)>, GraphError> {
+    pub fn differing(&self, data: &[u8], golden: &Golden) -> Result<Option<(usize, Vec<u32>)>, GoldenFailure> {
         let run = |case: &Case| self.continuation(data, &case.prompt, case.greedy.len());
         let found = golden.cases.par_iter().map(run).collect::<Result<Vec<_>, _>>()?;
         Ok(found.into_iter().enumerate().find(|(i, ids)| *ids != golden.cases[*i].greedy))

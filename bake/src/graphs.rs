@@ -15,6 +15,7 @@ use loaf_formats::container::{Container, Digest, RootBuilder, SectionKind, Tenso
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::graphs::{Graphs, TemplateRoot, leaves};
 use loaf_formats::plan::{Phase, Plan, Template, VerifiedPlan};
+use loaf_formats::text::short;
 use loaf_recipes::graph::{Graph, GraphError};
 use loaf_recipes::model::{ConfigError, WeightDecl};
 use loaf_recipes::tape::Shape;
@@ -49,7 +50,10 @@ impl fmt::Display for ProofError {
             ProofError::Config(e) => e.fmt(f),
             ProofError::Graph(e) => e.fmt(f),
             ProofError::Template(e) => e.fmt(f),
-            ProofError::Differs(at, expected, found) => write!(f, "{at}: expected {expected}, found {found}"),
+            ProofError::Differs(at, expected, found) => {
+                let (at, expected, found) = (short(at, 200), short(expected, 500), short(found, 500));
+                write!(f, "{at}: expected {expected}, found {found}")
+            }
         }
     }
 }

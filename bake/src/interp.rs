@@ -8,13 +8,14 @@
 //! pass shows what the same weights give with exact activations.
 
 use loaf_formats::dtype::WEIGHT_PLANES;
+use loaf_formats::memory::{self, NoMemory};
 use loaf_formats::op::{
     OpKind, add, add_rms_norm, attention, conv, embed, expert_linear, expert_linear_dense, expert_linear_quant,
     expert_sort, gather_rows, gdn_gates, gdn_scan, kv_write, l2_norm, linear, linear_quant, mul_rows, quantize,
     rms_norm, rope, rope_table, softmax, top_k, view, weighted_sum,
 };
 use loaf_recipes::graph::{Graph, Node, Origin, Port, ValueId};
-use loaf_recipes::model::Decls;
+use loaf_recipes::model::{Decls, StateDecl};
 
 /// Decoded weights.
 pub trait WeightSource {
@@ -51,6 +52,27 @@ impl<'a> Interp<'a> {
         let size = |shape: [u32; 3]| shape.iter().map(|&d| d as usize).product();
         let states = decls.states.iter().map(|s| vec![0.0; size(s.shape)]).collect();
         Interp { weights, states, half_cache, dither: None }
+    }
+
+    /// A session with caches for `positions` positions alone, whatever the context: for models that come from a file, whose
+    /// context may be anything.
+    ///
+    /// # Errors
+    /// More state than the system has memory for.
+    pub fn for_positions(
+        decls: &Decls,
+        weights: &'a dyn WeightSource,
+        half_cache: bool,
+        positions: u32,
+    ) -> Result<Self, NoMemory> {
+        let state = |s: &StateDecl| {
+            let [rows, heads, dim] = s.shape;
+            let rows = if s.cache { rows.min(positions) } else { rows };
+            let elems = [rows, heads, dim].iter().try_fold(1u64, |n, d| n.checked_mul(u64::from(*d)));
+            memory::filled("the interpreter's state", elems.unwrap_or(u64::MAX), 0.0)
+        };
+        let states = decls.states.iter().map(state).collect::<Result<_, _>>()?;
+        Ok(Interp { weights, states, half_cache, dither: None })
     }
 
     /// A session whose `Quantize` does not round but adds uniform noise of up to half a step, drawn from `seed`: what

@@ -13,7 +13,7 @@
 //! "config.json" = "64 hexadecimal digits"     SHA-256 of every file of the source that a bake reads
 //! ```
 //!
-//! [`check`] compares the source files with their hashes and bakes again into a temporary folder: an artifact whose sources
+//! [`check`] compares the source files with their hashes and bakes again, leaving no file: an artifact whose sources
 //! are the recorded ones and whose id is not is a change of the baker's, and the error says which of the two it is.
 //!
 //! What this does not do: it keeps no loaves and downloads nothing; sources are part of the repository.
@@ -23,8 +23,9 @@ use std::fmt::{self, Write};
 use std::path::Path;
 
 use loaf_formats::container::hex;
+use loaf_formats::text;
 
-use crate::build::{BuildError, BuildOptions, Progress, build};
+use crate::build::{BuildError, BuildOptions, Progress, rehearse};
 use crate::checkpoint::{Checkpoint, Error as CheckpointError};
 
 /// What stands at the top of a lock file.
@@ -73,8 +74,6 @@ pub enum LockError {
     Checkpoint(CheckpointError),
     /// The bake failed.
     Build(Box<BuildError>),
-    /// No temporary folder.
-    Io(std::io::Error),
     /// A source file is not the recorded one.
     Source {
         /// Its name.
@@ -98,15 +97,15 @@ impl fmt::Display for LockError {
         let or_none = |hash: &Option<String>| hash.clone().unwrap_or_else(|| "none".to_string());
         match self {
             LockError::Syntax { line, expected, found } => {
-                write!(f, "line {line}: expected {expected}, found {found:?}")
+                write!(f, "line {line}: expected {expected}, found \"{}\"", text::short(found, 200))
             }
-            LockError::Options(e) => write!(f, "options: {e}"),
+            LockError::Options(e) => write!(f, "options: {}", text::line(e)),
             LockError::Checkpoint(e) => e.fmt(f),
             LockError::Build(e) => e.fmt(f),
-            LockError::Io(e) => write!(f, "temporary folder: {e}"),
             LockError::Source { file, expected, found } => write!(
                 f,
-                "source {file}: expected {}, found {}; after a change on purpose: bake lock --update",
+                "source {}: expected {}, found {}; after a change on purpose: bake lock --update",
+                text::line(file),
                 or_none(expected),
                 or_none(found)
             ),
@@ -203,15 +202,13 @@ fn quoted(text: &str) -> Option<String> {
     plain.then(|| inner.to_string())
 }
 
-/// Bakes an artifact from the repository at `root` into a temporary folder; returns the entry as it should be.
+/// Bakes an artifact from the repository at `root`, leaving no file; returns the entry as it should be.
 ///
 /// # Errors
 /// Sources that cannot be read, a bake that fails.
 pub fn bake(root: &Path, entry: &Entry, options: &BuildOptions, progress: &dyn Progress) -> Result<Entry, LockError> {
     let source = root.join(&entry.source);
-    let dir = tempfile::tempdir().map_err(LockError::Io)?;
-    let report =
-        build(&source, &dir.path().join("model.loaf"), options, progress).map_err(|e| LockError::Build(Box::new(e)))?;
+    let report = rehearse(&source, options, progress).map_err(|e| LockError::Build(Box::new(e)))?;
     Ok(Entry { id: report.id.to_string(), files: hashes(&source)?, ..entry.clone() })
 }
 
@@ -259,7 +256,7 @@ mod tests {
     #[test]
     fn what_the_writer_does_not_write_is_refused_by_line() {
         let refused = |text: &str| Lock::parse(text).unwrap_err().to_string();
-        assert_eq!(refused("name = \"x\""), "line 1: expected [[artifact]], found \"name = \\\"x\\\"\"");
+        assert_eq!(refused("name = \"x\""), "line 1: expected [[artifact]], found \"name = \"x\"\"");
         assert!(refused("[[artifact]]\nname = x").starts_with("line 2: expected a value in quotes"));
         assert!(refused("[[artifact]]\nname = \"a\\n\"").starts_with("line 2: expected a value in quotes"));
         assert!(refused("[[artifact]]\nname = \"a\"\nname = \"b\"").starts_with("line 3: expected each key once"));

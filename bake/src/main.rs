@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use loaf_bake::build::{BuildOptions, Prepared, Progress, build, build_from};
 use loaf_bake::checkpoint::Checkpoint;
@@ -18,10 +18,13 @@ use loaf_bake::{bench, explain, graphs};
 use loaf_formats::container::{ArtifactId, Container, SectionKind, hex};
 use loaf_formats::dtype::DType;
 use loaf_formats::graphs::Graphs;
+use loaf_formats::output::Output;
 use loaf_formats::plan::{Phase, Plan, VerifiedPlan};
+use loaf_formats::program::Trailer;
+use loaf_formats::text;
 use loaf_recipes::graph::Graph;
 use loaf_recipes::tape::Shape;
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapOptions};
 
 /// Bakes a language model into one file, a loaf, that `loaf` runs.
 #[derive(Parser)]
@@ -37,7 +40,7 @@ enum Command {
     Build(BuildArgs),
     /// Show what a loaf holds.
     Inspect {
-        /// The loaf.
+        /// The loaf, or a program made by 'bake executable'.
         file: PathBuf,
         /// List every tensor.
         #[arg(long)]
@@ -45,7 +48,7 @@ enum Command {
     },
     /// Print one concrete graph of a loaf, op by op.
     Explain {
-        /// The loaf.
+        /// The loaf, or a program made by 'bake executable'.
         file: PathBuf,
         /// Position of the first token.
         #[arg(long, default_value_t = 0)]
@@ -61,6 +64,7 @@ enum Command {
         proof: bool,
     },
     /// Trace and prove every graph of models given by a folder with config.json; no weights are needed or written.
+    #[command(hide = true)]
     BenchGraphs {
         /// Folders with config.json.
         #[arg(required = true)]
@@ -70,7 +74,7 @@ enum Command {
     },
     /// Check a loaf: structure, every hash, every tensor, every plan record.
     Verify {
-        /// The loaf.
+        /// The loaf, or a program made by 'bake executable'.
         file: PathBuf,
         /// The artifact id it must have.
         #[arg(long, value_name = "ID")]
@@ -93,6 +97,7 @@ enum Command {
         b: PathBuf,
     },
     /// Bake every artifact of artifacts/lock.toml again and compare ids.
+    #[command(hide = true)]
     Lock {
         /// Only these artifacts.
         names: Vec<String>,
@@ -113,11 +118,12 @@ enum Command {
         /// The program to write.
         #[arg(short, long)]
         output: PathBuf,
-        /// The runtime [default: the 'loaf' beside this program].
-        #[arg(long, value_name = "LOAF_BINARY")]
+        /// The runtime [default: the 'loaf-small' beside this program].
+        #[arg(long, value_name = "PROGRAM")]
         runtime: Option<PathBuf>,
     },
     /// Print the graph a recipe traces, before or after passes.
+    #[command(hide = true)]
     Dump {
         /// Folder with config.json and weights (or config.json alone).
         source: PathBuf,
@@ -278,7 +284,7 @@ impl Progress for Bars {
     }
 
     fn warn(&self, message: &str) {
-        self.0.lock().unwrap_or_else(|e| e.into_inner()).suspend(|| eprintln!("bake: warning: {message}"));
+        self.0.lock().unwrap_or_else(|e| e.into_inner()).suspend(|| complain(&format!("warning: {message}")));
     }
 }
 
@@ -294,15 +300,28 @@ impl std::fmt::Display for Different {
 
 impl std::error::Error for Different {}
 
+/// The help text's second list: the commands that the first one hides.
+fn with_maintainers_commands(command: clap::Command) -> clap::Command {
+    let about = |c: &clap::Command| c.get_about().map_or_else(String::new, ToString::to_string);
+    let hidden = command.get_subcommands().filter(|c| c.is_hide_set());
+    let list: Vec<String> = hidden.map(|c| format!("  {:<13}{}", c.get_name(), about(c))).collect();
+    command.after_help(format!("For maintainers of recipes and published artifacts:\n{}", list.join("\n")))
+}
+
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
+    loaf_formats::output::remove_on_signal();
+    let matches = with_maintainers_commands(Cli::command()).get_matches();
+    let command = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli.command,
+        Err(e) => e.exit(),
+    };
     // As for cmp and diff: 1 is a difference, 2 is trouble.
     let trouble = if matches!(command, Command::Diff { .. }) { 2 } else { 1 };
     match run(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) if e.is::<Different>() => ExitCode::FAILURE,
         Err(e) => {
-            eprintln!("bake: error: {e:#}");
+            complain(&format!("error: {e:#}"));
             ExitCode::from(trouble)
         }
     }
@@ -339,7 +358,7 @@ fn lock(root: &Path, names: &[String], update: bool) -> Result<()> {
         match result {
             Ok(()) => print(&format!("{} {}\n", entry.id, entry.name))?,
             Err(e) => {
-                eprintln!("bake: {}: {e}", entry.name);
+                complain(&format!("{}: {e}", entry.name));
                 failed.push(entry.name.clone());
             }
         }
@@ -348,7 +367,10 @@ fn lock(root: &Path, names: &[String], update: bool) -> Result<()> {
         bail!("{} of {seen} artifacts are not what {} says: {}", failed.len(), at(), failed.join(", "));
     }
     if update {
-        std::fs::write(&path, locked.render()).with_context(at)?;
+        // It is replaced by what it says after this run, so that it is an input does not matter.
+        let output = Output::create::<&Path>(&path, &[])?;
+        std::io::Write::write_all(&mut output.file(), locked.render().as_bytes()).with_context(at)?;
+        output.finish()?;
     }
     Ok(())
 }
@@ -424,7 +446,18 @@ fn run(command: Command) -> Result<()> {
             };
             let prepared = Prepared::new(&checkpoint, &options, &loaf_bake::build::Silent)?;
             let phase = Phase::from(phase);
-            let rows = rows.unwrap_or(if phase == Phase::Prefill { prepared.model.options.chunk } else { 1 });
+            let most = if phase == Phase::Prefill { prepared.model.options.chunk } else { 1 };
+            let rows = rows.unwrap_or(most);
+            let positions = match phase {
+                Phase::Head => prepared.model.options.chunk,
+                _ => prepared.model.options.context,
+            };
+            if rows == 0 || rows > most {
+                bail!("--rows: expected 1 to {most} in {phase}, found {rows}");
+            }
+            if position > positions - rows.min(positions) {
+                bail!("--position: expected at most {}, found {position}", positions - rows.min(positions));
+            }
             let mut graph = Graph::default();
             prepared.model.trace(Shape { phase, pos: position, rows }, &mut graph)?;
             Pipeline::default().run(&mut graph, &prepared.facts(), stop_after, true)?;
@@ -458,10 +491,15 @@ fn merkle_proof(container: &Container<'_>, plan: &VerifiedPlan, phase: Phase, p:
     Ok(out)
 }
 
-/// Writes to stdout; a reader that went away is no error.
+/// Writes one line to stderr, without what would steer a terminal: much of it may be from a file.
+fn complain(message: &str) {
+    eprintln!("bake: {}", text::line(message));
+}
+
+/// Writes to stdout, without what would steer a terminal; a reader that went away is no error.
 fn print(text: &str) -> Result<()> {
     use std::io::Write;
-    match std::io::stdout().write_all(text.as_bytes()) {
+    match write!(std::io::stdout(), "{}", text::lines(text)) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e).context("stdout"),
         _ => Ok(()),
     }
@@ -491,10 +529,27 @@ fn run_build(args: &BuildArgs) -> Result<()> {
     ))
 }
 
+/// The bytes of a loaf: a file of its own, or its part of a program that `bake executable` wrote.
 fn map(path: &Path) -> Result<Mmap> {
-    let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
+    let name = || path.display().to_string();
+    if !std::fs::metadata(path).with_context(name)?.is_file() {
+        bail!("{}: expected a file, found something else", path.display());
+    }
+    let mut file = std::fs::File::open(path).with_context(name)?;
+    let trailer = Trailer::read(&mut file).with_context(name)?;
+    let mut options = MmapOptions::new();
+    if let Some(Trailer { offset, len, .. }) = trailer {
+        options.offset(offset).len(usize::try_from(len).with_context(name)?);
+    }
     // SAFETY: mapped read-only; whoever truncates a file while it is being read breaks every program that maps it.
-    unsafe { Mmap::map(&file) }.with_context(|| path.display().to_string())
+    let map = unsafe { options.map(&file) }.with_context(name)?;
+    if let Some(Trailer { id: expected, .. }) = trailer {
+        let found = Container::open(&map).with_context(name)?.artifact_id();
+        if found != expected {
+            bail!("{}: program trailer: artifact id: expected {expected}, found {found}", path.display());
+        }
+    }
+    Ok(map)
 }
 
 fn open(bytes: &[u8]) -> Result<(Container<'_>, VerifiedPlan)> {
@@ -553,7 +608,11 @@ fn inspect(file: &Path, tensors: bool) -> Result<()> {
     }
     if let Some(manifest) = container.section(SectionKind::Manifest) {
         out += &weight_types(manifest);
-        writeln!(out, "\nmanifest\n{}", String::from_utf8_lossy(manifest))?;
+        // Lines of JSON begin as JSON does; of anything else only one is shown.
+        match serde_json::from_slice::<serde_json::Value>(manifest) {
+            Ok(manifest) => writeln!(out, "\nmanifest\n{manifest:#}")?,
+            Err(e) => writeln!(out, "\nmanifest\nexpected JSON, found {}", text::line(e))?,
+        }
     }
     if tensors {
         writeln!(out, "\ntensors")?;

@@ -6,11 +6,13 @@ use loaf_formats::chat::{Chat, ChatError};
 use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, SectionKind, hex};
 use loaf_formats::golden::{Golden, GoldenError};
 use loaf_formats::graphs::{Graphs, GraphsError, TemplateRoot};
+use loaf_formats::memory::NoMemory;
 use loaf_formats::plan::{Plan, PlanError};
 use loaf_formats::tokenizer::TokenizerTables;
 use rayon::prelude::*;
 
-use crate::build::Progress;
+use crate::build::{MAX_CONTEXT, Progress};
+use crate::golden::GoldenFailure;
 use crate::graphs::{self, ProofError, Rebuilt};
 
 /// What does not hold.
@@ -30,6 +32,10 @@ pub enum VerifyError {
     Graphs(GraphsError),
     /// Its graphs.
     Proof(ProofError),
+    /// The interpreter's memory.
+    Memory(NoMemory),
+    /// There are golden cases and no token in them: nothing was compared.
+    NoTokens,
     /// A section every loaf has is not there.
     Missing(SectionKind),
 }
@@ -44,6 +50,8 @@ impl fmt::Display for VerifyError {
             VerifyError::Golden(e) => e.fmt(f),
             VerifyError::Graphs(e) => e.fmt(f),
             VerifyError::Proof(e) => e.fmt(f),
+            VerifyError::Memory(e) => e.fmt(f),
+            VerifyError::NoTokens => f.write_str("golden cases: expected at least one token to compare, found none"),
             VerifyError::Missing(kind) => write!(f, "expected a section {kind}, found none"),
         }
     }
@@ -77,11 +85,20 @@ pub fn file(bytes: &[u8], progress: &dyn Progress) -> Result<ArtifactId, VerifyE
     Ok(container.artifact_id())
 }
 
+/// Refuses a context that no bake gives: a graph is traced or expanded for each of its positions, however many a file claims.
+fn baked_context(plan: &Plan) -> Result<(), VerifyError> {
+    if plan.context <= MAX_CONTEXT {
+        return Ok(());
+    }
+    let (at, expected) = ("plan: context".to_string(), format!("at most {MAX_CONTEXT}"));
+    Err(VerifyError::Proof(ProofError::Differs(at, expected, plan.context.to_string())))
+}
+
 /// Runs the golden cases of a loaf that [`file()`] accepted through the interpreter, on the recipe that its manifest names.
 /// Returns how many ids were compared.
 ///
 /// # Errors
-/// No golden section, a recipe that does not fit the file, or the first id that comes out otherwise.
+/// No golden section or no token in it, a recipe that does not fit the file, or the first id that comes out otherwise.
 pub fn golden(bytes: &[u8]) -> Result<usize, VerifyError> {
     let container = Container::open(bytes).map_err(VerifyError::Container)?;
     let section = |kind| match container.section(kind) {
@@ -90,6 +107,7 @@ pub fn golden(bytes: &[u8]) -> Result<usize, VerifyError> {
     };
     let plan = Plan::decode(section(SectionKind::Plan)?).map_err(VerifyError::Plan)?;
     let plan = plan.verify(container.data().len() as u64).map_err(VerifyError::Plan)?;
+    baked_context(&plan)?;
     let golden = section(SectionKind::Golden)?;
     let golden = Golden::decode(golden, plan.vocab, plan.context).map_err(VerifyError::Golden)?;
     let manifest = serde_json::from_slice(section(SectionKind::Manifest)?)
@@ -97,8 +115,15 @@ pub fn golden(bytes: &[u8]) -> Result<usize, VerifyError> {
         .map_err(VerifyError::Proof)?;
     let rebuilt = Rebuilt::new(&container, &manifest, &plan).map_err(VerifyError::Proof)?;
     let differing = rebuilt.lowered().differing(container.data(), &golden);
-    match differing.map_err(|e| VerifyError::Proof(ProofError::Graph(e)))? {
-        None => Ok(golden.cases.iter().map(|c| c.greedy.len()).sum()),
+    let differing = differing.map_err(|e| match e {
+        GoldenFailure::Graph(e) => VerifyError::Proof(ProofError::Graph(e)),
+        GoldenFailure::Memory(e) => VerifyError::Memory(e),
+    })?;
+    match differing {
+        None => match golden.cases.iter().map(|c| c.greedy.len()).sum() {
+            0 => Err(VerifyError::NoTokens),
+            ids => Ok(ids),
+        },
         Some((i, found)) => {
             let expected = format!("{:?}", golden.cases[i].greedy);
             Err(VerifyError::Proof(ProofError::Differs(format!("golden case {i}"), expected, format!("{found:?}"))))
@@ -127,6 +152,7 @@ pub fn graphs(bytes: &[u8], deep: Deep, progress: &dyn Progress) -> Result<u64, 
     };
     let plan = Plan::decode(section(SectionKind::Plan)?).map_err(VerifyError::Plan)?;
     let plan = plan.verify(container.data().len() as u64).map_err(VerifyError::Plan)?;
+    baked_context(&plan)?;
     let stored = Graphs::decode(section(SectionKind::Graphs)?, &plan).map_err(VerifyError::Graphs)?;
     if deep.graphs {
         let expanded = graphs::expand(&plan, progress);

@@ -2,7 +2,8 @@
 //!
 //! The contract between `bake` and `loaf`, and the only thing they share: element types and weight formats
 //! ([`dtype`]), the closed op set ([`op`]), plan records with their encoding and verifier ([`plan`]), the hash tree over
-//! the graphs they expand to ([`graphs`]), what their records move ([`cost`]). Neither side may know more of the other than what stands here.
+//! the graphs they expand to ([`graphs`]), what their records move ([`cost`]). Three more modules are shared so that both programs
+//! behave alike: [`output`] writes every file, [`text`] makes what a file says safe to show, [`memory`] asks before it takes. Neither side may know more of the other than what stands here.
 
 pub mod chat;
 pub mod container;
@@ -10,8 +11,11 @@ pub mod cost;
 pub mod dtype;
 pub mod golden;
 pub mod graphs;
+pub mod memory;
 pub mod op;
+pub mod output;
 pub mod plan;
 pub mod program;
 pub mod quant;
+pub mod text;
 pub mod tokenizer;

@@ -1,13 +1,69 @@
 //! What every fuzz target does with its bytes: one function each, which the target of that name and the replay of the committed
 //! corpora (`tests/tests/fuzz_corpus.rs`, a stable compiler, every test run) both call.
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
 use loaf_bake::checkpoint::gguf::{GgmlType, convert, dequant, parse_header as parse_gguf};
 use loaf_bake::checkpoint::parse_header;
 use loaf_formats::container::Container;
 use loaf_formats::plan::{Plan, Region, records};
 use loaf_formats::program::Trailer;
-use loaf_runtime::chat::{ChatTemplate, Inputs, message};
+use loaf_runtime::chat::{ChatTemplate, Inputs, Limits, message};
 use loaf_runtime::tokenizer::{Scratch, Tokenizer};
+
+/// Counts what a thread allocates.
+struct Counting;
+
+/// Allocations made, their bytes in total, and the most bytes held at once.
+#[derive(Clone, Copy, Debug, Default)]
+struct Work {
+    allocations: u64,
+    allocated: u64,
+    held: u64,
+    peak: u64,
+}
+
+thread_local! {
+    static WORK: Cell<Work> = const { Cell::new(Work { allocations: 0, allocated: 0, held: 0, peak: 0 }) };
+}
+
+fn account(more: usize, less: usize) {
+    let mut work = WORK.get();
+    work.allocations += u64::from(more > 0);
+    work.allocated += more as u64;
+    // What another thread allocated may be given back here.
+    work.held = (work.held + more as u64).saturating_sub(less as u64);
+    work.peak = work.peak.max(work.held);
+    WORK.set(work);
+}
+
+// SAFETY: all work is the system allocator's; counting touches a thread-local that needs no allocation.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        account(layout.size(), 0);
+        // SAFETY: the caller's contract, passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        account(0, layout.size());
+        // SAFETY: the caller's contract, passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What `work` gives and what it allocates.
+fn counted<T>(work: impl FnOnce() -> T) -> (T, Work) {
+    let before = WORK.get();
+    WORK.set(Work { held: before.held, peak: before.held, ..Work::default() });
+    let result = work();
+    let after = WORK.get();
+    (result, Work { peak: after.peak - before.held, ..after })
+}
 
 /// Any bytes as a container: refused or read, never a panic. What verifies entirely has tensors within its data.
 pub fn container(bytes: &[u8]) {
@@ -85,11 +141,28 @@ pub fn gguf(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a chat template: a prompt or an error, within its limits.
+/// Any bytes as a chat template: a prompt or an error. What it does is counted by the allocator, apart from its own accounts,
+/// and is never more than its steps and bytes allow.
 pub fn template(bytes: &[u8]) {
     let messages = [message("system", "be brief"), message("user", "hello")];
     let inputs = Inputs { messages: &messages, add_generation_prompt: true, ..Inputs::default() };
-    let _ = ChatTemplate::new(&String::from_utf8_lossy(bytes)).and_then(|t| t.render(&inputs));
+    let Ok(template) = ChatTemplate::parse(&String::from_utf8_lossy(bytes)) else { return };
+    let mut limits = Limits::default();
+    (limits.steps, limits.memory_bytes, limits.output_bytes) = (50_000, 1 << 20, 1 << 18);
+    let (rendered, work) = counted(|| template.render_within(&inputs, limits));
+    let steps = rendered.as_ref().map_or(limits.steps, |r| r.steps);
+    // A step makes a string or a list at most: a few allocations, and 64 bytes of text that may be held in a buffer of twice as many.
+    assert!(work.allocations <= 8 * steps + 64, "{work:?} in {steps} steps");
+    assert!(work.allocated <= 1024 * steps + 2 * limits.memory_bytes as u64, "{work:?} in {steps} steps");
+    // Frames of scopes, and what is on its way out.
+    assert!(work.peak <= (limits.memory_bytes + (1 << 17)) as u64, "{work:?} in {steps} steps");
+    let Ok(rendered) = rendered else { return };
+    assert!(rendered.steps <= limits.steps && rendered.text.len() <= limits.output_bytes);
+    let mut end = 0;
+    for range in &rendered.typed {
+        assert!(end <= range.start && rendered.text.get(range.clone()).is_some_and(|t| !t.is_empty()), "{range:?}");
+        end = range.end + 1;
+    }
 }
 
 /// Any bytes as tokenizer tables: what the verifier accepts encodes any text and decodes any ids.

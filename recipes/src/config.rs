@@ -7,6 +7,9 @@ use crate::model::ConfigError;
 /// No dimension of a model is larger than this; products of three fit in `u64`.
 const MAX_DIM: u64 = 1 << 20;
 
+/// Every layer is some thirty values and records of each graph; the deepest published models have some 130.
+const MAX_LAYERS: u64 = 1 << 12;
+
 /// A view of one JSON object and the path that led to it.
 #[derive(Clone, Copy)]
 pub struct Config<'a> {
@@ -21,10 +24,14 @@ impl<'a> Config<'a> {
     }
 
     /// The nested object under `key`, if there is one; else `self` (text models come both ways).
-    pub fn section(self, key: &'static str) -> Self {
-        match self.object.get(key) {
-            Some(object) if object.is_object() => Config { object, prefix: key },
-            _ => self,
+    ///
+    /// # Errors
+    /// Present and not an object: what it would have said must not be passed over.
+    pub fn section(self, key: &'static str) -> Result<Self, ConfigError> {
+        match self.get(key) {
+            None => Ok(self),
+            Some(object) if object.is_object() => Ok(Config { object, prefix: key }),
+            other => self.fail(key, "an object", other),
         }
     }
 
@@ -48,6 +55,18 @@ impl<'a> Config<'a> {
         match value.and_then(Value::as_u64) {
             Some(n) if (1..=MAX_DIM).contains(&n) => Ok(n),
             _ => self.fail(key, format!("a whole number from 1 to {MAX_DIM}"), value),
+        }
+    }
+
+    /// The number of layers: 1 to 4096.
+    ///
+    /// # Errors
+    /// Absent or anything else.
+    pub fn layers(self) -> Result<u64, ConfigError> {
+        let key = "num_hidden_layers";
+        match self.dim(key)? {
+            n if n <= MAX_LAYERS => Ok(n),
+            _ => self.refuse(key, format!("at most {MAX_LAYERS} layers")),
         }
     }
 
@@ -92,8 +111,26 @@ impl<'a> Config<'a> {
     }
 
     /// A string, if present.
-    pub fn text(self, key: &str) -> Option<&'a str> {
-        self.get(key).and_then(Value::as_str)
+    ///
+    /// # Errors
+    /// Present and not a string.
+    pub fn text(self, key: &str) -> Result<Option<&'a str>, ConfigError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            other => self.fail(key, "a string", other),
+        }
+    }
+
+    /// The small number that keeps a norm from dividing by zero: from 0 to below 1.
+    ///
+    /// # Errors
+    /// Absent or anything else.
+    pub fn epsilon(self, key: &str) -> Result<f32, ConfigError> {
+        match self.real(key)? {
+            eps if (0.0..1.0).contains(&eps) => Ok(eps as f32),
+            _ => self.refuse(key, "a number from 0 to below 1"),
+        }
     }
 
     /// Refuses a feature this recipe does not have.

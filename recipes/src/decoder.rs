@@ -84,7 +84,7 @@ impl Decoder {
     ) -> Result<Decoder, ConfigError> {
         let (hidden, vocab) = (c.dim("hidden_size")?, c.dim("vocab_size")?);
         let embed = d.weight("model.embed_tokens.weight", &[vocab, hidden], WeightClass::Embedding);
-        let layers = (0..c.dim("num_hidden_layers")? as usize).map(|l| layer(d, l)).collect::<Result<Vec<_>, _>>()?;
+        let layers = (0..c.layers()? as usize).map(|l| layer(d, l)).collect::<Result<Vec<_>, _>>()?;
         let norm = style.declare(d, "model.norm", hidden);
         let lm_head = if tied { embed } else { d.linear("lm_head", vocab, hidden) };
         Ok(Decoder { embed, rope, layers, norm, lm_head, hidden, vocab })

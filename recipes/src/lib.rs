@@ -87,22 +87,23 @@ const FAMILIES: &[(&str, &str, Declare)] = &[
 /// # Errors
 /// The key is absent or malformed.
 pub fn trained_context(config: &Json) -> Result<u32, ConfigError> {
-    Config::new(config).section("text_config").dim("max_position_embeddings").map(|n| n as u32)
+    Config::new(config).section("text_config")?.dim("max_position_embeddings").map(|n| n as u32)
 }
 
 /// Declares the model that `config` describes.
 ///
 /// # Errors
-/// An unknown `model_type`, a key that is missing or malformed, or a feature no recipe has.
+/// An unknown `model_type`, a key that is missing or malformed, a feature no recipe has, or sizes that no plan can hold.
 pub fn open(config: &Json, options: Options) -> Result<Model, ConfigError> {
     let c = Config::new(config);
-    let Some((_, family, declare)) = c.text("model_type").and_then(|t| FAMILIES.iter().find(|(name, ..)| *name == t))
-    else {
+    let named = c.text("model_type")?;
+    let Some((_, family, declare)) = named.and_then(|t| FAMILIES.iter().find(|(name, ..)| *name == t)) else {
         let known: Vec<_> = FAMILIES.iter().map(|f| f.0).collect();
         return c.refuse("model_type", format!("one of {}", known.join(", ")));
     };
     let mut decls = Decls::default();
     let decoder = declare(&mut decls, c, &options)?;
+    decls.check()?;
     let sources = decls.sources();
     Ok(Model { family, decls, options, decoder, sources })
 }

@@ -15,9 +15,9 @@ pub fn declare(d: &mut Decls, c: Config<'_>, options: &Options) -> Result<Decode
     plain(c)?;
     let (heads, kv_heads, dim) = attention_sizes(c)?;
     let (hidden, inner) = (c.dim("hidden_size")?, c.dim("intermediate_size")?);
-    let style = NormStyle { eps: c.real("rms_norm_eps")? as f32, zero_centred: false, shifted: false };
+    let style = NormStyle { eps: c.epsilon("rms_norm_eps")?, zero_centred: false, shifted: false };
     // Only Mistral's config means it: Llama files may carry the key without using it.
-    let window = if c.text("model_type") == Some("mistral") { c.dim_or("sliding_window", 0)? } else { 0 };
+    let window = if c.text("model_type")? == Some("mistral") { c.dim_or("sliding_window", 0)? } else { 0 };
     let rope = rope::declare(d, c, dim, 1.0)?;
     let spec = AttentionSpec { hidden, heads, kv_heads, dim, qk_norm: None, gated: false, window, biased: false };
     Decoder::declare(d, c, c.flag("tie_word_embeddings", false)?, style, rope, |d, l| {

@@ -7,6 +7,8 @@
 use std::fmt;
 
 use loaf_formats::dtype::DType;
+use loaf_formats::op::MAX_COUNT;
+use loaf_formats::text;
 
 use crate::graph::{Origin, StateId, Value, WeightId};
 
@@ -111,6 +113,37 @@ impl Decls {
         if id.0 & CONSTANT_BIT == 0 { id.0 as usize } else { self.weights.len() + (id.0 & !CONSTANT_BIT) as usize }
     }
 
+    /// Proves that shapes, strides and the sum of all state are numbers that a plan can hold, so that nothing that follows
+    /// has to ask again.
+    ///
+    /// # Errors
+    /// Names the first weight or state that is too large.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let refuse =
+            |key: &str, expected: String, found: String| Err(ConfigError { key: key.to_string(), expected, found });
+        for w in &self.weights {
+            let rows = w.shape.split_last().and_then(|(_, lead)| product(lead));
+            if rows.is_none_or(|rows| rows > MAX_COUNT) {
+                return refuse(&w.name, format!("at most {MAX_COUNT} rows"), format!("shape {:?}", w.shape));
+            }
+        }
+        let mut total = 0u64;
+        for s in &self.states {
+            let elems = product(&s.shape.map(u64::from)).filter(|n| *n <= MAX_STATE_ELEMS);
+            total = total.saturating_add(elems.unwrap_or(u64::MAX));
+            if total > MAX_STATE_ELEMS {
+                let expected = format!("at most {MAX_STATE_ELEMS} elements of state in all");
+                return refuse(&s.name, expected, format!("shape {:?}", s.shape));
+            }
+            let stride = u64::from(s.shape[0]) * u64::from(s.shape[2]);
+            if s.cache && stride > u64::from(u32::MAX) {
+                let expected = format!("at most {} elements of a head's positions", u32::MAX);
+                return refuse(&s.name, expected, format!("shape {:?}", s.shape));
+            }
+        }
+        Ok(())
+    }
+
     /// The values every trace begins with: one per weight and constant, then one per state.
     pub(crate) fn sources(&self) -> Vec<Value> {
         let weights = self.weights.iter().map(|w| match w.shape.as_slice() {
@@ -134,6 +167,13 @@ impl Decls {
     }
 }
 
+/// Elements of all state together: 64 TiB of f32, which is as much as a plan may ask for.
+const MAX_STATE_ELEMS: u64 = 1 << 44;
+
+fn product(extents: &[u64]) -> Option<u64> {
+    extents.iter().try_fold(1u64, |n, extent| n.checked_mul(*extent))
+}
+
 /// A config that cannot be used: which key, what was expected, what was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
@@ -147,7 +187,8 @@ pub struct ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "config.json: {:?}: expected {}, found {}", self.key, self.expected, self.found)
+        let (key, expected) = (text::line(&self.key), text::line(&self.expected));
+        write!(f, "config.json: \"{key}\": expected {expected}, found {}", text::short(&self.found, 200))
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn attention(c: Config<'_>, style: NormStyle) -> Result<AttentionSpec
 /// Config keys.
 pub fn declare(d: &mut Decls, c: Config<'_>, options: &Options) -> Result<Decoder, ConfigError> {
     plain(c)?;
-    let style = NormStyle { eps: c.real("rms_norm_eps")? as f32, zero_centred: false, shifted: false };
+    let style = NormStyle { eps: c.epsilon("rms_norm_eps")?, zero_centred: false, shifted: false };
     let spec = attention(c, style)?;
     let inner = c.dim("intermediate_size")?;
     let rope = rope::declare(d, c, spec.dim, 1.0)?;

@@ -14,9 +14,9 @@ use crate::{Options, rope};
 /// # Errors
 /// Config keys.
 pub fn declare(d: &mut Decls, c: Config<'_>, options: &Options) -> Result<Decoder, ConfigError> {
-    let text = c.section("text_config");
+    let text = c.section("text_config")?;
     plain(text)?;
-    let eps = text.real("rms_norm_eps")? as f32;
+    let eps = text.epsilon("rms_norm_eps")?;
     let style = NormStyle { eps, zero_centred: true, shifted: options.norms_shifted };
     let hybrid = Hybrid::read(text, style, false)?;
     let hidden = text.dim("hidden_size")?;

@@ -30,7 +30,9 @@ pub(crate) fn moe_spec(c: Config<'_>, renorm: bool, shared: Option<u64>) -> Resu
 pub(crate) fn is_moe_layer(c: Config<'_>, l: usize) -> Result<bool, ConfigError> {
     let listed = match c.get("mlp_only_layers") {
         None => false,
-        Some(Value::Array(layers)) => layers.iter().any(|v| v.as_u64() == Some(l as u64)),
+        Some(Value::Array(layers)) if layers.iter().all(Value::is_u64) => {
+            layers.iter().any(|v| v.as_u64() == Some(l as u64))
+        }
         Some(_) => return c.refuse("mlp_only_layers", "a list of layers"),
     };
     Ok(!listed && (l as u64 + 1).is_multiple_of(c.dim_or("decoder_sparse_step", 1)?))
@@ -42,7 +44,7 @@ pub(crate) fn is_moe_layer(c: Config<'_>, l: usize) -> Result<bool, ConfigError>
 /// Config keys.
 pub fn declare(d: &mut Decls, c: Config<'_>, options: &Options) -> Result<Decoder, ConfigError> {
     plain(c)?;
-    let style = NormStyle { eps: c.real("rms_norm_eps")? as f32, zero_centred: false, shifted: false };
+    let style = NormStyle { eps: c.epsilon("rms_norm_eps")?, zero_centred: false, shifted: false };
     let spec = qwen3::attention(c, style)?;
     let moe = moe_spec(c, false, None)?;
     let rope = rope::declare(d, c, spec.dim, 1.0)?;

@@ -39,15 +39,22 @@ impl Hybrid {
         if !(2..=16).contains(&delta.kernel) {
             return c.refuse("linear_conv_kernel_dim", "2 to 16 taps");
         }
-        let layers = c.dim("num_hidden_layers")?;
+        let layers = c.layers()?;
         let interval = c.dim_or("full_attention_interval", 4)?;
         let mut attends: Vec<bool> = (1..=layers).map(|l| l % interval == 0).collect();
         if let Some(types) = c.get("layer_types") {
-            let named: Option<Vec<bool>> =
-                types.as_array().map(|list| list.iter().map(|t| t.as_str() == Some("full_attention")).collect());
+            let attends_of = |t: &serde_json::Value| match t.as_str() {
+                Some("full_attention") => Some(true),
+                Some("linear_attention") => Some(false),
+                _ => None,
+            };
+            let named = types.as_array().and_then(|list| list.iter().map(attends_of).collect::<Option<Vec<bool>>>());
             match named {
                 Some(named) if named.len() as u64 == layers => attends = named,
-                _ => return c.refuse("layer_types", format!("a list of {layers} layer types")),
+                _ => {
+                    let expected = format!("a list of {layers} names, each full_attention or linear_attention");
+                    return c.refuse("layer_types", expected);
+                }
             }
         }
         let attention =
@@ -76,7 +83,7 @@ impl Hybrid {
 /// Config keys.
 pub fn declare(d: &mut Decls, c: Config<'_>, options: &Options) -> Result<Decoder, ConfigError> {
     plain(c)?;
-    let eps = c.real("rms_norm_eps")? as f32;
+    let eps = c.epsilon("rms_norm_eps")?;
     let style = NormStyle { eps, zero_centred: true, shifted: options.norms_shifted };
     let hybrid = Hybrid::read(c, style, true)?;
     let moe = moe_spec(c, true, Some(c.dim("shared_expert_intermediate_size")?))?;

@@ -15,8 +15,8 @@ use crate::model::{ConfigError, Decls};
 /// A key that is absent, malformed or asks for an unknown scaling.
 pub fn declare(d: &mut Decls, c: Config<'_>, head_dim: u64, default_partial: f64) -> Result<WeightId, ConfigError> {
     // Published configs carry `rope_theta` and `rope_scaling`; newer ones one `rope_parameters` object.
-    let parameters = c.section("rope_parameters");
-    let scaling = c.section("rope_scaling").section("rope_parameters");
+    let parameters = c.section("rope_parameters")?;
+    let scaling = c.section("rope_scaling")?.section("rope_parameters")?;
     let base = parameters.real_or("rope_theta", c.real_or("rope_theta", 10_000.0)?)?;
     let partial = parameters.real_or("partial_rotary_factor", c.real_or("partial_rotary_factor", default_partial)?)?;
     let width = (head_dim as f64 * partial) as u64;
@@ -25,10 +25,18 @@ pub fn declare(d: &mut Decls, c: Config<'_>, head_dim: u64, default_partial: f64
     }
     let mut freqs: Vec<f64> = (0..width / 2).map(|i| libm::pow(base, -2.0 * i as f64 / width as f64)).collect();
     let has_scaling = c.get("rope_scaling").is_some() || c.get("rope_parameters").is_some();
-    match scaling.text("rope_type").or(scaling.text("type")).filter(|_| has_scaling) {
+    let kind = if has_scaling { scaling.text("rope_type")?.or(scaling.text("type")?) } else { None };
+    match kind {
+        // Factors of a scaling without a name would be passed over.
+        None if has_scaling && scaling.get("factor").is_some() => {
+            return scaling.refuse("rope_type", "default, linear or llama3");
+        }
         None | Some("default") => {}
         Some("linear") => {
             let factor = scaling.real("factor")?;
+            if factor <= 0.0 {
+                return scaling.refuse("factor", "a number above 0");
+            }
             freqs.iter_mut().for_each(|f| *f /= factor);
         }
         Some("llama3") => llama3(&mut freqs, scaling)?,
@@ -42,7 +50,11 @@ pub fn declare(d: &mut Decls, c: Config<'_>, head_dim: u64, default_partial: f64
         }
         Some(_) => return scaling.refuse("rope_type", "default, linear, llama3 or divisors"),
     }
-    Ok(d.constant("rope.inv_freq", freqs.into_iter().map(|f| f as f32).collect()))
+    let freqs: Vec<f32> = freqs.into_iter().map(|f| f as f32).collect();
+    if freqs.iter().any(|f| !f.is_finite()) {
+        return c.refuse("rope_theta", "a base and a scaling that give finite frequencies");
+    }
+    Ok(d.constant("rope.inv_freq", freqs))
 }
 
 /// Llama 3's scaling by wavelength: long waves are slowed by `factor`, short ones kept, those between blended.

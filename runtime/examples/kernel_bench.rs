@@ -1,16 +1,18 @@
 //! Speed of the kernels that take the time of a model, next to what the memory gives.
 //!
-//! `cargo run --release -p loaf-runtime --example kernel_bench`: half a minute; with names after it (`bf16 mxfp4`), those formats
-//! alone. Every figure is the best of several
-//! runs, on one thread (its own processor time) and on all physical cores (wall time). Weights are random bits; results are not looked at.
+//! `cargo run --release -p loaf-runtime --example kernel_bench`: half a minute; with names after it
+//! (`bf16 mxfp4`), those formats alone; with a number among them, on so many threads alone.
+//! `LOAF_ISA` names the table of kernels. Every figure is the best of several runs, on one thread
+//! (its own processor time) and on all physical cores (wall time). Weights are random bits; results
+//! are not looked at. With `float`, every op that is no integer matmul, on one thread.
 
 use std::ops::Range;
 use std::time::Instant;
 
 use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::op::{MAX_OPERANDS, OpKind};
+use loaf_formats::op::{self, MAX_OPERANDS, OpAttrs, OpKind};
 use loaf_runtime::ceiling::Ceiling;
-use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, scratch_bytes, units};
+use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, Run, scratch_bytes, units};
 use loaf_runtime::pool::{Pool, default_threads};
 
 /// Operand addresses, so that a loop body may be shared between threads.
@@ -50,9 +52,7 @@ fn operands(kind: OpKind, attrs: &[u64]) -> Vec<RawOperand> {
             Types::Is(d) => Some(d),
             Types::Float => Some(DType::F32),
             Types::Cache => Some(DType::F16),
-            Types::Weight => format.map(WeightFormat::weight_dtype),
-            Types::Scales => format.and_then(WeightFormat::scales_dtype),
-            Types::Biases => format.and_then(WeightFormat::biases_dtype),
+            Types::Plane(i) => format.and_then(|f| f.plane(i.into())).map(|p| p.dtype),
         };
         dtype.map_or(RawOperand::ABSENT, |d| {
             let [rows, heads, dim] = o.dims.map(|d| d.value(attrs).unwrap_or(0) as usize);
@@ -71,32 +71,121 @@ fn now(threads: usize) -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Seconds of the fastest of several runs.
-fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
+/// Seconds of the fastest of the runs that fit into so many milliseconds: the op's rows are one sequence's, from position `pos` on.
+fn time_at(pos: usize, ms: u128, pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
     let operands = operands(kind, attrs);
-    let shared = Shared(OpCall { kind, operands: &operands, attrs }, scratch_bytes(kind, attrs));
+    let runs = [Run { rows: attrs[0] as usize, pos, ..Run::ONE }];
+    let call = OpCall { kind, operands: &operands, attrs, runs: &runs };
+    let (kernel, bytes) = (kernels.get(kind).expect("an op of plans"), scratch_bytes(kind, attrs).expect("a size"));
+    let shared = Shared(call, bytes);
     let scratch: Vec<usize> =
         (0..pool.threads()).map(|_| vec![0u64; shared.1 / 8 + 16].leak().as_mut_ptr() as usize).collect();
     let mut best = f64::INFINITY;
     let begin = Instant::now();
-    while begin.elapsed().as_millis() < 150 {
+    while begin.elapsed().as_millis() < ms {
         let start = now(pool.threads());
         let body = |range: Range<usize>, worker: usize| {
             let shared = &shared;
             let at = scratch[worker].next_multiple_of(64) as *mut u8;
             // SAFETY: this worker's own scratch, of the size asked for; operands as the table demands.
-            unsafe { kernels.get(kind)(&shared.0, range, std::slice::from_raw_parts_mut(at, shared.1)) }
+            unsafe { kernel(&shared.0, range, std::slice::from_raw_parts_mut(at, shared.1)) }
         };
-        pool.run(units(kind, attrs), &body);
+        pool.run(units(&call), &body);
         best = best.min(now(pool.threads()) - start);
     }
     best
 }
 
+fn time_for(ms: u128, pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
+    time_at(0, ms, pool, kernels, kind, attrs)
+}
+
+fn time(pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
+    time_for(150, pool, kernels, kind, attrs)
+}
+
+fn attention(rows: usize, (heads, kv_heads): (usize, usize), dim: usize, context: usize) -> Vec<u64> {
+    words(op::attention::Attrs {
+        rows,
+        heads,
+        kv_heads,
+        dim,
+        value_dim: dim,
+        context,
+        scale: 0.088,
+        window: 0,
+        soft_cap: 0.0,
+        sinks: 0,
+    })
+}
+
+fn words(attrs: impl OpAttrs) -> Vec<u64> {
+    let (words, n) = attrs.words();
+    words[..n].to_vec()
+}
+
+/// Every kind of op that is no integer matmul, in microseconds.
+fn float_ops(pool: &Pool, kernels: &Kernels) {
+    use OpKind::*;
+    let us = |name: &str, kind: OpKind, attrs: &[u64], pos: usize| {
+        println!("  {name:<36} {:10.2} us", time_at(pos, 150, pool, kernels, kind, attrs) * 1e6);
+    };
+    let dense = [WeightFormat::Dense(DType::F32), WeightFormat::Dense(DType::BF16), WeightFormat::Mxfp8];
+    for format in dense {
+        for (rows, inputs, outputs) in [(1, 64, 512), (1, 1024, 512), (3, 1024, 512), (24, 1024, 64), (64, 1024, 512)] {
+            let attrs = words(op::linear_dense::Attrs { rows, inputs, outputs, format });
+            us(&format!("linear {format} {rows} x {inputs} x {outputs}"), LinearDense, &attrs, 0);
+        }
+    }
+    let (eps, zero) = (u64::from(1e-6f32.to_bits()), 0);
+    for (heads, dim) in [(16, 8), (16, 64), (16, 128), (1, 1024), (1, 4096)] {
+        us(&format!("rms_norm {heads} x {dim}"), RmsNorm, &[1, heads, dim, eps, zero], 0);
+    }
+    us("add_rms_norm 1024", AddRmsNorm, &[1, 1, 1024, eps, zero], 0);
+    us("l2_norm 32 x 128", L2Norm, &[1, 32, 128, eps, eps], 0);
+    us("softmax 128", Softmax, &[1, 128], 0);
+    us("softmax 16 x 512", Softmax, &[16, 512], 0);
+    us("quantize 4096", Quantize, &[1, 1, 4096, 64], 0);
+    us("silu_mul 3072", SiluMul, &[1, 1, 3072], 0);
+    us("add 4096", Add, &[1, 1, 4096], 0);
+    us("rope 16 x 128", Rope, &[1, 16, 128, 64], 0);
+    us("rope_table 64", RopeTable, &[1, 64], 4000);
+    us("kv_write 8 x 128", KvWrite, &[1, 8, 128, 4096], 4000);
+    us("top_k 8 of 128", TopK, &[1, 128, 8, 1], 0);
+    for (rows, heads, dim, pos) in [
+        (1, (16, 8), 128, 31),
+        (1, (16, 8), 128, 1023),
+        (1, (14, 2), 64, 1023),
+        (1, (32, 32), 80, 1023),
+        (1, (16, 2), 256, 1023),
+        (64, (16, 8), 128, 960),
+        (64, (14, 2), 64, 960),
+        (64, (16, 2), 256, 960),
+    ] {
+        let attrs = attention(rows, heads, dim, pos + rows);
+        us(&format!("attention {}/{} x {dim}, {rows} at {pos}", heads.0, heads.1), Attention, &attrs, pos);
+    }
+    for rows in [1, 64] {
+        us(&format!("conv_silu {rows} x 8192"), ConvSilu, &[rows, 1, 8192, 4], 0);
+        us(&format!("gdn_scan {rows} x 32 heads"), GdnScan, &[rows, 16, 32, 128, 128, 0], 0);
+    }
+}
+
 fn main() {
-    let kernels = Kernels::detect();
-    let only: Vec<String> = std::env::args().skip(1).collect();
-    for threads in [1, default_threads()] {
+    let kernels = match std::env::var("LOAF_ISA") {
+        Ok(name) => Kernels::named(&name).expect("LOAF_ISA"),
+        Err(_) => Kernels::detect(),
+    };
+    if std::env::args().skip(1).any(|name| name == "float") {
+        println!("1 thread, {}", kernels.isa().name());
+        return float_ops(&Pool::new(1), &kernels);
+    }
+    let (numbers, only): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|a| a.parse::<usize>().is_ok());
+    let short = only.iter().any(|a| a == "short");
+    let only: Vec<_> = only.into_iter().filter(|a| a != "short").collect();
+    let short_ms = if short { 600 } else { 150 };
+    let numbers: Vec<usize> = numbers.iter().filter_map(|n| n.parse().ok()).collect();
+    for threads in if numbers.is_empty() { vec![1, default_threads()] } else { numbers } {
         let pool = Pool::new(threads);
         let read = Ceiling::new(threads).expect("memory to read").measure() / 1e9;
         println!("{} thread(s), {}: plain read {read:.1} GB/s", threads, kernels.isa().name());
@@ -120,37 +209,50 @@ fn main() {
                 continue;
             }
             let kind = if format.activation_group().is_some() { OpKind::LinearQuant } else { OpKind::LinearDense };
-            let params = format.scales_dtype().map_or(0, DType::bytes) + format.biases_dtype().map_or(0, DType::bytes);
-            let bytes = |inp: u64, out: u64| {
-                out * (format.row_bytes(inp).unwrap_or(0) + format.row_groups(inp).unwrap_or(0) * params)
-            };
+            let bytes = |inp: u64, out: u64| out * format.row_bytes(inp).unwrap_or(0);
             let (inp, out) = (1024, 3072);
+            // Some microseconds in the second cache, tried often: neighbours on the same core slow the rest.
+            let tiny = time_for(short_ms, &pool, &kernels, kind, &[1, inp, 512, format.code()]);
+            let tiles = time_for(short_ms, &pool, &kernels, kind, &[24, inp, 64, format.code()]);
+            if short {
+                println!(
+                    "  {:<12} 512x1024: 1 row {:5.1} GB/s, {:5.2} us; 64x1024: 24 rows {:5.1} GMAC/s",
+                    format.to_string(),
+                    bytes(inp, 512) as f64 / tiny / 1e9,
+                    tiny * 1e6,
+                    (24 * inp * 64) as f64 / tiles / 1e9,
+                );
+                continue;
+            }
             let small = time(&pool, &kernels, kind, &[1, inp, out, format.code()]);
             // About 64 MB, so that it comes from memory.
             let long = (64 << 20) / bytes(4096, 1) / 8 * 8;
             let large = time(&pool, &kernels, kind, &[1, 4096, long, format.code()]);
-            let chunk = time(&pool, &kernels, kind, &[128, inp, out, format.code()]);
+            let [chunk32, chunk] = [32, 128].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]));
             let few = [2, 3, 4, 6, 8].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]) * 1e6);
             println!(
-                "  {:<12} decode 3072x1024 {:6.1} GB/s ({:6.1} us), 64 MB {:6.1} GB/s; 128 rows {:6.1} GMAC/s; \
-                 2, 3, 4, 6, 8 rows {few:.0?} us",
+                "  {:<12} decode 512x1024 {:5.1} GB/s, 24 rows of 64x1024 {:5.1} GMAC/s; decode 3072x1024 {:5.1} GB/s ({:6.1} us), 64 MB {:5.1} GB/s; \
+                 32 rows {:5.1}, 128 rows {:5.1} GMAC/s; 2, 3, 4, 6, 8 rows {few:.0?} us",
                 format.to_string(),
+                bytes(inp, 512) as f64 / tiny / 1e9,
+                (24 * inp * 64) as f64 / tiles / 1e9,
                 bytes(inp, out) as f64 / small / 1e9,
                 small * 1e6,
                 bytes(4096, long) as f64 / large / 1e9,
+                (32 * inp * out) as f64 / chunk32 / 1e9,
                 (128 * inp * out) as f64 / chunk / 1e9,
             );
         }
         if !only.is_empty() {
             continue;
         }
-        let scale = u64::from(0.088f32.to_bits());
         for (rows, pos) in [(1, 31), (1, 4095), (128, 3968)] {
-            let s = time(&pool, &kernels, OpKind::Attention, &[rows, 16, 8, 128, pos, scale, 0]);
+            let attrs = attention(rows, (16, 8), 128, pos + rows);
+            let s = time_at(pos, 150, &pool, &kernels, OpKind::Attention, &attrs);
             let macs = (rows * 16 * 128 * 2 * (pos + rows)) as f64;
             println!("  attention 16/8 heads, {rows} row(s) at {pos}: {:.0} us, {:.1} GMAC/s", s * 1e6, macs / s / 1e9);
         }
-        let s = time(&pool, &kernels, OpKind::GdnScan, &[128, 16, 32, 128, 128]);
+        let s = time(&pool, &kernels, OpKind::GdnScan, &[128, 16, 32, 128, 128, 0]);
         println!("  gdn scan 32 heads, 128 rows: {:.0} us", s * 1e6);
     }
 }

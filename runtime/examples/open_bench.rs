@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use loaf_runtime::Model;
-use loaf_runtime::tokenizer::Tokenizer;
 
 fn main() {
     let path = PathBuf::from(std::env::args_os().nth(1).expect("the path of a loaf"));

@@ -110,7 +110,10 @@ impl fmt::Display for EngineError {
             EngineError::StepTooLong { most, found } => write!(f, "step: expected at most {most} rows, found {found}"),
             EngineError::UnknownToken { id, vocab } => write!(f, "token id: expected below {vocab}, found {id}"),
             EngineError::Rewind { to, from, possible } => {
-                write!(f, "rewind: expected a position whose recurrent state was kept (the last is {possible}, now {from}), found {to}")
+                write!(
+                    f,
+                    "rewind: expected a position whose recurrent state was kept (the last is {possible}, now {from}), found {to}"
+                )
             }
             EngineError::Snapshot { expected, found } => {
                 write!(f, "snapshot: expected {expected} bytes of state, found {found}")
@@ -137,6 +140,9 @@ impl From<DeviceError> for EngineError {
     }
 }
 
+/// Marks that a sequence keeps.
+const MOST_MARKS: usize = 4;
+
 /// One device with a model; see the module's doc.
 pub struct Engine {
     model: Model,
@@ -155,7 +161,10 @@ pub struct Engine {
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("model", &self.model).field("device", &self.device.name()).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("model", &self.model)
+            .field("device", &self.device.name())
+            .finish_non_exhaustive()
     }
 }
 
@@ -459,8 +468,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Puts the recurrent state at the present position aside, so that the sequence can be rewound here later. Costs nothing for models that
-    /// have none.
+    /// Puts the recurrent state at the present position aside, so that the sequence can be rewound here later; the oldest of more than
+    /// four marks goes. Costs nothing for models that have none.
     ///
     /// # Errors
     /// Memory, or what the device says.
@@ -473,6 +482,9 @@ impl Engine {
             return Ok(());
         }
         let state = self.saved(sequence, Part::Recurrent)?;
+        if sequence.marks.len() == MOST_MARKS {
+            sequence.marks.remove(0);
+        }
         sequence.marks.push((pos, state.into_boxed_slice()));
         Ok(())
     }

@@ -35,6 +35,9 @@ pub struct GenerateOptions {
     pub continues_text: bool,
     /// Whether to compute log-probabilities of the chosen tokens.
     pub log_probs: bool,
+    /// Whether [`run`] marks the end of the prompt ([`Engine::mark`]), so that a sequence of a model with recurrent state can be taken back
+    /// there, where the device can.
+    pub mark_prompt: bool,
 }
 
 /// Why generation ended.
@@ -276,7 +279,10 @@ enum State {
     /// Ended, but the text that is held back was not given out.
     Ending(StopReason),
     /// Ended; the text that is certain was held back, or else it is the last token's.
-    Done { reason: StopReason, held_back: bool },
+    Done {
+        reason: StopReason,
+        held_back: bool,
+    },
 }
 
 /// One answer being generated; see the module's doc.
@@ -515,6 +521,9 @@ pub fn run(
         }
     }
     report.prefill = start.elapsed();
+    if generation.options.mark_prompt && engine.limits().versions > 1 {
+        engine.mark(sequence)?;
+    }
     let constrained = generation.constraint.is_some();
     let result = if generation.need() == Need::Choose && !constrained && engine.chooser().is_some() {
         let result = choose_on_device(engine, sequence, generation, &mut report, listener);

@@ -32,6 +32,7 @@
 pub mod backend;
 pub mod ceiling;
 pub mod chat;
+pub mod conversation;
 pub mod engine;
 pub mod generate;
 pub mod kernels;
@@ -47,6 +48,7 @@ pub mod session;
 pub mod tokenizer;
 pub mod trace;
 
+pub use conversation::Conversation;
 pub use engine::{Engine, EngineError, EngineOptions};
 pub use generate::{GenerateOptions, Generation};
 pub use model::Model;

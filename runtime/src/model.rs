@@ -110,12 +110,15 @@ impl fmt::Debug for Model {
 }
 
 impl Model {
-    /// Maps and verifies a file. Head, table, plan, chat and tokenizer sections are hashed and checked; weights are
+    /// Maps and verifies a file, or the loaf that a program carries. Head, table, plan, chat and tokenizer sections are hashed and checked; weights are
     /// not hashed (see [`Model::container`] for that).
     ///
     /// # Errors
     /// See [`OpenError`].
     pub fn open(path: &Path) -> Result<Model, OpenError> {
+        if let Some(carried) = Model::open_embedded(path)? {
+            return Ok(carried);
+        }
         let io = |e| OpenError::Io(path.to_path_buf(), e);
         let file = File::open(path).map_err(io)?;
         // SAFETY: the mapping is read-only and private to us; a file that another process truncates or rewrites

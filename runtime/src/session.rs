@@ -67,6 +67,18 @@ impl Session {
         self.sequence.position()
     }
 
+    /// Cuts the sequence back to what it has in common with a prompt, less the prompt's last token, whose logits are needed; says how much is
+    /// left. A model with recurrent state may have to go back further than the rest (see [`Sequence::rewind_point`]).
+    ///
+    /// # Errors
+    /// As [`Engine::rewind`].
+    pub fn keep_prefix(&mut self, prompt: &[u32]) -> Result<usize, EngineError> {
+        let shared = self.sequence.common_prefix(prompt).min(prompt.len().saturating_sub(1));
+        let keep = self.sequence.rewind_point(shared as u32);
+        self.rewind(keep)?;
+        Ok(keep as usize)
+    }
+
     /// See [`Engine::rewind`].
     ///
     /// # Errors

@@ -15,15 +15,8 @@ use safetensors::SafeTensors;
 /// Runs the command line of `loaf` in this process with nothing on standard input: exit code, standard output, standard error.
 pub fn command_line<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> (u8, String, String) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let mut io = Io {
-        stdin: &mut std::io::empty(),
-        stdin_is_terminal: true,
-        stdout: &mut out,
-        stderr: &mut err,
-        stderr_is_terminal: false,
-        signals: false,
-        var: &|_| None,
-    };
+    let mut none = std::io::empty();
+    let mut io = Io { stdin_is_terminal: true, ..Io::new(&mut none, &mut out, &mut err, &|_| None) };
     let code = main(arguments.into_iter().map(|a| a.as_ref().to_owned()), &mut io);
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     (code, text(out), text(err))

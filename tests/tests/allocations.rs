@@ -8,11 +8,10 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use loaf_bake::build::{BuildOptions, Silent, build};
-use loaf_runtime::generate::{Event, GenerateOptions, Generation};
+use loaf_runtime::generate::{self, Event, GenerateOptions, Generation};
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::Model;
 use loaf_runtime::sample::SamplerOptions;
-use loaf_runtime::tokenizer::Tokenizer;
+use loaf_runtime::{Model, Session};
 use loaf_tests::{fixture, session};
 
 struct Counting;
@@ -60,8 +59,7 @@ fn allocations(config: &str, sampler: SamplerOptions, leak: bool) -> u64 {
     let options = BuildOptions { random: Some(3), context: Some(192), ..BuildOptions::default() };
     build(dir.path(), &path, &options, &Silent).unwrap();
     let loaf = Model::open(&path).unwrap();
-    let shared = loaf.tokenizer().expect("valid tables").expect("a tokenizer");
-    let tokenizer = shared.get();
+    let tokenizer = loaf.tokenizer().expect("valid tables");
     let mut session = session(&loaf, Kernels::detect(), 1);
     let options = GenerateOptions {
         max_tokens: Some(100),
@@ -70,10 +68,11 @@ fn allocations(config: &str, sampler: SamplerOptions, leak: bool) -> u64 {
         log_probs: true,
         ..GenerateOptions::default()
     };
-    let mut generation = Generation::new(Some(tokenizer), loaf.plan().vocab, options).unwrap();
+    let mut generation = Generation::new(&loaf, tokenizer, &[1, 2, 3], 0, options).unwrap();
     let (mut first, mut last, mut bytes) = (None, 0, 0);
-    let report = generation.run(&mut session, &[1, 2, 3], &mut |event| {
-        if let Event::Token(_, text) = event {
+    let Session { engine, sequence } = &mut session;
+    let report = generate::run(engine, sequence, &mut generation, &mut |event, text| {
+        if let Event::Token(_) = event {
             bytes += text.len();
             last = count();
             first.get_or_insert(last);

@@ -191,7 +191,7 @@ fn interpreted(source: &Path, baked: &Baked, options: &BuildOptions, ids: &[u32]
         let shape = Shape { phase: Phase::Decode, pos: pos as u32, rows: 1 };
         prepared.model.trace(shape, &mut graph).expect("a trace");
         pipeline.run(&mut graph, &prepared.facts(), Pass::Fold, true).expect("passes that keep graphs whole");
-        interp.run(&graph, &[*id], &[]).logits
+        interp.run(&graph, pos, &[*id]).logits
     };
     ids.iter().enumerate().map(&mut step).collect()
 }

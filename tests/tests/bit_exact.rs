@@ -2,8 +2,8 @@
 
 use loaf_bake::build::BuildOptions;
 use loaf_bake::weights::QuantOptions;
-use loaf_runtime::kernels::{Isa, Kernels};
 use loaf_runtime::Model;
+use loaf_runtime::kernels::{Isa, Kernels};
 use loaf_tests::{Expected, assert_bits, bake, decode_logits, fixtures, prefill_logits, session, stories};
 
 fn quantised(bits: u8, group: u64) -> BuildOptions {
@@ -96,7 +96,10 @@ fn a_cache_can_be_cut_back_and_recurrent_state_cannot() {
     let mut s = session(&hybrid.loaf, Kernels::detect(), 1);
     decode_logits(&mut s, &Expected::read("hf/qwen3_5").ids[..5]);
     let error = s.rewind(3).expect_err("recurrent state has no past");
-    assert_eq!(error.to_string(), "rewind: expected a position whose recurrent state was kept (the last is 0, now 5), found 3");
+    assert_eq!(
+        error.to_string(),
+        "rewind: expected a position whose recurrent state was kept (the last is 0, now 5), found 3"
+    );
 }
 
 #[test]

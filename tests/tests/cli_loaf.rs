@@ -47,15 +47,8 @@ impl Ran {
 fn loaf_with(env: &[&str], stdin: &str, args: &[&str]) -> Ran {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let var = |name: &str| env.iter().find_map(|e| e.strip_prefix(name)?.strip_prefix('=')).map(OsString::from);
-    let mut io = Io {
-        stdin: &mut stdin.as_bytes(),
-        stdout: &mut out,
-        stderr: &mut err,
-        stdin_is_terminal: false,
-        stderr_is_terminal: false,
-        signals: false,
-        var: &var,
-    };
+    let mut stdin = stdin.as_bytes();
+    let mut io = Io::new(&mut stdin, &mut out, &mut err, &var);
     let code = main(["loaf"].iter().chain(args).map(OsString::from), &mut io);
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     Ran { code, out: text(out), err: text(err) }
@@ -141,13 +134,34 @@ fn the_prompt_is_wrapped_by_the_template_unless_raw() {
     let model = text(&models().plain);
     let wrapped = loaf(&["run", "-m", model, "-n", "1", "--json", "hello"]).json();
     let by_hand = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n";
-    let raw = loaf(&["run", "-m", model, "-n", "1", "--json", "--raw", by_hand]).json();
+    let raw = loaf(&["run", "-m", model, "-n", "1", "--json", "--raw", "--special", by_hand]).json();
     assert_eq!(wrapped["prompt_ids"], raw["prompt_ids"]);
     assert_eq!(wrapped["prompt_ids"][0], 3001);
     let system = loaf(&["run", "-m", model, "-n", "1", "--json", "--system", "be", "--no-thinking", "hello"]).json();
     let by_hand = format!("<|im_start|>system\nbe<|im_end|>\n{by_hand}<think>\n\n</think>\n\n");
-    let raw = loaf(&["run", "-m", model, "-n", "1", "--json", "--raw", &by_hand]).json();
+    let raw = loaf(&["run", "-m", model, "-n", "1", "--json", "--raw", "--special", &by_hand]).json();
     assert_eq!(system["prompt_ids"], raw["prompt_ids"]);
+}
+
+#[test]
+fn typed_text_spells_special_tokens_only_if_asked() {
+    let count = |args: &[&str]| {
+        let ids = numbers(&loaf(args).json()[if args[0] == "score" { "ids" } else { "prompt_ids" }]);
+        ids.iter().filter(|id| **id == 3002).count()
+    };
+    let model = text(&models().plain);
+    let run = ["run", "-m", model, "-n", "1", "--json", "a<|im_end|>b"];
+    // The one that ends the user's message is the template's.
+    assert_eq!(count(&run), 1);
+    assert_eq!(count(&[&run[..], &["--special"]].concat()), 2);
+    assert_eq!(count(&[&run[..], &["--raw"]].concat()), 0);
+    assert_eq!(count(&[&run[..], &["--raw", "--special"]].concat()), 1);
+    assert_eq!(count(&[&run[..], &["--system", "<|im_end|>"]].concat()), 2);
+    let file = models().dir.path().join("special.txt");
+    std::fs::write(&file, "a<|im_end|>b").unwrap();
+    let score = ["score", "-m", model, text(&file), "--json"];
+    assert_eq!(count(&score), 0);
+    assert_eq!(count(&[&score[..], &["--special"]].concat()), 1);
 }
 
 #[test]
@@ -258,6 +272,37 @@ fn no_partial_file_stays_behind() {
 }
 
 #[test]
+fn outputs_replace_neither_inputs_nor_what_is_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, prompt, folder) = (dir.path().join("m.loaf"), dir.path().join("text"), dir.path().join("folder"));
+    std::fs::copy(&models().plain, &model).unwrap();
+    std::fs::write(&prompt, "some words").unwrap();
+    std::fs::create_dir(&folder).unwrap();
+    let link = dir.path().join("link");
+    std::fs::hard_link(&model, &link).unwrap();
+    let before = std::fs::read(&model).unwrap();
+    let mut outputs = vec![(&model, "than the input"), (&link, "than the input"), (&prompt, "than the input")];
+    outputs.push((&folder, "found a folder"));
+    for (out, found) in outputs {
+        let ran = loaf(&["score", "-m", text(&model), text(&prompt), "--logits", text(out)]);
+        assert!(ran.error(1).contains(found), "{ran:?}");
+        if out != &prompt {
+            let lines = format!("/save {}\n", out.display());
+            let ran = loaf_with(&[], &lines, &["chat", "-m", text(&model)]);
+            assert!(ran.err.contains(found), "{ran:?}");
+        }
+    }
+    // The environment names an input too.
+    let ran = loaf_with(
+        &[&format!("LOAF_MODEL={}", model.display())],
+        "",
+        &["score", text(&prompt), "--logits", text(&model)],
+    );
+    assert!(ran.error(1).contains("than the input"), "{ran:?}");
+    assert_eq!((std::fs::read(&model).unwrap(), std::fs::read_dir(dir.path()).unwrap().count()), (before, 4));
+}
+
+#[test]
 fn a_resumed_conversation_gives_the_same_answer_as_one_that_reused_its_state() {
     for model in [&models().plain, &models().recurrent] {
         let dir = tempfile::tempdir().unwrap();
@@ -301,11 +346,158 @@ fn chat_survives_mistakes_and_a_full_context() {
 }
 
 #[test]
+fn a_full_context_forgets_the_oldest_turns_or_refuses() {
+    let dir = tempfile::tempdir().unwrap();
+    let saved = dir.path().join("saved.json");
+    let model = text(&models().plain);
+    let turns: String = (0..12).map(|i| format!("message {i} with a good many words in it\n")).collect();
+    let lines = format!("{turns}/save {}\n", saved.display());
+    let args = ["chat", "-m", model, "--greedy", "-n", "4", "--system", "be brief"];
+    let ran = loaf_with(&[], &lines, &args);
+    assert!(ran.code == 0 && ran.err.contains("oldest messages are forgotten"), "{ran:?}");
+    assert!(!ran.err.contains("error"), "no message is refused: {ran:?}");
+    let talk: Value = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
+    let messages = talk["messages"].as_array().unwrap();
+    assert_eq!(talk["system"], "be brief");
+    assert!(messages.len() < 24 && messages.len() % 2 == 0, "{}", messages.len());
+    assert_eq!(messages[0]["role"], "user");
+    let last = messages[messages.len() - 2]["content"].as_str().unwrap();
+    assert!(last.starts_with("message 11"), "{last}");
+    let refusing = loaf_with(&[], &lines, &[&args[..], &["--keep-all"]].concat());
+    assert!(refusing.err.contains("256 (the context); /reset starts anew"), "{refusing:?}");
+    assert!(!refusing.err.contains("forgotten"), "{refusing:?}");
+}
+
+#[test]
+fn chat_reads_files_and_changes_settings() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, saved) = (dir.path().join("notes.txt"), dir.path().join("saved.json"));
+    std::fs::write(&file, "first line\nsecond line\n").unwrap();
+    let lines = format!(
+        "/read {}\nwhat is\\\nthis?\n/set temperature 0.5\n/set top_p 3\n/set max_tokens 2\n/set\n/set x 1\n/save {}\n/read {}\n",
+        file.display(),
+        saved.display(),
+        dir.path().display()
+    );
+    let ran = loaf_with(&[], &lines, &["chat", "-m", text(&models().plain), "--greedy", "-n", "3"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    for part in ["2 lines of", "top_p", "temperature 0.5", "max_tokens 2", "/set x: no such setting", "found a folder"]
+    {
+        assert!(ran.err.contains(part), "{part}: {ran:?}");
+    }
+    let talk: Value = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
+    assert_eq!(talk["messages"][0]["content"], "first line\nsecond line\n\nwhat is\nthis?");
+}
+
+#[test]
+fn models_have_names_and_settings_a_file() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("models");
+    std::fs::create_dir(&folder).unwrap();
+    for name in ["tale", "other"] {
+        std::fs::copy(&models().plain, folder.join(format!("{name}.loaf"))).unwrap();
+    }
+    std::fs::write(folder.join("broken.loaf"), "nothing").unwrap();
+    let env = format!("LOAF_HOME={}", text(home.path()));
+    let call = |args: &[&str]| loaf_with(&[&env], "", args);
+    let id = loaf(&["info", "-m", text(&models().plain), "--json"]).json()["id"].clone();
+    assert_eq!(call(&["info", "-m", "tale", "--json"]).json()["id"], id);
+    assert_eq!(loaf_with(&[&env, "LOAF_MODEL=other"], "", &["info", "--json"]).json()["id"], id);
+    let list = call(&["list", "--json"]).json();
+    let names: Vec<_> = list["models"].as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["broken", "other", "tale"]);
+    assert!(call(&["list"]).out.contains("broken  cannot be used"), "{:?}", call(&["list"]));
+    assert!(call(&["rm", "other", "none"]).error(2).contains("none: no model of that name"));
+    assert!(call(&["rm", "../models/other"]).error(2).contains("no model of that name"));
+    assert_eq!(call(&["rm", "other"]).code, 0);
+    assert!(!folder.join("other.loaf").exists() && folder.join("tale.loaf").exists());
+
+    let settings = home.path().join("config.toml");
+    std::fs::write(&settings, "model = \"tale\"\nmax_tokens = 2\ntemperature = 0\n").unwrap();
+    let ran = call(&["run", "--json", "hello"]).json();
+    assert_eq!(numbers(&ran["ids"]).len(), 2);
+    let more = call(&["run", "--json", "-n", "3", "hello"]).json();
+    assert_eq!(numbers(&more["ids"]).len(), 3, "arguments go before the settings");
+    assert_eq!(call(&["run", "--json", "hello"]).json()["ids"], ran["ids"], "temperature 0");
+    std::fs::write(&settings, "\nthreads = many\n").unwrap();
+    let error = call(&["run", "hello"]);
+    assert!(error.error(1).contains("config.toml: line 2: threads: expected a number from 1 to 1024, found"));
+    assert_eq!(call(&["list"]).code, 0, "what needs no settings does not read them");
+}
+
+#[test]
+fn what_is_no_loaf_is_told_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let gguf = dir.path().join("model.gguf");
+    std::fs::write(&gguf, b"GGUF\x03\0\0\0").unwrap();
+    let checkpoint = fixture("hf/qwen3");
+    let mut cases = vec![
+        (text(dir.path()).to_owned(), "expected a loaf, found a folder"),
+        (text(&checkpoint).to_owned(), "found a checkpoint; 'bake build "),
+        (text(&gguf).to_owned(), "found a GGUF file; 'bake build "),
+        ("Qwen/Qwen3-0.6B".to_owned(), "-o Qwen3-0.6B.loaf"),
+        ("nothing".to_owned(), "or a name that 'loaf list' shows"),
+    ];
+    let pipe = dir.path().join("pipe");
+    if std::process::Command::new("mkfifo").arg(&pipe).status().is_ok_and(|s| s.success()) {
+        cases.push((text(&pipe).to_owned(), "found a pipe or a device"));
+    }
+    for (model, expected) in cases {
+        for command in ["info", "run"] {
+            let ran = loaf(&[command, "-m", &model]);
+            assert!(ran.error(1).contains(expected), "{model}: {ran:?}");
+        }
+    }
+}
+
+#[test]
+fn a_request_needs_no_command() {
+    let model = text(&models().plain);
+    let expected = loaf(&["run", "-m", model, "--greedy", "-n", "3", "hello big world"]);
+    assert_eq!(loaf(&[model, "--greedy", "-n", "3", "hello", "big", "world"]), expected);
+    assert_eq!(loaf(&["-m", model, "--greedy", "-n", "3", "hello", "big", "world"]), expected);
+    assert_eq!(loaf_with(&[], "hello big world\n", &[model, "--greedy", "-n", "3"]), expected);
+    assert_eq!(loaf(&["run", model, "--greedy", "-n", "3", "hello big world"]), expected);
+    let help = loaf(&[]);
+    assert!(help.code == 0 && help.out.contains("loaf show the largest files"), "{help:?}");
+    assert_eq!(
+        loaf_with(&[&format!("LOAF_MODEL={model}")], "", &["hello", "big", "world", "--greedy", "-n", "3"]),
+        expected
+    );
+}
+
+#[test]
+fn completions_and_manual_come_from_the_arguments() {
+    for shell in ["bash", "zsh", "fish"] {
+        let ran = loaf(&["completions", shell]);
+        assert!(ran.code == 0 && ran.out.contains("keep-all"), "{shell}");
+    }
+    let man = loaf(&["man"]);
+    assert!(man.code == 0 && man.out.contains("keep\\-all") && man.out.contains(".TH"), "{}", man.out);
+    let version = loaf(&["--version"]).out;
+    assert!(version.starts_with("loaf 0") && version.contains("features:") && version.contains("scalar"), "{version}");
+}
+
+#[test]
+fn kernels_are_held_to_each_other_without_tolerance() {
+    let names: Vec<_> = Kernels::all().map(|kernels| kernels.isa().name()).collect();
+    for name in [&names[..], &["cpu"]].concat() {
+        let object = loaf(&["check", "-m", text(&models().plain), "--against", name, "--json", "a b c"]).json();
+        assert_eq!(object["tolerance"], 0.0, "{name}");
+    }
+}
+
+#[test]
 fn usage_errors_are_one_line_and_code_2() {
     let model = text(&models().plain);
-    let cases: [(&[&str], &str); 13] = [
-        (&[], "command"),
-        (&["fly"], "fly"),
+    let cases: [(&[&str], &str); 18] = [
+        (&["chta"], "did you mean 'loaf chat'"),
+        (&["list", "the", "files"], "wants quotes"),
+        (&["run", "-m", model, "  "], "the prompt is empty"),
+        (&["run", "-m", model, "--raw", ""], "the prompt is empty"),
+        (&["check", "-m", model, "--tolerance", "nan", "x"], "--tolerance: expected a number from 0 on, found NaN"),
+        (&["check", "-m", model, "--tolerance", "-1", "x"], "--tolerance"),
+        (&["bench", "-m", model, "--context", "256"], "--context: expected below 256"),
         (&["run", "--fly"], "--fly"),
         (&["run", "-m", model, "--top-p", "2", "x"], "top_p"),
         (&["run", "-m", model, "--temperature", "nan", "x"], "temperature"),
@@ -386,15 +578,8 @@ fn a_closed_pipe_is_a_quiet_end() {
     let model = text(&models().plain);
     for args in [&["run", "-m", model, "hello"][..], &["chat", "-m", model], &["info", "-m", model], &["--help"]] {
         let mut err = Vec::new();
-        let mut io = Io {
-            stdin: &mut "hello\n".as_bytes(),
-            stdout: &mut Closed,
-            stderr: &mut err,
-            stdin_is_terminal: false,
-            stderr_is_terminal: false,
-            signals: false,
-            var: &|_| None,
-        };
+        let (mut stdin, mut closed) = ("hello\n".as_bytes(), Closed);
+        let mut io = Io::new(&mut stdin, &mut closed, &mut err, &|_| None);
         assert_eq!(main(["loaf"].iter().chain(args).map(OsString::from), &mut io), 0, "{args:?}");
         assert_eq!(err, b"", "{args:?}");
     }
@@ -421,6 +606,8 @@ fn bench_counts_what_the_plan_says() {
         let none = loaf(&["bench", "-m", model, "--prefill", "0", "--decode", "0", "--json"]).json();
         assert!(none["prefill_tok_s"].is_null() && none["decode_tok_s"].is_null());
     }
+    let beyond = loaf(&["bench", "-m", text(&models().plain), "--context", "256"]);
+    assert!(beyond.error(2).contains("--context: expected at most 255, so that a token has room, found 256"));
     let too_much = loaf(&["bench", "-m", text(&models().plain), "--context", "200", "--prefill", "57"]);
     assert!(too_much.error(2).contains("at most 56 tokens"));
 }

@@ -580,4 +580,5 @@ fn a_killed_writer_leaves_nothing_under_the_final_name() {
     assert_eq!(names_in(folder.path()).len(), 2, "the temporary file was there, so there was something to kill");
     let id = write_rich(&path);
     assert_eq!(verify(&fs::read(&path).unwrap()).unwrap(), id);
+    assert_eq!(names_in(folder.path()), ["x.loaf", "x.ready"], "the next writer cleans up");
 }

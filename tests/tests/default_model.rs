@@ -1,6 +1,6 @@
 //! The built-in model: the locked artifact, and what it is for.
 
-use loaf_cli::builtin;
+use loaf_cli::{Io, builtin, main};
 use loaf_formats::chat::Answers;
 use loaf_formats::container::Container;
 use loaf_runtime::Model;
@@ -28,6 +28,16 @@ fn requests_become_commands() {
     for (request, command) in cases {
         assert_eq!(command_line(["loaf", "run", request]), (0, command.to_string(), String::new()));
     }
+}
+
+#[test]
+fn warnings_come_in_chat_as_in_run() {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut lines = "delete the folder build and everything in it\nwhat is the capital of France\n".as_bytes();
+    let mut io = Io::new(&mut lines, &mut out, &mut err, &|_| None);
+    assert_eq!(main(["loaf", "chat"].map(Into::into), &mut io), 0);
+    let err = String::from_utf8(err).expect("UTF-8");
+    assert!(err.contains("loaf: warning: it removes folders") && err.contains("loaf: unsure: "), "{err}");
 }
 
 #[test]

@@ -1,17 +1,17 @@
-//! Every shape, proven: what the roots stand for, and that whoever alters a template, a patch, a root or the recipe
-//! at a single position is found out.
+//! Every shape, proven: what the roots stand for, and that whoever alters a template, a root or the recipe at a single
+//! position is found out.
 
 use loaf_bake::build::{BuildOptions, Prepared, Silent};
 use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::graphs::{expand, inclusion, retrace};
-use loaf_bake::plan::family::{self, FamilyError, FamilySpec, Recipe, Tracer};
 use loaf_bake::plan::lower::Placement;
+use loaf_bake::plan::template::{self, Proof, Recipe, TemplateError, Tracer};
 use loaf_bake::plan::{layout_io, layout_states, memory, specs};
 use loaf_bake::verify::{self, Deep};
 use loaf_formats::container::{Container, Digest, SectionKind, proven_root};
 use loaf_formats::graphs::Graphs;
-use loaf_formats::op::{AttrKind, Dim, Mode, OPS, OpSpec, OperandSpec, Types};
-use loaf_formats::plan::{Family, Phase, Plan, records};
+use loaf_formats::op::{AttrKind, Dim, Mode, OpKind, OpSpec, OperandSpec, Types};
+use loaf_formats::plan::{Phase, Plan, Template, records};
 use loaf_recipes::Model;
 use loaf_recipes::graph::{Graph, GraphError};
 use loaf_recipes::tape::Shape;
@@ -30,7 +30,7 @@ fn every_fixture_expands_to_its_roots_and_traces_back_to_its_recipe() {
         let baked = bake(&name, &small());
         let bytes = std::fs::read(&baked.path).expect("the loaf");
         let leaves = verify::graphs(&bytes, DEEP, &Silent).unwrap_or_else(|e| panic!("{name}: {e}"));
-        // Decode starts everywhere, prefill at multiples of its chunk, the head at every row of the largest chunk.
+        // Decode starts everywhere, prefill at multiples of its chunk, the LM head at every hidden row.
         assert_eq!(leaves, 70 + 18 + 5 + 16, "{name}");
     }
 }
@@ -55,23 +55,15 @@ fn le(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
-/// A family's root, from the definition in FORMAT.md alone.
-fn family_root(family: &Family) -> Digest {
+/// A template's root, from the definition in FORMAT.md alone.
+fn template_root(template: &Template) -> Digest {
+    let count = (template.words.len() as u64).to_le_bytes();
+    let skeleton = sha(&[&[2], &count, &le(&template.words)]);
     let leaf = |p: u64| {
-        let n = u64::from(family.max_rows).min(u64::from(family.positions) - p);
-        let segment = family.segments.iter().rev().find(|s| u64::from(s.first) <= p).expect("one begins at 0");
-        let (mut skeleton, mut indices, mut values) = (segment.words.clone(), vec![], vec![p, n]);
-        for patch in &segment.patches {
-            let i = patch.word as usize;
-            values.push(segment.words[i].wrapping_add(u64::from(patch.per_pos) * p + u64::from(patch.per_row) * n));
-            skeleton[i] = 0;
-            indices.push(i as u64);
-        }
-        let counts = [skeleton.len() as u64, indices.len() as u64].map(u64::to_le_bytes);
-        let skeleton = sha(&[&[2], &counts[0], &le(&skeleton), &counts[1], &le(&indices)]);
-        sha(&[&[0], &skeleton, &le(&values)])
+        let n = u64::from(template.max_rows).min(u64::from(template.positions) - p);
+        sha(&[&[0], &skeleton, &le(&[p, n])])
     };
-    let starts = (0..family.positions).step_by(family.step as usize);
+    let starts = (0..template.positions).step_by(template.step as usize);
     tree(&starts.map(|p| leaf(u64::from(p))).collect::<Vec<_>>())
 }
 
@@ -82,13 +74,13 @@ fn roots_are_what_the_specification_says() {
     let container = Container::open(&bytes).expect("a loaf");
     let plan = Plan::decode(container.section(SectionKind::Plan).expect("a plan")).expect("a plan");
     let mut records = Vec::new();
-    for f in &plan.families {
+    for t in &plan.templates {
         let mut record = Vec::new();
-        for word in [f.phase as u32, f.max_rows, f.positions, f.step] {
+        for word in [t.phase as u32, t.max_rows, t.positions, t.step] {
             record.extend(word.to_le_bytes());
         }
-        record.extend(u64::from(f.positions.div_ceil(f.step)).to_le_bytes());
-        record.extend(family_root(f));
+        record.extend(u64::from(t.positions.div_ceil(t.step)).to_le_bytes());
+        record.extend(template_root(t));
         records.push(record);
     }
     let root = tree(&records.iter().map(|r| sha(&[&[0], r])).collect::<Vec<_>>());
@@ -97,7 +89,7 @@ fn roots_are_what_the_specification_says() {
 }
 
 #[test]
-fn altered_templates_patches_and_roots_are_found() {
+fn altered_templates_and_roots_are_found() {
     let baked = bake("hf/qwen3", &small());
     let bytes = std::fs::read(&baked.path).expect("the loaf");
     let container = Container::open(&bytes).expect("a loaf");
@@ -116,18 +108,17 @@ fn altered_templates_patches_and_roots_are_found() {
         moved && retrace(&container, &manifest, &altered, &stored, &Silent).is_err()
     };
     let mut word = plan.clone();
-    let segment = &mut word.families[0].segments[0];
-    let eps = records(&segment.words).flatten().find_map(|r| {
+    let words = &mut word.templates[0].words;
+    let eps = records(words).flatten().find_map(|r| {
         let at = r.kind.spec().attrs.iter().position(|a| a.name == "eps")?;
         Some(r.at + 1 + 3 * r.kind.spec().operands.len() + at)
     });
-    segment.words[eps.expect("a norm")] += 1;
+    words[eps.expect("a norm")] += 1;
     assert!(found(word), "an altered epsilon");
 
-    let mut patch = plan.clone();
-    let patches = &mut patch.families[0].segments[0].patches;
-    patches[0].per_pos -= 1;
-    assert!(found(patch), "an altered patch");
+    let mut step = plan.clone();
+    step.templates[0].step = 2;
+    assert!(found(step), "graphs that nobody traced");
 
     for at in 0..section(SectionKind::Graphs).len() {
         let mut roots = section(SectionKind::Graphs).to_vec();
@@ -136,7 +127,7 @@ fn altered_templates_patches_and_roots_are_found() {
     }
     // A section that is consistent in itself, with another root.
     let mut other = stored.clone();
-    other.families[0].root[0] ^= 1;
+    other.templates[0].root[0] ^= 1;
     assert_eq!(Graphs::decode(&other.encode(), &plan), Ok(other.clone()));
     assert_ne!(expand(&verified, &Silent), other);
     assert!(retrace(&container, &manifest, &verified, &other, &Silent).is_err());
@@ -154,73 +145,100 @@ fn any_graph_can_be_proved_to_be_one_of_the_roots() {
     let plan = Plan::decode(container.section(SectionKind::Plan).expect("a plan")).expect("a plan");
     let plan = plan.verify(container.data().len() as u64).expect("a sound plan");
     let stored = Graphs::decode(container.section(SectionKind::Graphs).expect("roots"), &plan).expect("roots");
-    for (phase, p, n, family) in
-        [(Phase::Decode, 69, 1, 0), (Phase::Prefill, 8, 4, 1), (Phase::Prefill, 64, 6, 2), (Phase::Head, 3, 1, 3)]
+    for (phase, p, n, template) in
+        [(Phase::Decode, 69, 1, 0), (Phase::Prefill, 8, 4, 1), (Phase::Prefill, 64, 6, 2), (Phase::LmHead, 3, 13, 3)]
     {
         let proof = inclusion(&plan, phase, p, n, &Silent).expect("a leaf");
         let root = proven_root(proof.leaf, proof.index, proof.count, &proof.path);
-        assert_eq!(root, Some(stored.families[family].root), "{phase} {p} {n}");
+        assert_eq!(root, Some(stored.templates[template].root), "{phase} {p} {n}");
     }
     assert_eq!(inclusion(&plan, Phase::Prefill, 8, 3, &Silent), None, "a partial chunk is no leaf");
     assert_eq!(inclusion(&plan, Phase::Decode, 70, 1, &Silent), None, "past the context");
 }
 
-/// A recipe that says something else than its model wherever `lies` says so.
+/// A recipe that says what another model does wherever `lies` says so.
 struct Liar<'a> {
     model: &'a Model,
+    other: &'a Model,
     lies: fn(Shape) -> Option<Shape>,
 }
 
 impl Recipe for Liar<'_> {
     fn trace(&self, shape: Shape, graph: &mut Graph) -> Result<(), GraphError> {
-        self.model.trace((self.lies)(shape).unwrap_or(shape), graph)
+        match (self.lies)(shape) {
+            Some(shape) => self.other.trace(shape, graph),
+            None => self.model.trace(shape, graph),
+        }
     }
 }
 
-/// First positions of the decode segments of a recipe that lies.
-fn segments(lies: fn(Shape) -> Option<Shape>) -> Result<Vec<u32>, FamilyError> {
+/// What comes of proving the graphs of a recipe that lies: the decode template's, or the `i`-th's.
+fn proved(i: usize, lies: fn(Shape) -> Option<Shape>) -> Result<Proof, TemplateError> {
     let options = BuildOptions { random: Some(1), ..small() };
     let checkpoint = Checkpoint::open_config(&fixture("hf/qwen3_5")).expect("a config");
     let prepared = Prepared::new(&checkpoint, &options, &Silent).expect("a fixture that bakes");
     let (model, facts) = (&prepared.model, prepared.facts());
-    let (_, states, _) = layout_states(model, prepared.layout.kv);
-    let placement = Placement::new(&prepared.layout.weights, &states, layout_io(model, 16));
-    let spec: FamilySpec = specs(model, &[16])[0];
-    let liar = Liar { model, lies };
+    let mut config = checkpoint.config().clone();
+    let text = if config["text_config"].is_object() { &mut config["text_config"] } else { &mut config };
+    text["rms_norm_eps"] = 0.5.into();
+    let other = loaf_recipes::open(&config, model.options).expect("a config");
+    let states = layout_states(model, prepared.layout.kv);
+    let placement = Placement::new(&prepared.layout.weights, &states.places, layout_io(model));
+    let spec = specs(model, &[4, 16])[i];
+    let liar = Liar { model, other: &other, lies };
     let mut honest = Tracer::new(model, &facts, &placement);
-    honest.graph(Shape { phase: Phase::Decode, pos: 0, rows: 1 }).expect("a graph");
+    honest.graph(spec.shape(0, spec.max_rows)).expect("a graph");
     let slots = memory::plan(&honest.graph);
-    let (family, _) = family::build(spec, &slots, || Tracer::new(&liar, &facts, &placement), |_| {})?;
-    Ok(family.segments.iter().map(|s| s.first).collect())
+    template::build(spec, &slots, || Tracer::new(&liar, &facts, &placement), |_| {}).map(|(_, proof)| proof)
+}
+
+/// Where the lie was found.
+fn caught(i: usize, lies: fn(Shape) -> Option<Shape>) -> (u32, u32) {
+    match proved(i, lies) {
+        Err(TemplateError::Differs { shape, .. }) => (shape.pos, shape.rows),
+        other => panic!("expected a graph that differs, found {other:?}"),
+    }
 }
 
 #[test]
-fn a_recipe_that_differs_at_one_position_is_caught_at_that_position() {
-    assert_eq!(segments(|_| None), Ok(vec![0]));
-    let at_41 = segments(|s| (s.pos == 41).then_some(Shape { pos: 40, ..s })).expect("few templates can say this");
-    assert_eq!(at_41[..2], [0, 41]);
-    let last = segments(|s| (s.pos == 69).then_some(Shape { pos: 0, ..s })).expect("few templates can say this");
-    assert_eq!(last, [0, 69]);
-    // Other ops need another memory plan: refused.
-    assert!(segments(|s| (s.pos == 41).then_some(Shape { phase: Phase::Head, ..s })).is_err());
+fn a_recipe_that_changes_its_mind_at_one_position_is_caught_there() {
+    // All 16 row counts at the first position, one at each after it.
+    assert_eq!(proved(0, |_| None).map(|p| (p.positions, p.graphs)), Ok((70, 16 + 69)));
+    assert_eq!(caught(0, |s| (s.pos == 41).then_some(s)).0, 41);
+    assert_eq!(caught(0, |s| (s.pos >= 41).then_some(s)).0, 41);
+    assert_eq!(caught(0, |s| (s.pos == 69).then_some(s)), (69, 1));
+    assert_eq!(caught(1, |s| (s.pos == 32).then_some(s)).0, 32);
+    assert_eq!(caught(2, |s| (s.pos == 32).then_some(s)).0, 32);
+    assert_eq!(caught(3, |s| (s.pos == 5).then_some(s)).0, 5);
+    // Other ops.
+    assert_eq!(caught(0, |s| (s.pos == 41).then_some(Shape { phase: Phase::Prefill, ..s })).0, 41);
 }
 
 #[test]
-fn graphs_that_few_templates_cannot_say_are_refused() {
-    let all = segments(|s| (s.pos % 3 == 2).then_some(Shape { pos: s.pos / 2, ..s }));
-    assert!(matches!(all, Err(FamilyError::TooManySegments(Phase::Decode, _))), "{all:?}");
+fn a_recipe_that_treats_one_number_of_rows_otherwise_is_caught() {
+    for i in [0, 2, 3] {
+        assert_eq!(caught(i, |s| (s.rows == 7).then_some(s)), (0, 7), "{i}");
+        assert_eq!(caught(i, |s| (s.rows == 16).then_some(s)), (0, 1), "the template itself, {i}");
+    }
+}
+
+#[test]
+fn the_error_says_which_graph_and_which_record() {
+    let error = proved(0, |s| (s.pos == 41).then_some(s)).expect_err("a lie").to_string();
+    assert!(error.starts_with("decode graph at position 41 with 14 rows: expected word "), "{error}");
+    assert!(error.contains(", rms_norm ["), "{error}");
 }
 
 #[test]
 fn the_op_table_of_the_specification_is_the_code_s() {
-    let rows: String = OPS.iter().filter(|o| o.in_plan).map(row).collect();
+    let rows: String = OpKind::ALL.iter().map(|k| k.spec()).filter(|o| o.in_plan).map(row).collect();
     let spec = std::fs::read_to_string(fixture("../../FORMAT.md")).expect("FORMAT.md");
     assert!(spec.contains(&rows), "FORMAT.md must hold these rows:\n{rows}");
 }
 
 fn row(op: &OpSpec) -> String {
     let side = |modes: &[Mode]| {
-        let of = op.operands.iter().filter(|o| modes.contains(&o.mode));
+        let of = op.operands.iter().filter(|o| modes.contains(&o.mode) && o.is_graph_operand());
         of.map(|o| operand(op, o)).collect::<Vec<_>>().join("; ")
     };
     let attrs: Vec<String> = op
@@ -228,7 +246,6 @@ fn row(op: &OpSpec) -> String {
         .iter()
         .map(|a| match a.kind {
             AttrKind::Count => a.name.to_string(),
-            AttrKind::Position => format!("{}: position", a.name),
             AttrKind::Flag => format!("{}: flag", a.name),
             AttrKind::Real => format!("{}: real", a.name),
             AttrKind::Format => "format".to_string(),
@@ -243,21 +260,21 @@ fn operand(op: &OpSpec, o: &OperandSpec) -> String {
         Types::Is(d) => d.to_string(),
         Types::Float => "float".to_string(),
         Types::Cache => "cache".to_string(),
-        Types::Weight | Types::Scales | Types::Biases => "stored".to_string(),
+        Types::Plane(_) => "stored".to_string(),
     };
     let name = |i: u8| op.attrs[usize::from(i)].name;
     let dims = o.dims.map(|d| match d {
         Dim::One => "1".to_string(),
         Dim::Attr(i) => name(i).to_string(),
         Dim::Mul(i, j) => format!("{}\u{b7}{}", name(i), name(j)),
-        Dim::Sum(i, j) => format!("{}+{}", name(i), name(j)),
         Dim::Inc(i) => format!("{}+1", name(i)),
         Dim::Dec(i) => format!("{}\u{2212}1", name(i)),
         Dim::Twice(i) => format!("2\u{b7}{}", name(i)),
         Dim::Div(i, j) => format!("{}/{}", name(i), name(j)),
-        Dim::Packed(i, _) => format!("packed({})", name(i)),
+        Dim::Plane(i, ..) => name(i).to_string(),
         Dim::Groups(i, _) => format!("groups({})", name(i)),
     });
+    let over = if o.over.is_empty() { String::new() } else { format!(" over {}", o.over.join(" or ")) };
     let update = if o.mode == Mode::InOut { " (updated)" } else { "" };
-    format!("{} {types} [{}]{update}", o.name, dims.join(", "))
+    format!("{} {types} [{}]{update}{over}", o.name, dims.join(", "))
 }

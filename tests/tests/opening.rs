@@ -17,9 +17,8 @@ use loaf_bake::tokenizer;
 use loaf_bake::weights::QuantOptions;
 use loaf_formats::container::{Container, FileLayout, Layout, SectionKind, Writer};
 use loaf_formats::dtype::DType;
-use loaf_runtime::kernels::Kernels;
 use loaf_runtime::Model;
-use loaf_runtime::session::{Session, SessionOptions};
+use loaf_runtime::kernels::Kernels;
 use loaf_runtime::tokenizer::Tokenizer;
 use loaf_tests::fixture;
 use serde_json::{Value, json};
@@ -144,7 +143,7 @@ fn child(path: &Path) {
     let after = (ALLOCATIONS.load(Ordering::Relaxed), ALLOCATED.load(Ordering::Relaxed));
     let shared = loaf.tokenizer().expect("valid tables").expect("a tokenizer");
     let tokenizer = shared.get();
-    let session = Session::new(&loaf, SessionOptions { threads: 2, kernels: Kernels::detect() }).expect("memory");
+    let session = loaf_tests::session(&loaf, Kernels::detect(), 2);
     let resident: Vec<u64> = ["VmRSS", "RssAnon", "RssFile"].map(resident).to_vec();
     let hashed: usize = [SectionKind::Plan, SectionKind::Chat, SectionKind::Tokenizer]
         .iter()

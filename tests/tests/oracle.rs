@@ -21,6 +21,11 @@ fn options(quant: Option<(u8, u64)>, kv: DType) -> BuildOptions {
     BuildOptions { quant, kv: Some(kv), ..BuildOptions::default() }
 }
 
+fn prepared(name: &str, options: &BuildOptions) -> Prepared {
+    let checkpoint = Checkpoint::open(&fixture(name)).expect("a fixture");
+    Prepared::new(&checkpoint, options, &Silent).expect("it was baked before")
+}
+
 /// Logits after every token, by the interpreter on the graph as it is after `pass`, token by token; with a seed,
 /// activations get noise instead of being rounded.
 fn interpreted(
@@ -31,8 +36,7 @@ fn interpreted(
     pass: Pass,
     dither: Option<u64>,
 ) -> Vec<Vec<f32>> {
-    let checkpoint = Checkpoint::open(&fixture(name)).expect("a fixture");
-    let prepared = Prepared::new(&checkpoint, options, &Silent).expect("it was baked before");
+    let prepared = prepared(name, options);
     let container = baked.loaf.container();
     let weights = PlacedWeights { data: container.data(), places: &prepared.layout.weights };
     let (decls, half) = (&prepared.model.decls, prepared.layout.kv == DType::F16);
@@ -45,7 +49,7 @@ fn interpreted(
         let shape = Shape { phase: Phase::Decode, pos: pos as u32, rows: 1 };
         prepared.model.trace(shape, &mut graph).expect("a trace");
         pipeline.run(&mut graph, &prepared.facts(), pass, true).expect("passes that keep graphs whole");
-        interp.run(&graph, &[*id], &[]).logits
+        interp.run(&graph, pos, &[*id]).logits
     };
     ids.iter().enumerate().map(&mut step).collect()
 }
@@ -56,6 +60,43 @@ fn worst(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 
 fn rows(expected: &Expected, n: usize) -> Vec<Vec<f32>> {
     (0..n).map(|i| expected.logits_at(i).to_vec()).collect()
+}
+
+/// Rows of a step are computed as if alone, and an LM head gives what decode would have given.
+#[test]
+fn rows_together_mean_what_they_mean_alone() {
+    for name in fixtures("hf") {
+        let options = options(None, DType::F32);
+        let baked = bake(&name, &options);
+        let ids = &Expected::read(&name).ids[..12];
+        let alone = interpreted(&name, &baked, &options, ids, Pass::Dead, None).concat();
+        let prepared = prepared(&name, &options);
+        let (model, container) = (&prepared.model, baked.loaf.container());
+        let weights = PlacedWeights { data: container.data(), places: &prepared.layout.weights };
+        let traced = |phase, pos, rows| {
+            let mut graph = Graph::default();
+            model.trace(Shape { phase, pos, rows }, &mut graph).expect("a trace");
+            Pipeline::default().run(&mut graph, &prepared.facts(), Pass::Dead, true).expect("passes");
+            graph
+        };
+        let interp = || Interp::new(&model.decls, &weights, prepared.layout.kv == DType::F16);
+
+        let (mut one, mut decoded) = (interp(), Vec::new());
+        for (pos, rows) in [(0, 5), (5, 1), (6, 6)] {
+            let graph = traced(Phase::Decode, pos as u32, rows as u32);
+            decoded.extend(one.run(&graph, pos, &ids[pos..pos + rows]).logits);
+        }
+        assert_eq!(decoded, alone, "{name}: decode by several rows");
+
+        let hidden = interp().run(&traced(Phase::Prefill, 0, 12), 0, ids).hidden;
+        let select = [7, 0, 11, 7];
+        let mut padded = hidden;
+        padded.resize(model.options.hidden_rows() as usize * model.hidden() as usize, f32::NAN);
+        let logits = interp().run_lm_head(&traced(Phase::LmHead, 0, 4), &padded, &select).logits;
+        let vocab = model.vocab() as usize;
+        let want: Vec<f32> = select.iter().flat_map(|&i| alone[i as usize * vocab..][..vocab].to_vec()).collect();
+        assert_eq!(logits, want, "{name}: rows of a prefill");
+    }
 }
 
 #[test]

@@ -13,15 +13,8 @@ use loaf_tests::bake;
 /// Exit code, standard output, standard error of the command line of `program`, or of the bare runtime.
 fn call(program: Option<&Path>, args: &[&str]) -> (u8, String, String) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let mut io = Io {
-        stdin: &mut &b""[..],
-        stdout: &mut out,
-        stderr: &mut err,
-        stdin_is_terminal: false,
-        stderr_is_terminal: false,
-        signals: false,
-        var: &|_| None,
-    };
+    let mut none = std::io::empty();
+    let mut io = Io::new(&mut none, &mut out, &mut err, &|_| None);
     let args = ["loaf"].iter().chain(args).map(OsString::from);
     let code = match program {
         Some(program) => main_of(program, args, &mut io),
@@ -88,6 +81,11 @@ fn what_makes_no_program_is_refused_by_name() {
     assert!(refused(&program, &baked.path).contains("found one that carries a loaf already"));
     assert!(refused(&runtime, &runtime).contains("cut off") || refused(&runtime, &runtime).contains("length"));
     assert!(refused(&runtime, &dir.join("absent")).contains("absent: "));
+    // A runtime with a model compiled in: what a program carries is one model.
+    let built_in = dir.join("built in");
+    let bytes = [&[0x7f; 1000][..], &fs::read(&baked.path).expect("baked"), &[0x7f; 1000]].concat();
+    fs::write(&built_in, bytes).expect("a writable folder");
+    assert!(refused(&built_in, &baked.path).contains("loaf-small is one"));
 }
 
 #[test]

@@ -30,7 +30,8 @@ fn second(path: &Path) -> Value {
 fn first(bytes: &[u8]) -> Value {
     let loaf = Container::open(bytes).expect("a loaf");
     let plan = Plan::decode(loaf.verify_section(SectionKind::Plan).expect("hashes")).expect("a plan");
-    let template = |t: &Template| json!([t.phase as u32, t.max_rows, t.positions, records(&t.words).count(), t.words.len()]);
+    let template =
+        |t: &Template| json!([t.phase as u32, t.max_rows, t.positions, records(&t.words).count(), t.words.len()]);
     let templates: Vec<Value> = plan.templates.iter().map(template).collect();
     let states: Vec<Value> = plan.states.iter().map(|s| json!([s.name, s.kind as u32, s.offset, s.bytes])).collect();
     let sections = loaf.sections().iter().map(|s| json!([s.kind, s.offset, s.len, hex(&s.root)]));

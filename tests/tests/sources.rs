@@ -69,11 +69,11 @@ fn the_quantiser_equals_mlx_bit_for_bit() {
 fn decode_all(mlx: &SafeTensors, key: &str, format: WeightFormat) -> Vec<f32> {
     let part = |name: &str| mlx.tensor(&format!("{key}.{name}")).map_or(vec![], |t| t.data().to_vec());
     let (weight, scales, biases) = (part("weight"), part("scales"), part("biases"));
-    let rows = weight.len() / format.row_bytes(256).unwrap() as usize;
+    let rows = weight.len() / format.plane(0).unwrap().row_bytes(256).unwrap() as usize;
     let mut out = vec![0.0; rows * 256];
     for (r, row) in out.chunks_mut(256).enumerate() {
         let of = |all: &[u8]| all[r * (all.len() / rows)..(r + 1) * (all.len() / rows)].to_vec();
-        decode_row(format, 256, &of(&weight), &of(&scales), &of(&biases), row).unwrap();
+        decode_row(format, 256, [&of(&weight), &of(&scales), &of(&biases), &[]], row).unwrap();
     }
     out
 }
@@ -512,7 +512,7 @@ fn random_weights_depend_on_the_seed_alone_and_are_sane() {
     let mut big = vec![0.0; 2048];
     let format = WeightFormat::Affine { bits: 4, group: 32, params: DType::BF16 };
     let (s, b) = (&one["model.big.scales"][..128], &one["model.big.biases"][..128]);
-    decode_row(format, 2048, &one["model.big.weight"][..1024], s, b, &mut big).unwrap();
+    decode_row(format, 2048, [&one["model.big.weight"][..1024], s, b, &[]], &mut big).unwrap();
     // One row of 2048: the mean within 5 of its standard errors, the variance within a fifth.
     let (mean, variance) = moments(&big);
     assert!(mean.abs() < 5.0 / 2048.0 && (variance * 2048.0 - 1.0).abs() < 0.2, "{mean} {variance}");

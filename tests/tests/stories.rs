@@ -4,7 +4,7 @@ use loaf_bake::build::BuildOptions;
 use loaf_bake::weights::QuantOptions;
 use loaf_formats::dtype::DType;
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::tokenizer::{Scratch, Tokenizer};
+use loaf_runtime::tokenizer::Scratch;
 use loaf_tests::{bake, decode_logits, fixture, greedy, session, stories};
 
 #[test]

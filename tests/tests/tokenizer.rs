@@ -100,6 +100,16 @@ static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
             };
         }
     });
+    // Mistral's tekken has no contractions and single digits, GPT-4o's has both.
+    for (contraction, digits) in [("", ""), ("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}"), ("", "{1,3}")] {
+        variant(&format!("cased, digits {digits:?}, contractions {contraction:?}"), "llama3", &|f| {
+            let (upper, lower) = (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]");
+            let pattern = format!(
+                r"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{contraction}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{contraction}|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            );
+            f["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(pattern);
+        });
+    }
     for (scheme, split) in [("always", true), ("never", true), ("first", true), ("always", false)] {
         variant(&format!("metaspace {scheme}, split {split}"), "mistral_metaspace", &|f| {
             let meta = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split});
@@ -280,6 +290,13 @@ const NASTY: &[&str] = &[
     "ẞ",
     "İ",
     "K",
+    "ǅ",
+    "ʰ",
+    "ª",
+    "Aª",
+    "HTTP",
+    "iOS",
+    "Éc",
     "\u{344}",
     "\u{f73}",
     "\u{fb2c}",

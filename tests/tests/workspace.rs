@@ -23,11 +23,12 @@ fn edges() -> BTreeMap<String, Vec<String>> {
 #[test]
 fn crates_depend_on_each_other_one_way() {
     let expected = [
-        ("loaf-bake", vec!["formats", "recipes"]),
+        ("loaf-bake", vec!["formats", "recipes", "template"]),
         ("loaf-cli", vec!["formats", "runtime"]),
         ("loaf-formats", vec![]),
         ("loaf-recipes", vec!["formats"]),
-        ("loaf-runtime", vec!["formats"]),
+        ("loaf-runtime", vec!["formats", "template"]),
+        ("loaf-template", vec![]),
         ("loaf-tests", vec!["bake", "cli", "formats", "recipes", "runtime"]),
     ];
     let expected: BTreeMap<String, Vec<String>> =

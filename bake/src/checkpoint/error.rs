@@ -3,6 +3,13 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use loaf_formats::text::{line, short};
+
+/// Names are printed without what would steer a terminal, and cut where no name is that long.
+fn name(text: &str) -> String {
+    short(text, 300)
+}
+
 /// Why a checkpoint could not be read or does not hold the model that was declared.
 #[derive(Debug)]
 pub enum Error {
@@ -101,14 +108,16 @@ pub enum Error {
         /// What disagrees.
         what: String,
     },
-    /// A weight that should be quantised is NaN or infinite.
+    /// A weight, scale or bias is NaN or infinite.
     NotFinite {
-        /// Canonical name.
+        /// Name of the tensor that would have been stored.
         weight: String,
         /// Row, experts flattened.
         row: u64,
         /// Column.
         column: u64,
+        /// What stands there.
+        found: f32,
     },
     /// A request that no format answers, e.g. 7 bits.
     Options(String),
@@ -128,12 +137,12 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Io { path, source } => write!(f, "{}: {source}", path.display()),
-            Error::Malformed { path, what } => write!(f, "{}: {what}", path.display()),
+            Error::Io { path, source } => write!(f, "{}: {source}", line(path.display())),
+            Error::Malformed { path, what } => write!(f, "{}: {}", line(path.display()), short(what, 2000)),
             Error::NoWeights { dir } => write!(
                 f,
                 "{}: no model.safetensors, no model.safetensors.index.json, no model-00001-of-0000N.safetensors and no .gguf",
-                dir.display()
+                line(dir.display())
             ),
             Error::SeveralModels { dir, files } => {
                 write!(f, "{}: several models, name one of them: {}", dir.display(), files.join(", "))
@@ -146,26 +155,27 @@ impl fmt::Display for Error {
             }
             Error::Wide { weight } => write!(f, "weight {weight}: a parameter is beyond f16"),
             Error::MissingShard { path, wanted_by } => {
-                write!(f, "{}: the shard is missing, although {wanted_by}", path.display())
+                write!(f, "{}: the shard is missing, although {}", line(path.display()), line(wanted_by))
             }
-            Error::DuplicateTensor { name, files } => {
-                write!(f, "tensor {name} is in both {} and {}", files[0], files[1])
+            Error::DuplicateTensor { name: tensor, files } => {
+                write!(f, "tensor {} is in both {} and {}", name(tensor), line(&files[0]), line(&files[1]))
             }
             Error::MissingTensor { weight, tried } => {
-                write!(f, "weight {weight} is not in the checkpoint; looked for {}", tried.join(", "))
+                write!(f, "weight {} is not in the checkpoint; looked for {}", name(weight), line(tried.join(", ")))
             }
             Error::Shape { tensor, expected, found } => {
                 let expected: Vec<String> = expected.iter().map(|e| format!("{e:?}")).collect();
-                write!(f, "tensor {tensor}: expected shape {}, found {found:?}", expected.join(" or "))
+                write!(f, "tensor {}: expected shape {}, found {found:?}", name(tensor), expected.join(" or "))
             }
             Error::Dtype { tensor, expected, found } => {
-                write!(f, "tensor {tensor}: expected element type {expected}, found {found}")
+                write!(f, "tensor {}: expected element type {expected}, found {}", name(tensor), name(found))
             }
-            Error::Quantisation { module, what } => write!(f, "quantised module {module}: {what}"),
-            Error::NotFinite { weight, row, column } => {
-                write!(f, "weight {weight}, row {row}, column {column}: not a finite number, cannot be quantised")
+            Error::Quantisation { module, what } => write!(f, "quantised module {}: {}", name(module), line(what)),
+            Error::NotFinite { weight, row, column, found } => {
+                let weight = name(weight);
+                write!(f, "weight {weight}, row {row}, column {column}: expected a finite number, found {found}")
             }
-            Error::Options(what) => f.write_str(what),
+            Error::Options(what) => line(what).fmt(f),
         }
     }
 }

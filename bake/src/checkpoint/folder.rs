@@ -94,13 +94,16 @@ fn numbered_shards(dir: &Path) -> Result<Vec<(String, u32)>, Error> {
 /// The content of a small file, or `None` if there is no such file.
 ///
 /// # Errors
-/// I/O errors other than absence, and files longer than 256 MiB.
+/// I/O errors other than absence, what is no regular file, and files longer than 256 MiB.
 pub(super) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, Error> {
-    let file = match File::open(path) {
-        Ok(file) => file,
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => {}
+        // Opening a FIFO would wait for whoever writes to it.
+        Ok(_) => return Err(Error::malformed(path, "not a regular file")),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::io(path)(e)),
-    };
+    }
+    let file = File::open(path).map_err(Error::io(path))?;
     let mut bytes = Vec::new();
     file.take(MAX_SMALL_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(Error::io(path))?;
     match bytes.len() as u64 > MAX_SMALL_FILE_BYTES {

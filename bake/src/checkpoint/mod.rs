@@ -178,6 +178,11 @@ impl Checkpoint {
         &self.dir
     }
 
+    /// Every file that a bake of it reads.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.files.iter().map(|name| self.dir.join(name)).collect()
+    }
+
     /// config.json.
     pub fn config(&self) -> &Value {
         &self.config

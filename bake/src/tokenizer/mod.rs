@@ -1,6 +1,7 @@
 //! Compiles a Hugging Face `tokenizer.json` into the flat tables of [`loaf_formats::tokenizer`].
 //!
-//! A closed set of pipelines is recognised: GPT-2's, Llama 3's, Qwen 2 to 3.5's, and Llama 2's byte-fallback BPE. A
+//! A closed set of pipelines is recognised: GPT-2's, Llama 3's, Qwen 2 to 3.5's, GPT-4o's and tekken's, and Llama 2's
+//! byte-fallback BPE. A
 //! file outside that set is refused by name: a tokenizer that is nearly right is wrong. Everything that can be decided
 //! ahead is decided here: which tokens are their own encoding (so that the runtime looks words up whole), where a
 //! `▁` model may cut its text without changing any id, what each token decodes to, which class each character has.
@@ -13,6 +14,8 @@ mod model;
 mod pipeline;
 
 use core::fmt;
+use loaf_formats::memory::{NoMemory, filled};
+use loaf_formats::text::{line, short};
 use loaf_formats::tokenizer::{
     self as format, AddedParts, Decoder, META, MetaSplit, Normaliser, Scanner, TokenizerParts, added_flag, flag,
 };
@@ -49,21 +52,32 @@ pub enum Error {
     },
     /// The tables do not fit the layout.
     Layout(format::Error),
+    /// The tables do not fit into memory.
+    Memory(NoMemory),
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Json(e) => write!(f, "tokenizer.json is not JSON: {e}"),
-            Error::Missing { at, expected } => write!(f, "tokenizer.json at {at}: expected {expected}"),
-            Error::Unsupported { at, found } => write!(f, "tokenizer.json at {at}: unsupported: {found}"),
-            Error::Inconsistent { at, why } => write!(f, "tokenizer.json at {at}: {why}"),
+            Error::Json(e) => write!(f, "tokenizer.json is not JSON: {}", line(e)),
+            Error::Missing { at, expected } => write!(f, "tokenizer.json at {}: expected {expected}", short(at, 200)),
+            Error::Unsupported { at, found } => {
+                write!(f, "tokenizer.json at {}: unsupported: {}", short(at, 200), line(found))
+            }
+            Error::Inconsistent { at, why } => write!(f, "tokenizer.json at {}: {}", short(at, 200), short(why, 400)),
             Error::Layout(e) => e.fmt(f),
+            Error::Memory(e) => e.fmt(f),
         }
     }
 }
 
 impl std::error::Error for Error {}
+
+impl From<NoMemory> for Error {
+    fn from(e: NoMemory) -> Self {
+        Error::Memory(e)
+    }
+}
 
 impl From<format::Error> for Error {
     fn from(e: format::Error) -> Self {
@@ -150,10 +164,12 @@ fn parts(pipeline: &Pipeline, pairs: &BytePairs, added: &[AddedToken]) -> Result
         let why = format!("id {} is beyond {}", tokens - 1, format::MAX_ENTRIES - 1);
         return Err(Error::Inconsistent { at: "model.vocab".into(), why });
     }
-    let mut texts = vec![Vec::new(); tokens];
-    let mut keys = vec![Vec::new(); tokens];
-    let mut keyed = vec![false; tokens];
-    let mut flags = vec![0u8; tokens];
+    // A single high id makes tables of everything below it.
+    let n = tokens as u64;
+    let mut texts = filled("tables of the tokenizer", n, Vec::new())?;
+    let mut keys = filled("tables of the tokenizer", n, Vec::new())?;
+    let mut keyed = filled("tables of the tokenizer", n, false)?;
+    let mut flags = filled("tables of the tokenizer", n, 0u8)?;
     for &(id, ref token) in &pairs.tokens {
         let at = id as usize;
         (texts[at], flags[at]) = decoded(pipeline.decoder, token)?;
@@ -208,7 +224,7 @@ fn parts(pipeline: &Pipeline, pairs: &BytePairs, added: &[AddedToken]) -> Result
         merges: pairs.merges.clone(),
         added_raw,
         added_normalised,
-        classes: classes::table(),
+        classes: classes::table(matches!(scanner, Scanner::Cased { .. })),
     })
 }
 

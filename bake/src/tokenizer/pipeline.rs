@@ -103,6 +103,21 @@ fn scanner_of(pattern: &str) -> Option<Scanner> {
                 return Some(Scanner::Tiktoken { marks, max_digits });
             }
         }
+        for contractions in [false, true] {
+            let end = if contractions { r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?" } else { "" };
+            let spelled = [
+                r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+                end,
+                r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+                end,
+                r"|\p{N}",
+                &digits,
+                r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            ];
+            if spelled.concat() == pattern {
+                return Some(Scanner::Cased { contractions, max_digits });
+            }
+        }
     }
     None
 }

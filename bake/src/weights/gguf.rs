@@ -69,7 +69,8 @@ pub(super) fn resolve_one(gguf: &Gguf, decl: &WeightDecl, quant: &QuantOptions) 
         let (tensor, found) = (gguf.names_of(&decl.name).swap_remove(0), source.kind.to_string());
         return Err(Error::Dtype { tensor, expected: "a type of weights".into(), found });
     }
-    let always_dense = matches!(decl.class, WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector);
+    let always_dense =
+        matches!(decl.class, WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector | WeightClass::Bias);
     let (format, how) = match exact(source, gguf.is_wide()) {
         Some(WeightFormat::Dense(dtype)) => match target_format(decl, dtype, quant) {
             WeightFormat::Dense(wanted) if wanted == dtype => (WeightFormat::Dense(dtype), How::Convert),
@@ -151,11 +152,16 @@ pub(super) fn produce_rows(w: &Resolved, from: &GgufRows, first: u64, rows: u64)
         let begin = source.begin + source.rows.source(i) * source.row_bytes;
         (lowest, highest) = (lowest.min(begin), highest.max(begin + source.row_bytes));
         let bytes = source.shard.bytes(begin..begin + source.row_bytes);
-        let not_finite = |column: usize| Error::NotFinite { weight: w.name.clone(), row: i, column: column as u64 };
+        let not_finite = |column: usize, found: f32| Error::NotFinite {
+            weight: w.name.clone(),
+            row: i,
+            column: column as u64,
+            found,
+        };
         if *how == How::Convert {
             let starts = [out.codes.len(), out.scales.len(), out.biases.len()];
             convert::convert_row(source.kind, w.format, bytes, &mut out).map_err(|e| match e {
-                Failure::NotFinite(column) => not_finite(column),
+                Failure::NotFinite(column) => not_finite(column, f32::NAN),
                 Failure::Wide => Error::Wide { weight: w.name.clone() },
                 Failure::Other => Error::Options(format!("weight {}: {} is no {}", w.name, w.format, source.kind)),
             })?;
@@ -173,7 +179,8 @@ pub(super) fn produce_rows(w: &Resolved, from: &GgufRows, first: u64, rows: u64)
             }
             (_, WeightFormat::Affine { bits, group, params }) => {
                 let StoredRows { codes, scales, biases } = &mut out;
-                quantise_row(&decoded, bits, group.into(), params, codes, scales, biases).map_err(not_finite)?;
+                quantise_row(&decoded, bits, group.into(), params, codes, scales, biases)
+                    .map_err(|column| not_finite(column, decoded[column]))?;
             }
             _ => return Err(Error::Options(format!("weight {}: {} is not a format to expand to", w.name, w.format))),
         }
@@ -190,7 +197,8 @@ fn decode(source: &Source, row: u64, bytes: &[u8], out: &mut [f32], w: &Resolved
     }
     // A scale that is no number; dense types may hold what they like, as in other checkpoints.
     if let Some(column) = out.iter().position(|v| !v.is_finite()).filter(|_| source.kind.block() > 1) {
-        return Err(Error::NotFinite { weight: w.name.clone(), row, column: column as u64 });
+        let found = out[column];
+        return Err(Error::NotFinite { weight: w.name.clone(), row, column: column as u64, found });
     }
     if let Some(columns) = &source.columns {
         put_back(columns, out);
@@ -200,7 +208,8 @@ fn decode(source: &Source, row: u64, bytes: &[u8], out: &mut [f32], w: &Resolved
         ValueMap::LogOfNegated => {
             for (column, v) in out.iter_mut().enumerate() {
                 if *v >= 0.0 || !v.is_finite() {
-                    return Err(Error::NotFinite { weight: w.name.clone(), row, column: column as u64 });
+                    let found = *v;
+                    return Err(Error::NotFinite { weight: w.name.clone(), row, column: column as u64, found });
                 }
                 *v = libm::log(-f64::from(*v)) as f32;
             }

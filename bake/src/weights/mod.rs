@@ -145,16 +145,52 @@ fn target_format(decl: &WeightDecl, dtype: DType, quant: &QuantOptions) -> Weigh
     let in_dim = decl.shape.last().copied().unwrap_or(0);
     // `QuantOptions` were checked: the group is at most 128.
     let group = quant.group as u8;
-    let rule = quant.rules.iter().find(|rule| rule.fits(&decl.name)).map(|rule| rule.bits);
-    let (bits, group) = match (decl.class, rule.unwrap_or(quant.bits)) {
-        (_, None) | (WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector | WeightClass::Bias, _) => {
-            return dense;
-        }
-        (WeightClass::Router, Some(_)) if rule.is_none() => (8, 64),
-        (_, Some(bits)) => (bits, group),
+    let (bits, group) = match (decl.class, asked_bits(decl, quant)) {
+        (_, None | Some((None, _))) => return dense,
+        (WeightClass::Router, Some((Some(_), false))) => (8, 64),
+        (_, Some((Some(bits), _))) => (bits, group),
     };
     let affine = WeightFormat::Affine { bits, group, params: dtype };
     if affine.divides(in_dim) { affine } else { dense }
+}
+
+/// What a user who asked for quantisation should know: that nothing was quantised, or that weights were left out.
+/// `None` if all that was asked for is done.
+pub fn quantisation_note(decls: &[WeightDecl], resolved: &[Resolved], quant: &QuantOptions) -> Option<String> {
+    if quant.bits.is_none() && quant.rules.iter().all(|rule| rule.bits.is_none()) {
+        return None;
+    }
+    let asked: Vec<_> = decls
+        .iter()
+        .zip(resolved)
+        .filter(|(decl, _)| asked_bits(decl, quant).is_some_and(|(bits, _)| bits.is_some()))
+        .collect();
+    let is_dense = |r: &Resolved| matches!(r.format, WeightFormat::Dense(_));
+    let dense: Vec<_> = asked.iter().filter(|(_, r)| is_dense(r)).collect();
+    let came_so = asked.iter().filter(|(_, r)| !is_dense(r) && matches!(r.origin, Origin::Copy(_))).count();
+    let nothing = dense.len() + came_so == asked.len();
+    let reason = match dense.first() {
+        _ if asked.is_empty() => "no weight that can be was asked for".to_string(),
+        Some((decl, _)) => {
+            let (n, group, inputs) = (dense.len(), quant.group, decl.shape.last().copied().unwrap_or(0));
+            format!(
+                "{n} weights stay dense, since the group of {group} does not divide their inputs, such as {inputs} of {}",
+                decl.name
+            )
+        }
+        None if nothing => format!("the checkpoint holds all {came_so} weights quantised already; they are copied"),
+        None => return None,
+    };
+    Some(format!("--quant: {}{reason}", if nothing { "nothing was quantised: " } else { "" }))
+}
+
+/// The bits that the options say for a weight, and whether a rule of its own says so; `None` for what is dense always.
+fn asked_bits(decl: &WeightDecl, quant: &QuantOptions) -> Option<(Option<u8>, bool)> {
+    let rule = quant.rules.iter().find(|rule| rule.fits(&decl.name));
+    match decl.class {
+        WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector | WeightClass::Bias => None,
+        _ => Some((rule.map_or(quant.bits, |rule| rule.bits), rule.is_some())),
+    }
 }
 
 /// Refuses options that MLX's affine packing does not have, and rules that are about no weight.

@@ -50,7 +50,7 @@ pub type Sink<'a, E> = &'a (dyn Fn(usize, usize, u64, &[u8]) -> Result<(), E> + 
 /// [`Resolved::bytes`].
 ///
 /// # Errors
-/// The first error of the sink, or [`Error::NotFinite`] for a weight that cannot be quantised.
+/// The first error of the sink, or [`Error::NotFinite`] for a weight that is NaN or infinite somewhere.
 pub fn produce<E: Send>(
     weights: &[Resolved],
     sink: Sink<'_, E>,
@@ -96,7 +96,7 @@ struct Block<'a> {
 
 enum What<'a> {
     /// Bytes of one stored tensor, as they stand in the checkpoint.
-    Copy { stored: usize, from: &'a Stretches, begin: u64, bytes: u64 },
+    Copy { w: &'a Resolved, part: usize, from: &'a Stretches, begin: u64, bytes: u64 },
     /// Bytes of one stored tensor, drawn.
     Draw { stored: usize, fill: &'a Fill, begin: u64, bytes: u64 },
     /// Rows of a weight to be quantised, all stored tensors at once.
@@ -111,8 +111,8 @@ enum What<'a> {
 fn cut(weight: usize, w: &Resolved) -> Vec<Block<'_>> {
     let whats: Vec<What> = match &w.origin {
         Origin::Copy(tensors) => (tensors.iter().zip(&w.stored).enumerate())
-            .flat_map(|(stored, (from, t))| {
-                steps(t.bytes, BLOCK_BYTES).map(move |(begin, bytes)| What::Copy { stored, from, begin, bytes })
+            .flat_map(|(part, (from, stored))| {
+                steps(stored.bytes, BLOCK_BYTES).map(move |(begin, bytes)| What::Copy { w, part, from, begin, bytes })
             })
             .collect(),
         Origin::Random(fills) => (fills.iter().zip(&w.stored).enumerate())
@@ -151,12 +151,13 @@ fn rows_of(w: &Resolved) -> (u64, u64) {
 fn run<E>(block: &Block<'_>, sink: Sink<'_, E>) -> Result<u64, ProduceError<E>> {
     let put = |stored, offset, bytes: &[u8]| sink(block.weight, stored, offset, bytes).map_err(ProduceError::Sink);
     match block.what {
-        What::Copy { stored, from, begin, bytes } => {
+        What::Copy { w, part, from, begin, bytes } => {
             let mut offset = begin;
             for (shard, range) in from.parts(begin, bytes) {
-                let part = shard.bytes(range.clone());
-                put(stored, offset, part)?;
-                offset += part.len() as u64;
+                let stretch = shard.bytes(range.clone());
+                check_finite(w, part, offset, stretch).map_err(ProduceError::Weight)?;
+                put(part, offset, stretch)?;
+                offset += stretch.len() as u64;
                 shard.forget(range);
             }
             Ok(bytes)
@@ -220,13 +221,34 @@ fn quantise_rows(w: &Resolved, source: &Stretches, dtype: DType, first: u64, row
                 *w = float_at(dtype, bytes, i).unwrap_or(f32::NAN);
             }
             let [codes, scales, biases] = &mut out;
-            quantise_row(&row, bits, group.into(), params, codes, scales, biases)
-                .map_err(|column| Error::NotFinite { weight: w.name.clone(), row: index, column: column as u64 })?;
+            quantise_row(&row, bits, group.into(), params, codes, scales, biases).map_err(|column| {
+                Error::NotFinite { weight: w.name.clone(), row: index, column: column as u64, found: row[column] }
+            })?;
             index += 1;
         }
         shard.forget(range);
     }
     Ok(out)
+}
+
+/// Refuses a stretch of a stored tensor, from byte `begin` of it on, that holds something that is not a finite number.
+fn check_finite(w: &Resolved, part: usize, begin: u64, bytes: &[u8]) -> Result<(), Error> {
+    let stored = &w.stored[part];
+    let powers_of_two = part == 1 && matches!(w.format, WeightFormat::Mxfp4 | WeightFormat::Mxfp8);
+    // The exponent is all ones in infinities and in all that is not a number.
+    let at = match stored.dtype {
+        DType::F32 => bytes.as_chunks().0.iter().position(|b| u32::from_le_bytes(*b) & 0x7f80_0000 == 0x7f80_0000),
+        DType::BF16 => bytes.as_chunks().0.iter().position(|b| u16::from_le_bytes(*b) & 0x7f80 == 0x7f80),
+        DType::F16 => bytes.as_chunks().0.iter().position(|b| u16::from_le_bytes(*b) & 0x7c00 == 0x7c00),
+        // E8M0 scales: 255 reads as infinity.
+        DType::U8 if powers_of_two => bytes.iter().position(|b| *b == 255),
+        _ => None,
+    };
+    let Some(at) = at else { return Ok(()) };
+    let width = stored.shape.last().copied().unwrap_or(1).max(1);
+    let element = begin / stored.dtype.bytes() + at as u64;
+    let found = float_at(stored.dtype, bytes, at).unwrap_or(f32::INFINITY);
+    Err(Error::NotFinite { weight: stored.name.clone(), row: element / width, column: element % width, found })
 }
 
 #[cfg(test)]

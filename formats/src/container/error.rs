@@ -5,6 +5,8 @@
 
 use super::hash::{Digest, hex};
 use super::{SectionKind, VERSION_MAJOR, VERSION_MINOR};
+use crate::output::OutputError;
+use crate::text;
 use std::{fmt, io};
 
 /// The part of a file that an [`Error`] speaks of.
@@ -48,10 +50,7 @@ struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.char_indices().nth(100) {
-            None => write!(f, "\"{}\"", self.0.escape_default()),
-            Some((end, _)) => write!(f, "\"{}...\"", self.0[..end].escape_default()),
-        }
+        write!(f, "\"{}\"", text::short(self.0, 100))
     }
 }
 
@@ -65,6 +64,8 @@ pub enum Error {
         /// What it answered.
         error: io::Error,
     },
+    /// The file cannot be written where it should be.
+    Output(OutputError),
     /// The bytes end too early.
     TooShort {
         /// What is cut off.
@@ -206,6 +207,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Io { action, error } => write!(f, "cannot {action}: {error}"),
+            Error::Output(e) => e.fmt(f),
             Error::TooShort { at, needs, has } => {
                 write!(f, "{at}: cut off: expected at least {needs} bytes of file, found {has}")
             }
@@ -240,7 +242,9 @@ impl fmt::Display for Error {
             Error::Padding { offset, found } => {
                 write!(f, "padding at data offset {offset}: expected 0x00, found {found:#04x}")
             }
-            Error::Json { message } => write!(f, "header: expected a safetensors header, found {message}"),
+            Error::Json { message } => {
+                write!(f, "header: expected a safetensors header, found {}", text::short(message, 300))
+            }
             Error::Name { name, why } => write!(f, "tensor {}: {why}", Quoted(name)),
             Error::Group { name, why } => write!(f, "tensor {}: {why}", Quoted(name)),
             Error::Range { at, offset, len, limit } => {
@@ -257,10 +261,17 @@ impl fmt::Display for Error {
     }
 }
 
+impl From<OutputError> for Error {
+    fn from(e: OutputError) -> Self {
+        Error::Output(e)
+    }
+}
+
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Io { error, .. } => Some(error),
+            Error::Output(e) => e.source(),
             _ => None,
         }
     }

@@ -4,9 +4,8 @@
 //! exactly once, and gives a [`Sealed`], whose leaves can be hashed in parallel; [`Sealed::finish`] writes hash
 //! tree, header and head, syncs, and renames into place.
 //!
-//! What always holds: until the rename the file has a temporary name in the same folder, so nothing that happens
-//! (an error, a drop, a killed process) leaves a part of a file under the final name, and short of a kill the
-//! temporary file is removed; a loaf that was there before stays whole until it is replaced at once. A write that
+//! What always holds: nothing that happens (an error, a drop, a killed process) leaves a part of a file under the final
+//! name, which [`Output`] sees to; a loaf that was there before stays whole until it is replaced at once. A write that
 //! failed cannot be forgotten: the file can then not be finished. Padding is never written: the file is first
 //! extended to its full length, which fills it with zeros. Order and threads leave no trace in the bytes.
 
@@ -15,17 +14,16 @@ use super::hash::{ArtifactId, Digest, LEAF_BYTES, hash_leaf, leaf_count, root, r
 use super::head::{FLAG_OPTIONAL, Head, Section, VERSION_MAJOR, VERSION_MINOR};
 use super::layout::{FileLayout, PlacedSection, WeightIx};
 use super::{SectionKind, align_up};
+use crate::output::Output;
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// A loaf being filled.
 #[derive(Debug)]
 pub struct Writer {
-    file: TempFile,
+    file: Output,
     layout: FileLayout,
     weights: Vec<Mutex<Coverage>>,  // (weights), in order of declaration
     sections: Vec<Mutex<Coverage>>, // (sections), in file order
@@ -36,10 +34,17 @@ impl Writer {
     /// Opens a temporary file beside `path`; `path` itself comes to be when the file is finished.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be made or extended to its length.
+    /// [`Error::Output`] if the file cannot be made or extended to its length.
     pub fn create(path: &Path, layout: FileLayout) -> Result<Writer, Error> {
-        let file = TempFile::create(path)?;
-        file.handle.set_len(layout.file_len()).map_err(Error::io("extend the new file to its length"))?;
+        Writer::over(Output::create::<&Path>(path, &[])?, layout)
+    }
+
+    /// Writes into an output that was opened before, and extends it to its length.
+    ///
+    /// # Errors
+    /// [`Error::Output`] if it cannot be extended.
+    pub fn over(file: Output, layout: FileLayout) -> Result<Writer, Error> {
+        file.reserve(layout.file_len())?;
         let nothing = |n: usize| (0..n).map(|_| Mutex::default()).collect();
         let (weights, sections) = (nothing(layout.weights().weights().len()), nothing(layout.sections().len()));
         Ok(Writer { file, layout, weights, sections, failed: AtomicBool::new(false) })
@@ -109,7 +114,7 @@ impl Writer {
                 return Ok(());
             }
             let place = self.layout.data_start() + start + offset;
-            self.file.handle.write_all_at(bytes, place).map_err(Error::io("write to the new file"))
+            self.file.write_all_at(bytes, place).map_err(Error::io("write to the new file"))
         };
         claim().inspect_err(|_| self.failed.store(true, Ordering::SeqCst))
     }
@@ -155,7 +160,7 @@ impl Writer {
 /// A loaf with all its weights and sections, which wants hashing.
 #[derive(Debug)]
 pub struct Sealed {
-    file: TempFile,
+    file: Output,
     layout: FileLayout,
 }
 
@@ -182,7 +187,7 @@ impl Sealed {
                 let start = (ix - first) * LEAF_BYTES;
                 buffer.resize(LEAF_BYTES.min(s.len - start) as usize, 0);
                 let place = self.layout.data_start() + s.offset + start;
-                self.file.handle.read_exact_at(buffer, place).map_err(Error::io("read back the new file"))?;
+                self.file.read_exact_at(buffer, place).map_err(Error::io("read back the new file"))?;
                 return Ok(hash_leaf(buffer));
             }
             first += count;
@@ -236,11 +241,11 @@ impl Sealed {
         let (record, id) = head.encode();
         let tree_at = layout.data_len() - tree.len() as u64;
         debug_assert_eq!(align_up(tree_at, SectionKind::HashTree.alignment()), Some(tree_at));
-        let write = |bytes: &[u8], at| file.handle.write_all_at(bytes, at).map_err(Error::io("write to the new file"));
+        let write = |bytes: &[u8], at| file.write_all_at(bytes, at).map_err(Error::io("write to the new file"));
         write(&tree, layout.data_start() + tree_at)?;
         write(layout.header(), 0)?;
         write(&record, layout.data_start())?;
-        self.file.persist()?;
+        self.file.finish()?;
         Ok(id)
     }
 }
@@ -273,127 +278,6 @@ impl Coverage {
 
     fn bytes(&self) -> u64 {
         self.0.iter().map(|(start, end)| end - start).sum()
-    }
-}
-
-/// A file that is gone when dropped, unless it was given its name.
-#[derive(Debug)]
-struct TempFile {
-    handle: PositionedFile,
-    temporary: PathBuf,
-    path: PathBuf,
-    kept: bool,
-}
-
-impl TempFile {
-    fn create(path: &Path) -> Result<TempFile, Error> {
-        let action = "make a file beside the output";
-        let no_name = || Error::Io { action, error: io::Error::from(io::ErrorKind::InvalidFilename) };
-        let name = path.file_name().ok_or_else(no_name)?;
-        // A process that was killed may have left a file under the first names.
-        for attempt in 0..1000 {
-            let mut temporary = std::ffi::OsString::from(".");
-            temporary.push(name);
-            temporary.push(format!(".{}-{attempt}.tmp", std::process::id()));
-            let temporary = path.with_file_name(temporary);
-            match OpenOptions::new().read(true).write(true).create_new(true).open(&temporary) {
-                Ok(file) => {
-                    let (handle, path) = (PositionedFile::new(file), path.to_owned());
-                    return Ok(TempFile { handle, temporary, path, kept: false });
-                }
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(Error::Io { action, error }),
-            }
-        }
-        Err(Error::Io { action, error: io::Error::from(io::ErrorKind::AlreadyExists) })
-    }
-
-    fn persist(mut self) -> Result<(), Error> {
-        self.handle.sync().map_err(Error::io("sync the new file"))?;
-        fs::rename(&self.temporary, &self.path).map_err(Error::io("give the new file its name"))?;
-        self.kept = true;
-        // The rename is durable only once the folder is; other systems than Unix cannot open one.
-        #[cfg(unix)]
-        {
-            let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            File::open(folder).and_then(|f| f.sync_all()).map_err(Error::io("sync the folder of the new file"))?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for TempFile {
-    fn drop(&mut self) {
-        if !self.kept {
-            // Nobody is left to tell, and the name says what it is.
-            let _ = fs::remove_file(&self.temporary);
-        }
-    }
-}
-
-/// Reads and writes at given places, from many threads.
-#[cfg(unix)]
-#[derive(Debug)]
-struct PositionedFile(File);
-
-#[cfg(unix)]
-impl PositionedFile {
-    fn new(file: File) -> Self {
-        PositionedFile(file)
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.set_len(len)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync_all()
-    }
-
-    fn write_all_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
-        std::os::unix::fs::FileExt::write_all_at(&self.0, bytes, at)
-    }
-
-    fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(&self.0, bytes, at)
-    }
-}
-
-/// Reads and writes at given places, from many threads, one at a time: a file has but one cursor here.
-#[cfg(not(unix))]
-#[derive(Debug)]
-struct PositionedFile(Mutex<File>);
-
-#[cfg(not(unix))]
-impl PositionedFile {
-    fn new(file: File) -> Self {
-        PositionedFile(Mutex::new(file))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, File> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.lock().set_len(len)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.lock().sync_all()
-    }
-
-    fn write_all_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
-        use io::{Seek as _, Write as _};
-        let mut file = self.lock();
-        file.seek(io::SeekFrom::Start(at))?;
-        file.write_all(bytes)
-    }
-
-    fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-        use io::{Read as _, Seek as _};
-        let mut file = self.lock();
-        file.seek(io::SeekFrom::Start(at))?;
-        file.read_exact(bytes)
     }
 }
 

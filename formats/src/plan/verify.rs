@@ -178,6 +178,7 @@ impl Plan {
             values: Values::given(self, phase, n),
             updated: vec![false; self.states.len()],
             sources,
+            seen: Vec::new(),
         };
         for record in records(words).flatten() {
             let spec = record.kind.spec();
@@ -204,10 +205,10 @@ impl Plan {
                 return refuse(format!("io {}", port.name()), "every row written", "no such value");
             }
         }
-        if phase != Phase::LmHead {
-            if let Some((s, _)) = self.states.iter().zip(&step.updated).find(|(_, updated)| !**updated) {
-                return refuse(format!("state {:?}", s.name), "one update a step", "none");
-            }
+        if phase != Phase::LmHead
+            && let Some((s, _)) = self.states.iter().zip(&step.updated).find(|(_, updated)| !**updated)
+        {
+            return refuse(format!("state {:?}", s.name), "one update a step", "none");
         }
         Ok(())
     }
@@ -215,7 +216,8 @@ impl Plan {
     fn verify_operands(&self, record: &Record<'_>, step: &mut Step<'_>) -> Result<(), PlanError> {
         let spec = record.kind.spec();
         let format = spec.format_attr().and_then(|i| WeightFormat::from_code(record.attrs[i]));
-        let mut seen: Vec<Seen> = Vec::with_capacity(spec.operands.len());
+        let mut seen = std::mem::take(&mut step.seen);
+        seen.clear();
         for (i, rule) in spec.operands.iter().enumerate() {
             let at = || format!("operand {:?}", rule.name);
             let Some(operand) = record.operand_words(i).and_then(Operand::from_words) else {
@@ -272,6 +274,7 @@ impl Plan {
         for s in seen.iter().filter(|s| s.mode == Mode::Out) {
             step.values.write(s.operand.region, s.span, s.operand.dtype, s.name, record.at);
         }
+        step.seen = seen;
         Ok(())
     }
 
@@ -407,6 +410,8 @@ struct Step<'a> {
     /// Per state of the table.
     updated: Vec<bool>,
     sources: &'a mut Vec<(usize, usize)>,
+    /// The operands of a record; kept for its memory.
+    seen: Vec<Seen>,
 }
 
 /// Indices in the state table by kind and offset; each kind in order of offset, which was proved.

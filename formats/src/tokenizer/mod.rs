@@ -17,9 +17,9 @@
 //!   0  u8[8]  magic "LOAFTOKN"
 //!   8  u32    version, 1
 //!  12  u32    total length in bytes, header included
-//!  16  u8     scanner: 0 = GPT-2 words, 1 = tiktoken-style words, 2 = ▁ pieces
-//!  17  u8     scanner 0: add a leading space (0/1); 1: marks belong to letters (0/1); 2: prepend ▁ (0 never, 1 first, 2 always)
-//!  18  u8     scanner 1: longest digit run of one piece, 1..=255; 2: split (0 none, 1 before each ▁, 2 before each run of ▁); else 0
+//!  16  u8     scanner: 0 = GPT-2 words, 1 = tiktoken-style words, 2 = ▁ pieces, 3 = words cut where case changes
+//!  17  u8     scanner 0: add a leading space (0/1); 1: marks belong to letters (0/1); 3: contractions end words (0/1); 2: prepend ▁ (0 never, 1 first, 2 always)
+//!  18  u8     scanners 1, 3: longest digit run of one piece, 1..=255; 2: split (0 none, 1 before each ▁, 2 before each run of ▁); else 0
 //!  19  u8     normaliser: 0 = none, 1 = NFC, 2 = " " becomes ▁, 3 = prepend ▁, then " " becomes ▁
 //!  20  u8     decoder: 0 = bytes, 1 = byte fallback, 2 = metaspace, 3 = metaspace whose first token loses its ▁
 //!  21  u8     decoder 1: how many leading spaces the whole text loses; else 0
@@ -40,7 +40,7 @@
 //!  72  u32    bytes of added-token strings
 //!  76  u8[20] zero
 //! sections
-//!   byte ids        u32[256]           id of each byte: of the one-byte token (scanners 0, 1) or of `<0xNN>` (2); or NONE
+//!   byte ids        u32[256]           id of each byte: of the one-byte token (scanners 0, 1, 3) or of `<0xNN>` (2); or NONE
 //!   template        u32[before+after]  ids put before, then after, the text
 //!   text offsets    u32[tokens + 1]    where each token's bytes start; ascending from 0
 //!   token flags     u8[tokens]         see `flag`
@@ -132,7 +132,10 @@ pub mod class {
     pub const WORD: u8 = 16;
     /// U+000A or U+000D.
     pub const NEWLINE: u8 = 32;
-    pub(super) const ALL: u8 = 63;
+    /// General category Lu or Lt; in tables of [`Scanner::Cased`](super::Scanner::Cased) alone.
+    pub const UPPER: u8 = 64;
+    /// General category Ll; in tables of [`Scanner::Cased`](super::Scanner::Cased) alone.
+    pub const LOWER: u8 = 128;
 }
 
 /// Bits of an added token's flags.
@@ -161,6 +164,15 @@ pub enum Scanner {
     Tiktoken {
         /// Combining marks count as letters (`[\p{L}\p{M}]+`) and not as punctuation.
         marks: bool,
+        /// Longest run of digits that makes one piece.
+        max_digits: u8,
+    },
+    /// The pattern of GPT-4o and of Mistral's tekken. With `U` for `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]` and `L` for
+    /// `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`: `[^\r\n\p{L}\p{N}]?U*L+`, `[^\r\n\p{L}\p{N}]?U+L*`, digit runs,
+    /// ` ?[^\s\p{L}\p{N}]+[\r\n/]*`, `\s*[\r\n]+|\s+(?!\S)|\s+`.
+    Cased {
+        /// Words take a contraction in any case that follows them: `(?i:'s|'t|'re|'ve|'m|'ll|'d)?`.
+        contractions: bool,
         /// Longest run of digits that makes one piece.
         max_digits: u8,
     },

@@ -141,8 +141,6 @@ impl<'a> TokenizerTables<'a> {
             let limit = if i == 0 { 1 } else { blocks };
             expect("class index", i, block < limit && block < blocks, Expected::Words("a block number"), block)?;
         }
-        let bits = class_blocks.as_flattened().iter().fold(0, |all, &bits| all | bits);
-        at_most("class blocks", 0, u64::from(bits), u64::from(class::ALL))?;
 
         let tables = TokenizerTables {
             scanner: read_scanner(header)?,
@@ -278,7 +276,9 @@ fn read_scanner(header: &[u8]) -> Result<Scanner, Error> {
                 other => return Err(bad_code("split", "0 to 2", other)),
             },
         }),
-        other => Err(bad_code("scanner", "0 to 2", other)),
+        3 if second > 0 => Ok(Scanner::Cased { contractions: bit(first)?, max_digits: second }),
+        3 => Err(bad_code("longest digit run", "1 or more", second)),
+        other => Err(bad_code("scanner", "0 to 3", other)),
     }
 }
 

@@ -147,6 +147,7 @@ impl TokenizerParts {
         let scanner = match self.scanner {
             Scanner::Gpt2 { prefix_space } => [0, u8::from(prefix_space), 0],
             Scanner::Tiktoken { marks, max_digits } => [1, u8::from(marks), max_digits],
+            Scanner::Cased { contractions, max_digits } => [3, u8::from(contractions), max_digits],
             Scanner::Meta { prepend, split } => [
                 2,
                 match prepend {

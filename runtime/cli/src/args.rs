@@ -3,32 +3,69 @@
 //! Values are checked here as far as they can be without a model; what depends on one is checked where it is
 //! known.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
-use loaf_formats::chat::Sampling;
+use loaf_formats::chat::{Answers, Chat};
 
 use crate::Failure;
+use crate::config::Config;
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::SamplerOptions;
 
 /// Runs language models that `bake` made.
+///
+/// What does not begin with a command is a request: 'loaf show the largest files' is 'loaf run show the largest files', and
+/// 'loaf model.loaf hello' asks that loaf.
 #[derive(Parser)]
-#[command(name = "loaf", version, about, max_term_width = 100, subcommand_required = true)]
+#[command(name = "loaf", version, long_version = long_version(), max_term_width = 100, subcommand_required = true)]
 #[command(after_help = environment())]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub command: Command,
 }
 
+/// Runs one language model, which it carries.
+#[derive(Parser)]
+#[command(name = "loaf", version, long_version = long_version(), max_term_width = 100, subcommand_required = true)]
+pub(crate) struct SmallArgs {
+    #[command(subcommand)]
+    pub command: SmallCommand,
+}
+
+/// Names of the kernels that this CPU can run, the best first.
+fn kernels() -> String {
+    Kernels::all().map(|kernels| kernels.isa().name()).collect::<Vec<_>>().join(", ")
+}
+
 /// What the environment may say.
 fn environment() -> String {
-    let names: Vec<_> = Kernels::all().map(|kernels| kernels.isa().name()).collect();
     format!(
-        "Environment:\n  LOAF_MODEL  the loaf to use where -m is not given\n  LOAF_ISA    kernels to use, of those this CPU has: {} \
-         (default: the first; results are the same)",
-        names.join(", ")
+        "Environment:
+  LOAF_MODEL  the loaf to use where -m is not given: a file, or a name of 'loaf list'
+  LOAF_HOME   folder of models/ and config.toml; without it they are in
+              ~/.local/share/loaf and ~/.config/loaf, or where XDG_DATA_HOME and
+              XDG_CONFIG_HOME say
+  LOAF_ISA    kernels to use, of those this CPU has (the same results with all):
+              {}
+  NO_COLOR    no colour, if set to anything
+
+config.toml sets, a line each, KEY = VALUE: model, threads, max_tokens, temperature,
+top_k, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty.",
+        kernels()
     )
+}
+
+/// The version with what was compiled in and what this CPU can run.
+fn long_version() -> &'static str {
+    let features: Vec<&str> = [("default-model", cfg!(feature = "default-model")), ("mlx", cfg!(feature = "mlx"))]
+        .into_iter()
+        .filter_map(|(name, on)| on.then_some(name))
+        .collect();
+    let features = if features.is_empty() { "none".to_owned() } else { features.join(", ") };
+    let text = format!("{}\nfeatures: {features}\nkernels of this CPU: {}", env!("CARGO_PKG_VERSION"), kernels());
+    // Once in a run: clap wants a text that lives on.
+    text.leak()
 }
 
 #[derive(Subcommand)]
@@ -41,7 +78,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Talk with a model, turn by turn.
     ///
-    /// Each line of standard input is a message; lines that start with '/' are commands (see /help).
+    /// Each line of standard input is a message, and one that ends in '\' goes on in the next; lines that start with '/' are
+    /// commands (see /help). Ctrl-C stops an answer, Ctrl-D ends the conversation.
     Chat(ChatArgs),
     /// Give the log-probability of every token of a text, and its perplexity.
     Score(ScoreArgs),
@@ -53,28 +91,74 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Prove every byte of a loaf: all hashes, structure, tensors, tables; with --run, what it says.
     Verify(VerifyArgs),
+    /// List the models that have a name here: the loaves in the folder 'models' of LOAF_HOME.
+    List(ListArgs),
+    /// Remove models that 'loaf list' shows.
+    Rm(RmArgs),
+    /// Print completions for a shell, to be put where it looks for them.
+    Completions(CompletionsArgs),
+    /// Print the manual page: 'loaf man | man -l -'.
+    Man,
 }
 
-impl Command {
+/// Commands of the small program.
+#[derive(Subcommand)]
+pub(crate) enum SmallCommand {
+    /// Answer or continue one prompt: the argument, or standard input.
+    Run(RunArgs),
+    /// Talk with the model, turn by turn.
+    Chat(ChatArgs),
+    /// Say what the model is and what it needs.
+    Info(InfoArgs),
+    /// Prove every byte of the model; with --run, what it says.
+    Verify(VerifyArgs),
+}
+
+impl SmallCommand {
     /// What the command says of its model.
     pub fn model_mut(&mut self) -> &mut ModelArgs {
         match self {
-            Command::Run(args) => &mut args.model,
-            Command::Chat(args) => &mut args.model,
-            Command::Score(args) => &mut args.model,
-            Command::Bench(args) => &mut args.model,
-            Command::Check(args) => &mut args.model,
-            Command::Info(args) => &mut args.model,
-            Command::Verify(args) => &mut args.model,
+            SmallCommand::Run(args) => &mut args.model,
+            SmallCommand::Chat(args) => &mut args.model,
+            SmallCommand::Info(args) => &mut args.model,
+            SmallCommand::Verify(args) => &mut args.model,
+        }
+    }
+}
+
+impl Command {
+    /// Puts the settings where the arguments say nothing, and the running program where it carries a loaf.
+    pub fn configure(&mut self, config: &Config, program: Option<&Path>) {
+        let (model, compute, sampling) = match self {
+            Command::Run(args) => (&mut args.model, Some(&mut args.compute), Some(&mut args.sampling)),
+            Command::Chat(args) => (&mut args.model, Some(&mut args.compute), Some(&mut args.sampling)),
+            Command::Score(args) => (&mut args.model, Some(&mut args.compute), None),
+            Command::Bench(args) => (&mut args.model, Some(&mut args.compute), None),
+            Command::Check(args) => (&mut args.model, None, None),
+            Command::Info(args) => (&mut args.model, None, None),
+            Command::Verify(args) => (&mut args.model, None, None),
+            Command::List(_) | Command::Rm(_) | Command::Completions(_) | Command::Man => return,
+        };
+        model.program = program.map(Path::to_path_buf);
+        model.configured = config.model.clone();
+        if let Some(compute) = compute {
+            compute.threads = compute.threads.or(config.threads);
+        }
+        if let Some(sampling) = sampling {
+            sampling.config = config.clone();
         }
     }
 }
 
 #[derive(ClapArgs)]
 pub(crate) struct ModelArgs {
-    /// The loaf to use [default: the one this program carries, what LOAF_MODEL says, or the built-in one]
-    #[arg(short, long, value_name = "FILE")]
+    /// The loaf to use, a file or a name that 'loaf list' shows [default: the one this program carries, what LOAF_MODEL
+    /// or config.toml says, or the built-in one]
+    #[arg(short, long, value_name = "FILE|NAME")]
     pub model: Option<PathBuf>,
+    /// What config.toml says.
+    #[arg(skip)]
+    pub configured: Option<PathBuf>,
     /// The running program, if it carries a loaf.
     #[arg(skip)]
     pub program: Option<PathBuf>,
@@ -141,24 +225,33 @@ pub(crate) struct SamplingArgs {
     /// Stop before this text appears; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
+    /// What config.toml says.
+    #[arg(skip)]
+    pub config: Config,
 }
 
 impl SamplingArgs {
-    /// The sampler's options: these arguments over the model's defaults.
-    pub fn over(&self, defaults: &Sampling) -> Result<SamplerOptions, Failure> {
-        let mut o = SamplerOptions::new(defaults, self.seed.unwrap_or_else(random_seed));
-        if self.greedy {
-            o.temperature = 0.0;
-        }
-        o.temperature = self.temperature.unwrap_or(o.temperature);
-        o.top_k = self.top_k.unwrap_or(o.top_k);
-        o.top_p = self.top_p.unwrap_or(o.top_p);
-        o.min_p = self.min_p.unwrap_or(o.min_p);
-        o.repetition_penalty = self.repeat_penalty.unwrap_or(o.repetition_penalty);
-        o.presence_penalty = self.presence_penalty.unwrap_or(o.presence_penalty);
-        o.frequency_penalty = self.frequency_penalty.unwrap_or(o.frequency_penalty);
+    /// The sampler's options: these arguments over the settings file over the model's defaults. The settings are not for
+    /// models whose answers are commands.
+    pub fn over(&self, chat: &Chat) -> Result<SamplerOptions, Failure> {
+        let mut o = SamplerOptions::new(&chat.sampling, self.seed.unwrap_or_else(random_seed));
+        let none = Config::default();
+        let config = if chat.answers == Answers::Text { &self.config } else { &none };
+        let greedy = self.greedy.then_some(0.0);
+        o.temperature = self.temperature.or(greedy).or(config.temperature).unwrap_or(o.temperature);
+        o.top_k = self.top_k.or(config.top_k).unwrap_or(o.top_k);
+        o.top_p = self.top_p.or(config.top_p).unwrap_or(o.top_p);
+        o.min_p = self.min_p.or(config.min_p).unwrap_or(o.min_p);
+        o.repetition_penalty = self.repeat_penalty.or(config.repeat_penalty).unwrap_or(o.repetition_penalty);
+        o.presence_penalty = self.presence_penalty.or(config.presence_penalty).unwrap_or(o.presence_penalty);
+        o.frequency_penalty = self.frequency_penalty.or(config.frequency_penalty).unwrap_or(o.frequency_penalty);
         o.check().map_err(|e| Failure::Usage(e.to_string()))?;
         Ok(o)
+    }
+
+    /// Most tokens to generate.
+    pub fn most(&self, chat: &Chat) -> Option<usize> {
+        self.max_tokens.or(self.config.max_tokens.filter(|_| chat.answers == Answers::Text))
     }
 }
 
@@ -170,13 +263,16 @@ fn random_seed() -> u64 {
 
 #[derive(ClapArgs)]
 pub(crate) struct RunArgs {
-    /// The prompt; '-' or nothing reads standard input
-    pub prompt: Option<String>,
+    /// The prompt, one word or several; '-' or nothing reads standard input
+    pub prompt: Vec<String>,
     #[command(flatten)]
     pub model: ModelArgs,
     /// Continue the prompt as it is, without the model's chat template
     #[arg(long)]
     pub raw: bool,
+    /// Let the prompt spell special tokens, such as '</s>'; otherwise they are the characters they are written with
+    #[arg(long)]
+    pub special: bool,
     /// The prompt as token ids, separated by commas; no template, nothing added
     #[arg(long, value_name = "1,2,3", value_delimiter = ',', conflicts_with_all = ["prompt", "system", "no_thinking"])]
     pub ids: Option<Vec<u32>>,
@@ -205,6 +301,15 @@ pub(crate) struct ChatArgs {
     /// Ask the chat template for answers without thinking first
     #[arg(long)]
     pub no_thinking: bool,
+    /// Let messages spell special tokens, such as '</s>'; otherwise they are the characters they are written with
+    #[arg(long)]
+    pub special: bool,
+    /// Refuse a message that the context has no room for, rather than forget the oldest turns
+    #[arg(long)]
+    pub keep_all: bool,
+    /// Keep the lines typed in this file, for the next conversation
+    #[arg(long, value_name = "FILE")]
+    pub history: Option<PathBuf>,
     #[command(flatten)]
     pub compute: ComputeArgs,
     #[command(flatten)]
@@ -220,6 +325,9 @@ pub(crate) struct ScoreArgs {
     /// Token ids to score instead of a text, separated by commas
     #[arg(long, value_name = "1,2,3", value_delimiter = ',', conflicts_with = "file")]
     pub ids: Option<Vec<u32>>,
+    /// Let the text spell special tokens, such as '</s>'; otherwise they are the characters they are written with
+    #[arg(long)]
+    pub special: bool,
     /// Write the logits after every token to this file: safetensors, one tensor 'logits', f32 [tokens, vocab]
     #[arg(long, value_name = "OUT.safetensors")]
     pub logits: Option<PathBuf>,
@@ -268,6 +376,9 @@ pub(crate) struct CheckArgs {
     /// Token ids to compare on instead of a text, separated by commas
     #[arg(long, value_name = "1,2,3", value_delimiter = ',', conflicts_with = "prompt")]
     pub ids: Option<Vec<u32>>,
+    /// Let the prompt spell special tokens
+    #[arg(long)]
+    pub special: bool,
     /// What to check (the CPU with the kernels that LOAF_ISA names, or else the best)
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     pub backend: BackendArg,
@@ -306,4 +417,25 @@ pub(crate) struct VerifyArgs {
     /// Print one JSON object instead: id, file_bytes, tensors, and with --run golden_ids
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct ListArgs {
+    /// Print one JSON object instead: folder, models
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct RmArgs {
+    /// Names, as 'loaf list' shows them
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
 }

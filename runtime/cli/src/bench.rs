@@ -17,11 +17,12 @@ use loaf_formats::plan::Phase;
 use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
+use crate::progress::Progress;
 use crate::{Failure, Io, model};
+use loaf_runtime::Session;
 use loaf_runtime::ceiling::Ceiling;
 use loaf_runtime::op_times::{OpRow, OpTimes};
 use loaf_runtime::sample::SamplerOptions;
-use loaf_runtime::Session;
 
 /// Tokens measured where the arguments say nothing and the context has room.
 const PREFILL: u32 = 512;
@@ -30,7 +31,12 @@ const DECODE: u32 = 64;
 pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let plan = loaf.plan();
-    let room = plan.context.saturating_sub(args.context);
+    if args.context >= plan.context {
+        let (context, found) = (plan.context, args.context);
+        let message = format!("--context: expected below {context} (the context of this loaf), found {found}");
+        return Err(Failure::Usage(message));
+    }
+    let room = plan.context - args.context;
     let tokens = |name: &str, asked: Option<u32>, default: u32| match asked {
         Some(n) if n > room => Err(Failure::Usage(format!(
             "--{name}: expected at most {room} tokens (context {} less {}), found {n}",
@@ -44,9 +50,19 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let ceiling =
         Ceiling::new(threads).map_err(|e| Failure::Runtime(format!("memory to measure the read ceiling: {e}")))?;
     let mut runner = Runner { session: &mut session, vocab: plan.vocab, context: args.context, drawn: 1 };
-    let prefills = runner.measure(Phase::Prefill, prefill, args.repeat, &mut || ())?;
+    let (mut progress, mut done) = (Progress::new(io), 0);
+    let all = u64::from(args.repeat) * (u64::from(prefill > 0) + u64::from(decode > 0));
+    let mut tick = || {
+        progress.at(done, all, format_args!("{done} of {all} repetitions"), io);
+        done += 1;
+    };
+    let prefills = runner.measure(Phase::Prefill, prefill, args.repeat, &mut tick)?;
     let mut ceilings = vec![];
-    let decodes = runner.measure(Phase::Decode, decode, args.repeat, &mut || ceilings.push(ceiling.measure()))?;
+    let decodes = runner.measure(Phase::Decode, decode, args.repeat, &mut || {
+        tick();
+        ceilings.push(ceiling.measure());
+    })?;
+    progress.clear(io);
     if ceilings.is_empty() {
         ceilings.push(ceiling.measure());
     }
@@ -86,7 +102,7 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         for (phase, times) in &ops {
             object["ops"][phase.to_string()] = rows(times, ceiling).iter().map(Row::json).collect();
         }
-        io.print(format_args!("{object}\n"))?;
+        io.show_json(&object)?;
         return Ok(0);
     }
     let mut text = format!(
@@ -112,7 +128,7 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         let _ = writeln!(text, "\n{}", Row::head(*phase));
         rows(times, ceiling).iter().for_each(|row| text.push_str(&row.line()));
     }
-    io.print(text)?;
+    io.show(text)?;
     Ok(0)
 }
 

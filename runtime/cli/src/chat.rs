@@ -1,78 +1,135 @@
-//! `loaf chat`: a conversation, line by line.
+//! `loaf chat`: a conversation, message by message.
 //!
-//! Every turn renders the whole conversation through the template, since templates rewrite the past (they drop
-//! old reasoning, say). The session then keeps the longest prefix of tokens that it holds already; a model with
-//! recurrent state can only keep all or nothing. Whatever goes wrong in a turn, the conversation goes on without it.
+//! What the messages become is [`Conversation`]'s business. The session keeps the longest prefix of tokens that it holds
+//! already. Where the context has no room, the oldest turns are forgotten, and that is said. Whatever goes wrong in a turn,
+//! the conversation goes on without it.
+
+mod commands;
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::PathBuf;
 
-use serde_json::{Value, json};
+use loaf_formats::output;
 
+use crate::advise::advise;
 use crate::args::ChatArgs;
+use crate::editor::{Editor, Line, goes_on, joined, read_history};
 use crate::interrupt::Interrupt;
-use crate::{Bytes, Failure, Io, MAX_TEXT_BYTES, model, printable, read_text};
-use loaf_runtime::chat::{ChatTemplate, Inputs, message};
-use loaf_runtime::generate::{self, Event, GenerateOptions, Generation, Report, StopReason};
-use loaf_runtime::model::{Model as Loaf, SharedTokenizer};
-use loaf_runtime::sample::SamplerOptions;
+use crate::progress::Progress;
+use crate::style::Reasoning;
+use crate::{Failure, Io, MAX_TEXT_BYTES, model};
+pub(crate) use commands::COMMANDS;
+use loaf_runtime::Model;
 use loaf_runtime::Session;
+use loaf_runtime::conversation::Conversation;
+use loaf_runtime::generate::{self, Event, GenerateOptions, Generation, Report, StopReason};
+use loaf_runtime::model::SharedTokenizer;
+use loaf_runtime::sample::SamplerOptions;
 use loaf_runtime::tokenizer::Scratch;
 
-const HELP: &str = "\
-/help         this list
-/reset        forget the conversation, keep the system message
-/system TEXT  set the system message and start anew; without TEXT, remove it
-/save FILE    write the conversation to FILE, as JSON
-/load FILE    continue the conversation in FILE
-/regen        replace the last answer by another one
-/stats        say how full the context is and how fast the last answer came
-/exit         leave (so does the end of input)";
-
 pub(crate) fn chat(args: &ChatArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+    if io.signals {
+        output::remove_on_signal();
+    }
     let loaf = model::open_model(&args.model, io)?;
-    let sampler = args.sampling.over(&loaf.chat().sampling)?;
-    let source =
-        loaf.chat().template.as_deref().ok_or_else(|| {
-            Failure::usage("this model has no chat template: 'loaf run --raw' continues a text instead")
-        })?;
-    let template = ChatTemplate::new(source).map_err(Failure::runtime)?;
+    let sampler = args.sampling.over(loaf.chat())?;
+    let mut talk = Conversation::new(loaf.chat())
+        .map_err(Failure::runtime)?
+        .ok_or_else(|| Failure::usage("this model has no chat template: 'loaf run --raw' continues a text instead"))?;
+    talk.set_system(args.system.clone());
+    talk.thinking = args.no_thinking.then_some(false);
+    talk.special = args.special;
     let tokenizer = model::tokenizer(&loaf)?
         .ok_or_else(|| Failure::usage("this loaf has no tokenizer: 'loaf run --ids' continues token ids instead"))?;
     let session = model::session(&loaf, &args.compute, io)?;
-    let mut talk = Conversation {
+    let mut chat = Chat {
         loaf: &loaf,
         session,
         tokenizer,
-        template,
         scratch: Scratch::default(),
-        args,
+        talk,
         sampler,
+        most: args.sampling.most(loaf.chat()),
+        stop: args.sampling.stop.clone(),
+        keep_all: args.keep_all,
+        verbose: args.compute.verbose,
         turns: 0,
-        system: args.system.clone(),
-        messages: Vec::new(),
-        held: Vec::new(),
         last: None,
+        inputs: model::path(&args.model, io).into_iter().collect(),
+        attached: String::new(),
     };
-    loop {
-        if io.stdin_is_terminal && io.stderr_is_terminal {
-            let _ = write!(io.stderr, "> ").and_then(|()| io.stderr.flush());
-        }
-        let Some(line) = read_line(io)? else { return Ok(0) };
+    let mut lines = Lines::open(args, io);
+    let mut failed = None;
+    while failed.is_none() {
+        let line = match lines.next(&chat, io) {
+            Ok(Some(line)) => line,
+            Ok(None) => break,
+            Err(e) => {
+                failed = Some(e);
+                break;
+            }
+        };
         let step = match line.trim().strip_prefix('/') {
             _ if line.trim().is_empty() => continue,
-            Some("exit" | "quit") => return Ok(0),
-            Some(command) => talk.command(command, io),
-            None => talk.user(line.trim(), io),
+            Some("exit" | "quit") => break,
+            Some(command) => chat.command(command, io),
+            None => chat.user(line.trim(), io),
         };
         match step {
-            Err(Failure::Closed) => return Err(Failure::Closed),
-            Err(Failure::Usage(message) | Failure::Runtime(message)) => {
-                io.note(format_args!("loaf: error: {}", printable(&message)));
-            }
+            Err(Failure::Closed) => failed = Some(Failure::Closed),
+            Err(Failure::Usage(message) | Failure::Runtime(message)) => io.error(&message),
             Ok(()) => {}
         }
+    }
+    lines.close(args)?;
+    failed.map_or(Ok(0), Err)
+}
+
+/// Where messages come from: an editor, or standard input as it is.
+struct Lines {
+    editor: Option<Box<dyn Editor>>,
+}
+
+impl Lines {
+    fn open(args: &ChatArgs, io: &mut Io<'_>) -> Lines {
+        // Without an editor lines are read all the same.
+        let typed = io.stdin_is_terminal && io.stdout_is_terminal;
+        let mut editor = io.editor.filter(|_| typed).and_then(|open| open().ok());
+        if let (Some(editor), Some(path)) = (&mut editor, &args.history) {
+            editor.remember(&read_history(path));
+        }
+        Lines { editor }
+    }
+
+    /// The next message or command; `None` at the end of input.
+    fn next(&mut self, chat: &Chat<'_>, io: &mut Io<'_>) -> Result<Option<String>, Failure> {
+        let prompt = chat.gauge();
+        if let Some(editor) = &mut self.editor {
+            return match editor.read(&prompt).map_err(|e| Failure::Runtime(format!("the terminal: {e}")))? {
+                Line::Text(text) => Ok(Some(text)),
+                Line::Never => Ok(Some(String::new())),
+                Line::End => Ok(None),
+            };
+        }
+        let mut text = String::new();
+        loop {
+            if io.stdin_is_terminal && io.stderr_is_terminal {
+                let prompt = if text.is_empty() { prompt.as_str() } else { "  " };
+                let _ = write!(io.stderr, "{prompt}").and_then(|()| io.stderr.flush());
+            }
+            let Some(line) = read_line(io)? else { return Ok((!text.is_empty()).then_some(text)) };
+            text.push_str(&line);
+            let whole = text.trim_end_matches(['\n', '\r']);
+            if !goes_on(whole) {
+                return Ok(Some(joined(whole)));
+            }
+        }
+    }
+
+    fn close(self, args: &ChatArgs) -> Result<(), Failure> {
+        let (Some(editor), Some(path)) = (self.editor, &args.history) else { return Ok(()) };
+        fs::write(path, editor.history()).map_err(|e| Failure::Runtime(format!("{}: {e}", path.display())))
     }
 }
 
@@ -86,218 +143,176 @@ fn read_line(io: &mut Io<'_>) -> Result<Option<String>, Failure> {
     Ok((!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-struct Conversation<'a> {
-    loaf: &'a Loaf,
+struct Chat<'a> {
+    loaf: &'a Model,
     session: Session,
     tokenizer: SharedTokenizer,
-    template: ChatTemplate,
     scratch: Scratch,
-    args: &'a ChatArgs,
+    talk: Conversation,
     sampler: SamplerOptions,
+    /// Most tokens of an answer.
+    most: Option<usize>,
+    stop: Vec<String>,
+    /// A message that does not fit is refused, and nothing forgotten.
+    keep_all: bool,
+    verbose: bool,
     /// Answers generated so far; each has its own seed.
     turns: u64,
-    system: Option<String>,
-    messages: Vec<Value>,
-    /// The ids the session holds.
-    held: Vec<u32>,
     last: Option<Report>,
+    /// Files that nothing is written over.
+    inputs: Vec<PathBuf>,
+    /// Text of files that goes before the next message.
+    attached: String,
 }
 
-impl Conversation<'_> {
-    fn user(&mut self, text: &str, io: &mut Io<'_>) -> Result<(), Failure> {
-        self.messages.push(message("user", text));
-        let answered = self.answer(io);
-        if answered.is_err() {
-            self.messages.pop();
-        }
-        answered
+/// What became of an answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answered {
+    Whole,
+    Interrupted,
+}
+
+impl Chat<'_> {
+    /// What stands before a line that is to be typed: how full the context is.
+    fn gauge(&self) -> String {
+        let percent = 100 * self.session.sequence.ids().len() / (self.session.engine.context() as usize).max(1);
+        if percent == 0 { "> ".to_owned() } else { format!("{percent}% > ") }
     }
 
-    /// Generates the next answer and adds it to the conversation. On an error nothing is added.
-    fn answer(&mut self, io: &mut Io<'_>) -> Result<(), Failure> {
-        let prompt = self.prompt()?;
-        let context = self.session.engine.context() as usize;
-        if prompt.len() >= context {
-            let message = format!(
-                "the conversation takes {} tokens, expected fewer than {context} (the context): \
-                /reset starts anew; your message was not added",
-                prompt.len()
-            );
-            return Err(Failure::Runtime(message));
+    fn user(&mut self, text: &str, io: &mut Io<'_>) -> Result<(), Failure> {
+        let text = format!("{}{text}", self.attached);
+        self.talk.push_user(&text);
+        match self.answer(io) {
+            Ok((answer, Answered::Interrupted)) if answer.is_empty() => {
+                self.talk.pop();
+                io.note("loaf: your message was not added");
+                Ok(())
+            }
+            // What was said so far is part of the conversation.
+            Ok((answer, _)) => {
+                self.talk.push_answer(&answer);
+                self.attached.clear();
+                Ok(())
+            }
+            Err(e) => {
+                self.talk.pop();
+                Err(e)
+            }
         }
-        self.keep_prefix(&prompt)?;
+    }
+
+    /// Another answer in place of the last. If it is interrupted, the last one stays.
+    fn regenerate(&mut self, io: &mut Io<'_>) -> Result<(), Failure> {
+        let Some(old) = self.talk.pop_answer() else {
+            return Err(Failure::usage("/regen: there is no answer to replace"));
+        };
+        match self.answer(io) {
+            Ok((answer, Answered::Whole)) => {
+                self.talk.push_answer(&answer);
+                Ok(())
+            }
+            Ok((_, Answered::Interrupted)) => {
+                self.talk.push(old);
+                io.note("loaf: the answer before stays");
+                Ok(())
+            }
+            Err(e) => {
+                self.talk.push(old);
+                Err(e)
+            }
+        }
+    }
+
+    /// The prompt of the next answer, with the oldest turns forgotten if need be.
+    fn prompt(&mut self, io: &mut Io<'_>) -> Result<(Vec<u32>, bool), Failure> {
+        let context = self.session.engine.context() as usize;
+        // An eighth of the context is room for an answer; what is forgotten leaves a quarter, so that not every turn forgets.
+        let room = |part: usize| self.most.unwrap_or(usize::MAX).min(context / part).max(1);
+        let prompt = self.talk.prompt(&self.tokenizer.get(), &mut self.scratch).map_err(Failure::runtime)?;
+        let fits = prompt.ids.len() + room(8) <= context;
+        if fits || (self.keep_all && prompt.ids.len() < context) {
+            return Ok((prompt.ids, prompt.thinks));
+        }
+        if self.keep_all {
+            let tokens = prompt.ids.len();
+            return Err(Failure::Runtime(format!(
+                "the conversation takes {tokens} tokens, expected fewer than {context} (the context); /reset starts anew; \
+                 your message was not added"
+            )));
+        }
+        let room = room(4);
+        let within = self.talk.prompt_within(context, room, &self.tokenizer.get(), &mut self.scratch);
+        let (prompt, dropped) =
+            within.map_err(|e| Failure::Runtime(format!("{e}; shorten it; your message was not added")))?;
+        if dropped > 0 {
+            io.note(format_args!("loaf: the context is full: the {dropped} oldest messages are forgotten"));
+        }
+        Ok((prompt.ids, prompt.thinks))
+    }
+
+    /// Generates the next answer. On an error the conversation is as it was, but for turns that were forgotten.
+    fn answer(&mut self, io: &mut Io<'_>) -> Result<(String, Answered), Failure> {
+        let (prompt, thinks) = self.prompt(io)?;
+        let keep = self.session.keep_prefix(&prompt).map_err(Failure::runtime)?;
+        let chat = self.loaf.chat();
         let options = GenerateOptions {
-            max_tokens: self.args.sampling.max_tokens,
+            max_tokens: self.most,
             sampler: SamplerOptions { seed: self.sampler.seed.wrapping_add(self.turns), ..self.sampler },
-            stop_ids: self.loaf.chat().stop_ids.clone(),
-            stop_strings: self.args.sampling.stop.clone(),
+            stop_ids: chat.stop_ids.clone(),
+            stop_strings: self.stop.clone(),
             continues_text: false,
-            log_probs: false,
+            log_probs: chat.unsure_below.is_some(),
+            // Templates rewrite answers (they drop reasoning), seldom what comes before them.
+            mark_prompt: true,
         };
         self.turns = self.turns.wrapping_add(1);
-        let held = self.session.position() as usize;
         let tokenizer = Some(self.tokenizer.clone());
-        let generation = Generation::new(self.loaf, tokenizer, &prompt, held, options);
+        let generation = Generation::new(self.loaf, tokenizer, &prompt, keep, options);
         let mut generation = generation.map_err(Failure::runtime)?;
-        let interrupt = Interrupt::watch(io.signals);
+        let interrupt = Interrupt::watch_all(io.signals);
+        let mut reasoning = Reasoning::new(io.stdout_style(), thinks);
+        let mut progress = Progress::new(io);
         let (mut text, mut failure) = (String::new(), None);
         let Session { engine, sequence } = &mut self.session;
         let report = generate::run(engine, sequence, &mut generation, &mut |event, piece| {
-            if let Event::Token(_) | Event::Tail = event {
-                text.push_str(piece);
-                if !piece.is_empty() {
-                    failure = io.print(piece).err();
+            match event {
+                Event::Prefill(done, all) if done < all => {
+                    progress.at(done as u64, all as u64, format_args!("{done} of {all} tokens of the prompt"), io);
+                }
+                Event::Prefill(..) => progress.clear(io),
+                _ => {
+                    text.push_str(piece);
+                    if !piece.is_empty() {
+                        failure = io.print(reasoning.take(piece)).err();
+                    }
                 }
             }
             if failure.is_some() || interrupt.raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        // Also after an error: the session holds what it was given.
-        self.held.clear();
-        self.held.extend(prompt.iter().chain(generation.ids()).take(self.session.position() as usize));
+        progress.clear(io);
         if let Some(failure) = failure {
             return Err(failure);
         }
         let report = report.map_err(Failure::runtime)?;
+        io.print(reasoning.finish())?;
         if !text.ends_with('\n') {
             io.print("\n")?;
         }
-        match report.stop {
-            StopReason::Context => {
-                io.note(format_args!("loaf: warning: the context of {context} tokens is full; /reset starts anew"));
-            }
-            StopReason::Interrupted => io.note("loaf: interrupted"),
-            StopReason::Stop | StopReason::Length => {}
+        if report.stop == StopReason::Context {
+            io.warn("the context is full, the answer is cut off; the next message forgets the oldest turns");
         }
-        self.messages.push(message("assistant", &text));
-        if self.args.compute.verbose {
-            io.note(stats(&report));
+        let answered = match report.stop {
+            StopReason::Interrupted => {
+                io.note("loaf: interrupted");
+                Answered::Interrupted
+            }
+            StopReason::Stop | StopReason::Length | StopReason::Context => Answered::Whole,
+        };
+        advise(&text, &report, self.loaf.chat(), io);
+        if self.verbose {
+            io.note(commands::stats(&report));
         }
         self.last = Some(report);
-        Ok(())
+        Ok((text, answered))
     }
-
-    /// The ids of the whole conversation and the start of an answer.
-    fn prompt(&mut self) -> Result<Vec<u32>, Failure> {
-        let chat = self.loaf.chat();
-        let system = self.system.iter().map(|text| message("system", text));
-        let messages: Vec<Value> = system.chain(self.messages.iter().cloned()).collect();
-        let inputs = Inputs {
-            messages: &messages,
-            add_generation_prompt: true,
-            enable_thinking: self.args.no_thinking.then_some(false),
-            bos_token: chat.bos_token.as_deref(),
-            eos_token: chat.eos_token.as_deref(),
-            ..Inputs::default()
-        };
-        let text = self.template.render(&inputs).map_err(Failure::runtime)?;
-        let mut ids = Vec::new();
-        self.tokenizer.get().encode(&text, false, &mut self.scratch, &mut ids);
-        Ok(ids)
-    }
-
-    /// Cuts the session back to what it shares with `prompt`, less the last token: its logits are needed.
-    fn keep_prefix(&mut self, prompt: &[u32]) -> Result<(), Failure> {
-        let shared = self.held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let shared = shared.min(prompt.len().saturating_sub(1));
-        let keep = self.session.sequence.rewind_point(shared as u32) as usize;
-        self.session.rewind(keep as u32).map_err(Failure::runtime)?;
-        self.held.truncate(keep);
-        Ok(())
-    }
-
-    fn command(&mut self, command: &str, io: &mut Io<'_>) -> Result<(), Failure> {
-        let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
-        let rest = rest.trim();
-        match name {
-            "help" => io.note(HELP),
-            "reset" => {
-                self.messages.clear();
-                io.note("the conversation is empty");
-            }
-            "system" => {
-                self.system = (!rest.is_empty()).then(|| rest.to_owned());
-                self.messages.clear();
-                let set = if rest.is_empty() { "removed" } else { "set" };
-                io.note(format_args!("system message {set}, the conversation is empty"));
-            }
-            "save" => {
-                self.save(file_name(rest, "/save FILE")?)?;
-                io.note(format_args!("{} messages saved to {rest}", self.messages.len()));
-            }
-            "load" => {
-                self.load(file_name(rest, "/load FILE")?)?;
-                io.note(format_args!("{} messages loaded from {rest}", self.messages.len()));
-            }
-            "regen" => return self.regenerate(io),
-            "stats" => self.stats(io),
-            _ => {
-                let message = format!("/{name}: no such command; /help lists them");
-                return Err(Failure::Usage(message));
-            }
-        }
-        Ok(())
-    }
-
-    fn regenerate(&mut self, io: &mut Io<'_>) -> Result<(), Failure> {
-        let is_answer = |m: &Value| m["role"] == "assistant";
-        let Some(answer) = self.messages.pop_if(|m| is_answer(m)) else {
-            return Err(Failure::usage("/regen: there is no answer to replace"));
-        };
-        let again = self.answer(io);
-        if again.is_err() {
-            self.messages.push(answer);
-        }
-        again
-    }
-
-    fn stats(&self, io: &mut Io<'_>) {
-        let plan = self.loaf.plan();
-        io.note(format_args!(
-            "context: {} of {} tokens, {} messages; state {}, arena {}",
-            self.held.len(),
-            plan.context,
-            self.messages.len(),
-            Bytes(plan.state_bytes()),
-            Bytes(plan.arena_bytes),
-        ));
-        if let Some(report) = &self.last {
-            io.note(stats(report));
-        }
-    }
-
-    fn save(&self, path: &Path) -> Result<(), Failure> {
-        let text = format!("{:#}\n", json!({ "system": self.system, "messages": self.messages }));
-        fs::write(path, text).map_err(|e| Failure::Runtime(format!("{}: {e}", path.display())))
-    }
-
-    fn load(&mut self, path: &Path) -> Result<(), Failure> {
-        let name = path.display().to_string();
-        let mut file = fs::File::open(path).map_err(|e| Failure::Runtime(format!("{name}: {e}")))?;
-        let text = read_text(&mut file, &name)?;
-        let bad = |what: &str| Failure::Runtime(format!("{name}: {what}; expected what /save writes"));
-        let saved: Value = serde_json::from_str(&text).map_err(|e| bad(&e.to_string()))?;
-        let messages = saved["messages"].as_array().ok_or_else(|| bad("no array 'messages'"))?;
-        if let Some(i) = messages.iter().position(|m| !(m["role"].is_string() && m["content"].is_string())) {
-            return Err(bad(&format!("message {i} lacks a text 'role' or 'content'")));
-        }
-        self.system = saved["system"].as_str().map(str::to_owned);
-        self.messages = messages.clone();
-        Ok(())
-    }
-}
-
-fn file_name<'r>(rest: &'r str, usage: &str) -> Result<&'r Path, Failure> {
-    if rest.is_empty() { Err(Failure::Usage(format!("expected a file name: {usage}"))) } else { Ok(Path::new(rest)) }
-}
-
-fn stats(report: &Report) -> String {
-    format!(
-        "last answer: {} prompt tokens kept, {} evaluated at {:.1}/s, {} generated at {:.1}/s, ended by {}",
-        report.reused,
-        report.prefilled,
-        report.prefill_tok_s(),
-        report.tokens,
-        report.decode_tok_s(),
-        report.stop.name(),
-    )
 }

@@ -11,10 +11,11 @@ use loaf_formats::plan::{Phase, Record, records};
 use serde_json::json;
 
 use crate::args::{BackendArg, CheckArgs};
+use crate::progress::Progress;
 use crate::{Failure, Io, model};
+use loaf_runtime::Model;
+use loaf_runtime::conversation::text_ids;
 use loaf_runtime::kernels::{Isa, Kernels};
-use loaf_runtime::model::Model as Loaf;
-use loaf_runtime::tokenizer::Scratch;
 use loaf_runtime::trace::{Activations, CpuTrace, Difference, Names, Trace};
 
 /// What an engine is held to.
@@ -31,6 +32,9 @@ struct Row {
 }
 
 pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
+    if let Some(tolerance) = args.tolerance.filter(|t| !(t.is_finite() && *t >= 0.0)) {
+        return Err(Failure::Usage(format!("--tolerance: expected a number from 0 on, found {tolerance}")));
+    }
     let loaf = model::open_model(&args.model, io)?;
     let mut subject: Box<dyn Trace> = match args.backend {
         BackendArg::Cpu => cpu(&loaf, model::kernels(io)?)?,
@@ -39,11 +43,13 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     };
     let default = if args.backend == BackendArg::Cpu { "scalar" } else { "cpu" };
     let against = args.against.as_deref().unwrap_or(default);
+    let isa = Isa::ALL.into_iter().find(|known| known.name() == against);
+    let against_cpu = against == "cpu" || isa.is_some();
     let mut reference = match against {
         "cpu" => Reference::Engine(cpu(&loaf, Kernels::detect())?),
         "mlx" => Reference::Engine(model::tracer(&loaf, true)?),
         "mlx-cpu" => Reference::Engine(model::tracer(&loaf, false)?),
-        isa if Isa::ALL.iter().any(|known| known.name() == isa) => {
+        isa if against_cpu => {
             let kernels = Kernels::named(isa).map_err(|e| Failure::Usage(format!("--against {isa}: {e}")))?;
             Reference::Engine(cpu(&loaf, kernels)?)
         }
@@ -60,8 +66,7 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     if let Some(id) = ids.iter().find(|id| **id >= vocab) {
         return Err(Failure::Runtime(format!("token id: expected below {vocab}, found {id}")));
     }
-    let same = args.backend == BackendArg::Cpu && matches!(against, "cpu" | "naive" | "scalar" | "avx2" | "avx512");
-    let tolerance = args.tolerance.unwrap_or(if same {
+    let tolerance = args.tolerance.unwrap_or(if args.backend == BackendArg::Cpu && against_cpu {
         0.0
     } else if quantises(&loaf) {
         0.1
@@ -74,11 +79,13 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let chunk = loaf.plan().most_rows(Phase::Prefill) as usize;
     // The last token alone, so that decode is compared too.
     let (most, last) = ids.split_at(if ids.len() > 1 { ids.len() - 1 } else { 0 });
-    let mut pos = 0;
+    let (mut pos, mut progress) = (0, Progress::new(io));
     for part in most.chunks(chunk).chain([last]) {
         compare(subject.as_mut(), &mut reference, (pos, part), &names, tolerance, &mut rows)?;
         pos += part.len();
+        progress.at(pos as u64, ids.len() as u64, format_args!("{pos} of {} tokens compared", ids.len()), io);
     }
+    progress.clear(io);
     if rows.is_empty() {
         return Err(Failure::runtime(format!(
             "--against {against}: expected results of this loaf's modules, found none"
@@ -87,16 +94,16 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     report(args, against, tolerance, &rows, io)
 }
 
-fn cpu(loaf: &Loaf, kernels: Kernels) -> Result<Box<dyn Trace>, Failure> {
+fn cpu(loaf: &Model, kernels: Kernels) -> Result<Box<dyn Trace>, Failure> {
     Ok(Box::new(CpuTrace::new(loaf, kernels).map_err(Failure::runtime)?))
 }
 
 /// Whether the CPU rounds activations to eight bits, which other engines do not.
-fn quantises(loaf: &Loaf) -> bool {
+fn quantises(loaf: &Model) -> bool {
     loaf.plan().templates.iter().flat_map(|t| records(&t.words)).flatten().any(|r| r.kind == OpKind::Quantize)
 }
 
-fn prompt(args: &CheckArgs, loaf: &Loaf, reference: &Reference, io: &mut Io<'_>) -> Result<Vec<u32>, Failure> {
+fn prompt(args: &CheckArgs, loaf: &Model, reference: &Reference, io: &mut Io<'_>) -> Result<Vec<u32>, Failure> {
     if let Reference::File(activations) = reference {
         return Ok(activations.ids.clone());
     }
@@ -112,8 +119,7 @@ fn prompt(args: &CheckArgs, loaf: &Loaf, reference: &Reference, io: &mut Io<'_>)
         }
         None => io.read_stdin()?,
     };
-    let mut ids = Vec::new();
-    tokenizer.get().encode(&text, true, &mut Scratch::default(), &mut ids);
+    let ids = text_ids(&tokenizer.get(), &text, args.special);
     if ids.is_empty() {
         return Err(Failure::usage("the prompt: expected at least one token, found none"));
     }
@@ -192,7 +198,7 @@ fn report(args: &CheckArgs, against: &str, tolerance: f32, rows: &[Row], io: &mu
     if args.json {
         let all = json!({ "against": against, "tolerance": tolerance, "results": rows.iter().map(object).collect::<Vec<_>>(),
                           "first": diverging.first().map(|r| object(r)) });
-        io.print(format_args!("{all}\n"))?;
+        io.show_json(&all)?;
         return Ok(code);
     }
     let of_scale = |r: &Row| r.difference.max_abs / r.difference.scale.max(f32::MIN_POSITIVE);
@@ -228,6 +234,6 @@ fn report(args: &CheckArgs, against: &str, tolerance: f32, rows: &[Row], io: &mu
         Some(r) => writeln!(text, "first to diverge (last line of the table): {}: {}", r.at, r.name),
         None => writeln!(text, "nothing diverges"),
     };
-    io.print(text)?;
+    io.show(text)?;
     Ok(code)
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::args::InfoArgs;
 use crate::{Bytes, Failure, Io, model, printable};
-use loaf_runtime::model::Model as Loaf;
+use loaf_runtime::Model;
 
 /// Longest value of the manifest printed for people, in characters.
 const MAX_VALUE: usize = 200;
@@ -20,8 +20,9 @@ pub(crate) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let (plan, chat, container) = (loaf.plan(), loaf.chat(), loaf.container());
     let state = |kind| plan.states.iter().filter(|s| s.kind == kind).map(|s| s.bytes).fold(0, u64::saturating_add);
     let (kv_bytes, recurrent_bytes) = (state(StateKind::KvCache), state(StateKind::Recurrent));
-    let peak_bytes =
-        [plan.weight_bytes, kv_bytes, recurrent_bytes, plan.arena_bytes, plan.io.bytes].into_iter().fold(0, u64::saturating_add);
+    let peak_bytes = [plan.weight_bytes, kv_bytes, recurrent_bytes, plan.arena_bytes, plan.io.bytes]
+        .into_iter()
+        .fold(0, u64::saturating_add);
     let chunks: Vec<u32> = plan.templates_of(Phase::Prefill).map(|t| t.max_rows).collect();
     let tokens = tokenizer.as_ref().map(|t| t.get().token_count());
     let section = |kind| container.section(kind).map(<[u8]>::len);
@@ -47,7 +48,7 @@ pub(crate) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
             "sampling": chat.sampling,
             "manifest": manifest,
         });
-        io.print(format_args!("{object}\n"))?;
+        io.show_json(&object)?;
         return Ok(0);
     }
     let mut lines: Vec<(String, String)> = Vec::new();
@@ -91,12 +92,12 @@ pub(crate) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     for (name, value) in lines {
         let _ = writeln!(text, "{:width$}  {}", printable(&name), printable(&value));
     }
-    io.print(text)?;
+    io.show(text)?;
     Ok(0)
 }
 
 /// The manifest, proven and parsed; null if there is none.
-fn manifest(loaf: &Loaf) -> Result<Value, Failure> {
+fn manifest(loaf: &Model) -> Result<Value, Failure> {
     let container = loaf.container();
     if container.section(SectionKind::Manifest).is_none() {
         return Ok(Value::Null);

@@ -1,9 +1,13 @@
-//! Ctrl-C while generating: the first one asks to stop, the second one kills.
+//! Ctrl-C while generating: the first one asks to stop, the second one kills, once the temporary files of unfinished outputs
+//! are gone; in a conversation each asks to stop.
 //!
 //! The handler is installed only while an [`Interrupt`] lives, so everywhere else the signal does what it always does.
 //! On systems without POSIX signals nothing is installed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+
+#[cfg(unix)]
+use loaf_formats::output::remove_unfinished;
 
 static RAISED: AtomicBool = AtomicBool::new(false);
 
@@ -14,25 +18,48 @@ pub(crate) struct Interrupt {
 }
 
 #[cfg(unix)]
-extern "C" fn raise(_: libc::c_int) {
-    RAISED.store(true, Ordering::Relaxed);
+extern "C" fn raise(signal: libc::c_int) {
+    if RAISED.swap(true, Ordering::Relaxed) {
+        remove_unfinished();
+        // SAFETY: both calls are async-signal-safe; the signal has its default effect when this handler returns.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            libc::raise(signal);
+        }
+    }
 }
 
 impl Interrupt {
-    /// Starts to watch, if `on`.
+    /// Starts to watch, if `on`; the signal that comes after one does what it did before.
     pub fn watch(on: bool) -> Interrupt {
+        #[cfg(unix)]
+        return Interrupt::with(on, libc::SA_RESETHAND | libc::SA_RESTART);
+        #[cfg(not(unix))]
+        Interrupt::with(on, 0)
+    }
+
+    /// Starts to watch, if `on`, for every signal that comes.
+    pub fn watch_all(on: bool) -> Interrupt {
+        #[cfg(unix)]
+        return Interrupt::with(on, libc::SA_RESTART);
+        #[cfg(not(unix))]
+        Interrupt::with(on, 0)
+    }
+
+    #[cfg_attr(not(unix), allow(unused_variables))]
+    fn with(on: bool, flags: i32) -> Interrupt {
         RAISED.store(false, Ordering::Relaxed);
         #[cfg(unix)]
         {
             let mut before = None;
             if on {
-                // SAFETY: an all-zero `sigaction` is a valid one; the handler only stores to an atomic, which is
-                // async-signal-safe; both pointers are to live values of the right type.
+                // SAFETY: an all-zero `sigaction` is a valid one; the handler calls what is async-signal-safe alone; both
+                // pointers are to live values of the right type.
                 unsafe {
                     let mut action: libc::sigaction = std::mem::zeroed();
                     let mut old: libc::sigaction = std::mem::zeroed();
                     action.sa_sigaction = raise as extern "C" fn(libc::c_int) as libc::sighandler_t;
-                    action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
+                    action.sa_flags = flags;
                     if libc::sigaction(libc::SIGINT, &action, &mut old) == 0 {
                         before = Some(old);
                     }
@@ -41,10 +68,7 @@ impl Interrupt {
             Interrupt { before }
         }
         #[cfg(not(unix))]
-        {
-            let _ = on;
-            Interrupt {}
-        }
+        Interrupt {}
     }
 
     /// Whether the signal came.

@@ -1,32 +1,49 @@
-//! The command line: `loaf run`, `chat`, `score`, `bench`, `check`, `info`, `verify`.
+//! The command line: `loaf run`, `chat`, `score`, `bench`, `check`, `info`, `verify`, `list`, `rm` and what goes with them.
 //!
 //! [`main`] is the whole program but for the process around it, so that tests call it with their own streams; [`main_of`]
-//! is the same for a program that carries its loaf. What always holds: standard output carries the answer and nothing else; standard error carries errors (`loaf: error: ...`, one
-//! line, with what to do about it), warnings, and what was asked for with `--verbose`; the exit code is 0 for success,
-//! 1 for failure, 2 for wrong usage and 130 after an interrupt. A reader that closes its end of the pipe ends the program quietly,
-//! with 0: it has what it wanted.
+//! is the same for a program that carries its loaf, and [`small`] is the program that `bake executable` puts before one. What
+//! does not begin with a command is a request: see [`implied`]. What always holds: standard output carries the answer and
+//! nothing else; standard error carries errors (`loaf: error: ...`, one line, with what to do about it), warnings, and what
+//! was asked for with `--verbose`; the exit code is 0 for success, 1 for failure, 2 for wrong usage and 130 after an
+//! interrupt. A reader that closes its end of the pipe ends the program quietly, with 0: it has what it wanted.
 //!
 //! What this does not do: no command writes a file that its arguments do not name, and nothing is ever executed.
 
+mod advise;
 mod args;
 mod bench;
 pub mod builtin;
 mod chat;
 mod check;
+pub mod config;
+mod editor;
+pub mod implied;
 mod info;
 mod interrupt;
+mod manual;
 mod model;
+pub mod models;
+mod progress;
 mod run;
 mod score;
 pub mod shell;
+mod style;
 mod verify;
 
+use loaf_formats::text;
 use std::ffi::OsString;
 use std::fmt::{self, Display};
 use std::io::{self, BufRead, Read, Write};
 use std::path::Path;
 
 use clap::{CommandFactory, Parser};
+
+use args::{Args, Command, SmallArgs, SmallCommand};
+pub use editor::{Editor, Line, terminal};
+use style::Style;
+
+/// Opens the editor of a terminal.
+pub type OpenEditor = fn() -> io::Result<Box<dyn Editor>>;
 
 /// Standard streams and environment, as the program or a test provides them.
 pub struct Io<'a> {
@@ -38,12 +55,41 @@ pub struct Io<'a> {
     pub stderr: &'a mut dyn Write,
     /// Whether a person types.
     pub stdin_is_terminal: bool,
+    /// Whether a person reads `stdout`.
+    pub stdout_is_terminal: bool,
     /// Whether a person reads `stderr`.
     pub stderr_is_terminal: bool,
     /// Whether to handle interrupts while generating.
     pub signals: bool,
     /// Looks up an environment variable.
     pub var: &'a dyn Fn(&str) -> Option<OsString>,
+    /// Opens an editor for lines that a person types; without one, lines are read as they are.
+    pub editor: Option<OpenEditor>,
+    /// The model to use where nothing names one; [`main`] puts the built-in one here.
+    pub builtin: Option<&'static [u8]>,
+}
+
+impl<'a> Io<'a> {
+    /// Streams that are no terminals.
+    pub fn new(
+        stdin: &'a mut dyn BufRead,
+        stdout: &'a mut dyn Write,
+        stderr: &'a mut dyn Write,
+        var: &'a dyn Fn(&str) -> Option<OsString>,
+    ) -> Io<'a> {
+        Io {
+            stdin,
+            stdout,
+            stderr,
+            stdin_is_terminal: false,
+            stdout_is_terminal: false,
+            stderr_is_terminal: false,
+            signals: false,
+            var,
+            editor: None,
+            builtin: None,
+        }
+    }
 }
 
 /// Longest text read from standard input or a prompt file, in bytes.
@@ -51,57 +97,88 @@ const MAX_TEXT_BYTES: u64 = 64 << 20;
 
 /// Runs a command line, program name first; returns the exit code.
 pub fn main(args: impl IntoIterator<Item = OsString>, io: &mut Io<'_>) -> u8 {
-    run_parsed(args::Args::try_parse_from(args), None, io)
+    io.builtin = builtin::LOAF;
+    start::<Args>(args.into_iter().collect(), None, io)
 }
 
-/// Runs a command line of `program`, an executable that carries a loaf: the model wherever `-m` names none. What
-/// does not begin with a command is meant for `run`.
+/// Runs a command line of `program`, an executable that carries a loaf: the model wherever `-m` names none.
 pub fn main_of(program: &Path, args: impl IntoIterator<Item = OsString>, io: &mut Io<'_>) -> u8 {
-    let mut args: Vec<OsString> = args.into_iter().collect();
-    let first = args.get(1).and_then(|arg| arg.to_str()).unwrap_or_default();
-    let known = args::Args::command().get_subcommands().any(|c| c.get_name() == first);
-    if !known && !["help", "-h", "--help", "-V", "--version"].contains(&first) {
-        args.insert(args.len().min(1), "run".into());
-    }
-    run_parsed(args::Args::try_parse_from(args), Some(program), io)
+    start::<Args>(args.into_iter().collect(), Some(program), io)
 }
 
-fn run_parsed(args: Result<args::Args, clap::Error>, program: Option<&Path>, io: &mut Io<'_>) -> u8 {
-    let failure = match args {
-        Ok(mut args) => {
-            args.command.model_mut().program = program.map(Path::to_path_buf);
-            match dispatch(args.command, io) {
-                Ok(code) => return code,
-                Err(failure) => failure,
+/// Runs a command line of the small program, which has neither a model nor an editor of its own, nor the commands that are
+/// about engines rather than answers.
+pub fn small(program: Option<&Path>, args: impl IntoIterator<Item = OsString>, io: &mut Io<'_>) -> u8 {
+    start::<SmallArgs>(args.into_iter().collect(), program, io)
+}
+
+/// A command line once parsed.
+trait Front: Parser + CommandFactory {
+    /// Carries it out; `program` is the running program if it carries a loaf.
+    fn dispatch(self, program: Option<&Path>, io: &mut Io<'_>) -> Result<u8, Failure>;
+}
+
+impl Front for Args {
+    fn dispatch(mut self, program: Option<&Path>, io: &mut Io<'_>) -> Result<u8, Failure> {
+        self.command.configure(&config::Config::of(io)?, program);
+        match self.command {
+            Command::Run(args) => run::run(&args, io),
+            Command::Chat(args) => chat::chat(&args, io),
+            Command::Score(args) => score::score(&args, io),
+            Command::Info(args) => info::info(&args, io),
+            Command::Bench(args) => bench::bench(&args, io),
+            Command::Check(args) => check::check(&args, io),
+            Command::Verify(args) => verify::verify(&args, io),
+            Command::List(args) => models::list(&args, io),
+            Command::Rm(args) => models::remove(&args, io),
+            Command::Completions(args) => manual::completions(&args, io),
+            Command::Man => manual::man(io),
+        }
+    }
+}
+
+impl Front for SmallArgs {
+    fn dispatch(mut self, program: Option<&Path>, io: &mut Io<'_>) -> Result<u8, Failure> {
+        self.command.model_mut().program = program.map(Path::to_path_buf);
+        match self.command {
+            SmallCommand::Run(args) => run::run(&args, io),
+            SmallCommand::Chat(args) => chat::chat(&args, io),
+            SmallCommand::Info(args) => info::info(&args, io),
+            SmallCommand::Verify(args) => verify::verify(&args, io),
+        }
+    }
+}
+
+fn start<F: Front>(args: Vec<OsString>, program: Option<&Path>, io: &mut Io<'_>) -> u8 {
+    let mut command = F::command();
+    command.build();
+    let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+    // Whether there is something to read is asked only where nothing else says what to do.
+    let idle = args.len() < 2 && (io.stdin_is_terminal || io.stdin.fill_buf().is_ok_and(<[u8]>::is_empty));
+    let result = match implied::command(args, &known, idle) {
+        Ok(implied::Implied::Help) => io.print(implied::short_help(program)).map(|()| 0),
+        Ok(implied::Implied::Command(args)) => match F::try_parse_from(args) {
+            Ok(front) => front.dispatch(program, io),
+            Err(e) if !e.use_stderr() => {
+                // Help and version are answers. If nobody reads them, nothing is lost.
+                let text = e.render();
+                let colour = io.stdout_style().colour;
+                let _ = if colour { write!(io.stdout, "{}", text.ansi()) } else { write!(io.stdout, "{text}") };
+                let _ = io.stdout.flush();
+                return 0;
             }
-        }
-        Err(e) if !e.use_stderr() => {
-            // Help and version are answers. If nobody reads them, nothing is lost.
-            let _ = write!(io.stdout, "{e}").and_then(|()| io.stdout.flush());
-            return 0;
-        }
-        Err(e) => Failure::Usage(one_line(&e)),
+            Err(e) => Err(Failure::Usage(one_line(&e))),
+        },
+        Err(failure) => Err(failure),
     };
-    let (code, message) = match failure {
-        Failure::Usage(message) => (2, message),
-        Failure::Runtime(message) => (1, message),
-        Failure::Closed => return 0,
+    let (code, message) = match result {
+        Ok(code) => return code,
+        Err(Failure::Usage(message)) => (2, message),
+        Err(Failure::Runtime(message)) => (1, message),
+        Err(Failure::Closed) => return 0,
     };
-    let _ = writeln!(io.stderr, "loaf: error: {}", printable(&message));
+    io.error(&message);
     code
-}
-
-fn dispatch(command: args::Command, io: &mut Io<'_>) -> Result<u8, Failure> {
-    use args::Command::*;
-    match command {
-        Run(args) => run::run(&args, io),
-        Chat(args) => chat::chat(&args, io),
-        Score(args) => score::score(&args, io),
-        Info(args) => info::info(&args, io),
-        Bench(args) => bench::bench(&args, io),
-        Check(args) => check::check(&args, io),
-        Verify(args) => verify::verify(&args, io),
-    }
 }
 
 /// Why a command ends early.
@@ -139,9 +216,39 @@ impl Io<'_> {
         write!(self.stdout, "{text}").and_then(|()| self.stdout.flush()).map_err(Failure::stdout)
     }
 
-    /// Writes a line to standard error; that it cannot be written is no reason to stop.
+    /// Writes lines that a file may have a part in to standard output, without what would steer a terminal.
+    fn show(&mut self, text: impl Display) -> Result<(), Failure> {
+        self.print(text::lines(text))
+    }
+
+    /// Writes one JSON object to standard output, in a line.
+    fn show_json(&mut self, object: &serde_json::Value) -> Result<(), Failure> {
+        self.print(format_args!("{}\n", text::json(object)))
+    }
+
+    /// Writes a line to standard error, without what would steer a terminal; that it cannot be written is no reason to stop.
     fn note(&mut self, text: impl Display) {
-        let _ = writeln!(self.stderr, "{text}");
+        let _ = writeln!(self.stderr, "{}", text::lines(text));
+    }
+
+    /// An error, as every command says it.
+    fn error(&mut self, message: &str) {
+        let style = self.stderr_style();
+        let _ = writeln!(self.stderr, "loaf: {}{}", style.red("error: "), printable(message));
+    }
+
+    /// A warning, as every command says it.
+    fn warn(&mut self, message: impl Display) {
+        let style = self.stderr_style();
+        let _ = writeln!(self.stderr, "loaf: {}{}", style.yellow("warning: "), text::lines(message));
+    }
+
+    fn stdout_style(&self) -> Style {
+        Style::of(self.stdout_is_terminal, self.var)
+    }
+
+    fn stderr_style(&self) -> Style {
+        Style::of(self.stderr_is_terminal, self.var)
     }
 
     /// Everything on standard input, as text.
@@ -163,12 +270,19 @@ fn read_text(from: &mut dyn Read, name: &str) -> Result<String, Failure> {
     })
 }
 
+/// Reads the text file at `path`; a folder or a pipe nobody writes to is refused first.
+fn read_text_file(path: &Path) -> Result<String, Failure> {
+    let name = path.display().to_string();
+    let failure = |e: io::Error| Failure::Runtime(format!("{name}: {e}"));
+    if std::fs::metadata(path).map_err(failure)?.is_dir() {
+        return Err(Failure::Runtime(format!("{name}: expected a text file, found a folder")));
+    }
+    read_text(&mut std::fs::File::open(path).map_err(failure)?, &name)
+}
+
 /// What clap has to say, as one line and with a hint.
 fn one_line(error: &clap::Error) -> String {
     const HINT: &str = "; see 'loaf --help'";
-    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return format!("expected a command, found none{HINT}");
-    }
     let text = error.to_string();
     let is_noise = |line: &&str| line.is_empty() || line.starts_with("For more information");
     let mut lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")).filter(|l| !is_noise(l));
@@ -178,12 +292,15 @@ fn one_line(error: &clap::Error) -> String {
         message.push_str(if message.ends_with(':') { " " } else { "; " });
         message.push_str(line);
     }
+    if error.kind() == clap::error::ErrorKind::UnknownArgument {
+        message.push_str("; a request of several words that begins with a command's name, or has dashes, wants quotes");
+    }
     message + HINT
 }
 
 /// Text that may come from a file, made safe for a terminal: one line, no control characters.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(2000).collect()
+    text::short(text, 2000)
 }
 
 /// A number of bytes, for people.

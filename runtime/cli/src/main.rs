@@ -3,18 +3,19 @@
 use std::io::{IsTerminal, stderr, stdin, stdout};
 use std::process::ExitCode;
 
-use loaf_cli::{Io, main as run, main_of};
+use loaf_cli::{Io, main as run, main_of, terminal};
 use loaf_runtime::model::running_program;
 
 fn main() -> ExitCode {
+    let (mut input, mut output, mut errors) = (stdin().lock(), stdout().lock(), stderr().lock());
+    let var = |name: &str| std::env::var_os(name);
     let mut io = Io {
-        stdin: &mut stdin().lock(),
-        stdout: &mut stdout().lock(),
-        stderr: &mut stderr().lock(),
         stdin_is_terminal: stdin().is_terminal(),
+        stdout_is_terminal: stdout().is_terminal(),
         stderr_is_terminal: stderr().is_terminal(),
         signals: true,
-        var: &|name| std::env::var_os(name),
+        editor: Some(terminal),
+        ..Io::new(&mut input, &mut output, &mut errors, &var)
     };
     ExitCode::from(match running_program() {
         Some(program) => main_of(&program, std::env::args_os(), &mut io),

@@ -3,39 +3,104 @@
 use std::path::{Path, PathBuf};
 
 use crate::args::{BackendArg, ComputeArgs, ModelArgs};
-use crate::builtin;
-use crate::{Failure, Io};
+use crate::{Failure, Io, models};
 use loaf_runtime::Session;
 use loaf_runtime::backend::Device;
 use loaf_runtime::engine::{Engine, EngineOptions};
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::model::{Model as Loaf, OpenError, SharedTokenizer};
+use loaf_runtime::model::{Model, OpenError, SharedTokenizer};
 use loaf_runtime::trace::Trace;
 
 /// Said when nobody named a model and this build has none of its own.
 const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
     'bake build CHECKPOINT -o model.loaf' makes one";
 
-/// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment names, or else
-/// the one built in.
-pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Loaf, Failure> {
+/// What the arguments, the environment or the settings name; none for the model that is built in.
+fn named(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
     let from_environment = || (io.var)("LOAF_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from);
+    args.model.clone().or_else(from_environment).or_else(|| args.configured.clone())
+}
+
+/// The file that a command's model is in, so that nothing is written over it; none for the model that is built in.
+pub(crate) fn path(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
+    if let (None, Some(program)) = (&args.model, &args.program) {
+        return Some(program.clone());
+    }
+    named(args, io).map(|path| if path.exists() { path } else { models::named(&path, io).unwrap_or(path) })
+}
+
+/// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment or the settings
+/// name, or else the one built in.
+pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Model, Failure> {
     let failure = |path: &Path, e| match e {
         // It names the file already.
         OpenError::Io(..) | OpenError::Program(..) => Failure::runtime(e),
         e => Failure::Runtime(format!("{}: {e}; is it a loaf that 'bake build' made, and whole?", path.display())),
     };
     if let (None, Some(program)) = (&args.model, &args.program) {
-        let loaf = Loaf::open_embedded(program).map_err(|e| failure(program, e))?;
+        let loaf = Model::open_embedded(program).map_err(|e| failure(program, e))?;
         return loaf.ok_or_else(|| Failure::usage(NO_MODEL));
     }
-    match args.model.clone().or_else(from_environment) {
-        Some(path) => Loaf::open(&path).map_err(|e| failure(&path, e)),
+    match named(args, io) {
+        Some(path) => {
+            let path = find(path, io)?;
+            Model::open(&path).map_err(|e| failure(&path, e))
+        }
         None => {
-            let bytes = builtin::LOAF.ok_or_else(|| Failure::usage(NO_MODEL))?;
-            Loaf::from_static(bytes).map_err(|e| Failure::Runtime(format!("the built-in model: {e}")))
+            let bytes = io.builtin.ok_or_else(|| Failure::usage(NO_MODEL))?;
+            Model::from_static(bytes).map_err(|e| Failure::Runtime(format!("the built-in model: {e}")))
         }
     }
+}
+
+/// The file that somebody means by `path`, before it is opened: a pipe would wait, and what is no loaf but something that
+/// people pass for one gets an answer of its own.
+fn find(path: PathBuf, io: &Io<'_>) -> Result<PathBuf, Failure> {
+    let shown = path.display().to_string();
+    let fail = |what: String| Err(Failure::Runtime(format!("{shown}: {what}")));
+    let metadata = match std::fs::metadata(&path) {
+        Ok(metadata) => metadata,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            if let Some(path) = models::named(&path, io) {
+                return Ok(path);
+            }
+            return fail(if is_repository(&shown) {
+                format!(
+                    "no such file; if it is a repository of checkpoints: loaf downloads nothing, so get its files into a \
+                     folder, then 'bake build FOLDER -o {}.loaf'",
+                    shown.rsplit('/').next().unwrap_or_default()
+                )
+            } else {
+                format!("{e}; expected a loaf, or a name that 'loaf list' shows")
+            });
+        }
+        Err(e) => return fail(e.to_string()),
+    };
+    if metadata.is_dir() {
+        return fail(if path.join("config.json").is_file() {
+            format!("expected a loaf, found a checkpoint; 'bake build {shown} -o model.loaf' makes one of it")
+        } else {
+            "expected a loaf, found a folder".to_owned()
+        });
+    }
+    if !metadata.is_file() {
+        return fail(
+            "expected a file, found a pipe or a device; a loaf is mapped, so save it to a file first".to_owned(),
+        );
+    }
+    let mut start = [0; 4];
+    let read = std::fs::File::open(&path).and_then(|mut file| std::io::Read::read(&mut file, &mut start));
+    if read.is_ok() && &start == b"GGUF" {
+        return fail(format!("expected a loaf, found a GGUF file; 'bake build {shown} -o model.loaf' makes one of it"));
+    }
+    Ok(path)
+}
+
+/// Whether a name looks like `OWNER/NAME` of a place that publishes checkpoints.
+fn is_repository(name: &str) -> bool {
+    let part =
+        |p: &str| !p.is_empty() && !p.starts_with(['.', '~']) && !p.ends_with(".loaf") && !p.contains(['\\', ' ']);
+    name.split_once('/').is_some_and(|(owner, name)| part(owner) && part(name) && !name.contains('/'))
 }
 
 /// The kernels that `LOAF_ISA` names, or else the best there are.
@@ -45,7 +110,7 @@ pub(crate) fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
 }
 
 /// A session with the backend, threads and kernels asked for.
-pub(crate) fn session(loaf: &Loaf, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session, Failure> {
+pub(crate) fn session(loaf: &Model, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session, Failure> {
     let engine = match compute.backend {
         BackendArg::Cpu => {
             let mut options = EngineOptions { kernels: kernels(io)?, ..EngineOptions::default() };
@@ -66,20 +131,20 @@ const USE_CPU: &str = "--backend cpu needs none of it";
 
 /// The MLX backend, on the GPU or on MLX's own CPU device.
 #[cfg(feature = "mlx")]
-fn open_mlx(loaf: &Loaf, gpu: bool, exact: bool) -> Result<loaf_runtime::backend::mlx::MlxDevice, Failure> {
+fn open_mlx(loaf: &Model, gpu: bool, exact: bool) -> Result<loaf_runtime::backend::mlx::MlxDevice, Failure> {
     use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, array::Type};
     let options = MlxOptions { gpu, activations: exact.then_some(Type::F32), ..MlxOptions::default() };
     MlxDevice::open(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; {USE_CPU}")))
 }
 
 #[cfg(feature = "mlx")]
-fn device(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Device>, Failure> {
+fn device(loaf: &Model, gpu: bool) -> Result<Box<dyn Device>, Failure> {
     Ok(Box::new(open_mlx(loaf, gpu, false)?))
 }
 
 /// MLX as something to watch, with f32 activations.
 #[cfg(feature = "mlx")]
-pub(crate) fn tracer(loaf: &Loaf, gpu: bool) -> Result<Box<dyn Trace>, Failure> {
+pub(crate) fn tracer(loaf: &Model, gpu: bool) -> Result<Box<dyn Trace>, Failure> {
     Ok(Box::new(open_mlx(loaf, gpu, true)?))
 }
 
@@ -89,22 +154,22 @@ fn without_mlx() -> Failure {
 }
 
 #[cfg(not(feature = "mlx"))]
-fn device(_: &Loaf, _: bool) -> Result<Box<dyn Device>, Failure> {
+fn device(_: &Model, _: bool) -> Result<Box<dyn Device>, Failure> {
     Err(without_mlx())
 }
 
 #[cfg(not(feature = "mlx"))]
-pub(crate) fn tracer(_: &Loaf, _: bool) -> Result<Box<dyn Trace>, Failure> {
+pub(crate) fn tracer(_: &Model, _: bool) -> Result<Box<dyn Trace>, Failure> {
     Err(without_mlx())
 }
 
 /// The loaf's tokenizer, if it has one.
-pub(crate) fn tokenizer(loaf: &Loaf) -> Result<Option<SharedTokenizer>, Failure> {
+pub(crate) fn tokenizer(loaf: &Model) -> Result<Option<SharedTokenizer>, Failure> {
     loaf.tokenizer().map_err(|e| Failure::Runtime(format!("section tokenizer: {e}")))
 }
 
 /// Refuses more tokens than the context has.
-pub(crate) fn check_fits(tokens: usize, loaf: &Loaf) -> Result<(), Failure> {
+pub(crate) fn check_fits(tokens: usize, loaf: &Model) -> Result<(), Failure> {
     let context = loaf.plan().context;
     if tokens > context as usize {
         let message = format!(

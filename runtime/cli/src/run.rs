@@ -6,14 +6,16 @@ use std::time::Instant;
 use loaf_formats::chat::Answers;
 use serde_json::json;
 
+use crate::advise::advise;
 use crate::args::RunArgs;
-use loaf_runtime::Session;
 use crate::interrupt::Interrupt;
-use crate::shell;
+use crate::progress::Progress;
+use crate::style::Reasoning;
 use crate::{Failure, Io, model};
-use loaf_runtime::chat::{ChatTemplate, Inputs, message};
+use loaf_runtime::Model;
+use loaf_runtime::Session;
+use loaf_runtime::conversation::{Conversation, text_ids};
 use loaf_runtime::generate::{self, Event, GenerateOptions, Generation, Report, StopReason};
-use loaf_runtime::model::Model as Loaf;
 use loaf_runtime::model::SharedTokenizer;
 use loaf_runtime::tokenizer::{Scratch, Tokenizer};
 
@@ -22,23 +24,26 @@ struct Prompt {
     ids: Vec<u32>,
     /// The answer goes on where the prompt's text ends.
     continues_text: bool,
+    /// The answer begins inside its reasoning.
+    thinks: bool,
 }
 
 pub(crate) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let start = Instant::now();
     let loaf = model::open_model(&args.model, io)?;
-    let sampler = args.sampling.over(&loaf.chat().sampling)?;
+    let sampler = args.sampling.over(loaf.chat())?;
     let tokenizer = model::tokenizer(&loaf)?;
     let prompt = prompt(args, &loaf, tokenizer.as_ref().map(SharedTokenizer::get), io)?;
     model::check_fits(prompt.ids.len(), &loaf)?;
     let mut session = model::session(&loaf, &args.compute, io)?;
     let options = GenerateOptions {
-        max_tokens: args.sampling.max_tokens,
+        max_tokens: args.sampling.most(loaf.chat()),
         sampler,
         stop_ids: loaf.chat().stop_ids.clone(),
         stop_strings: args.sampling.stop.clone(),
         continues_text: prompt.continues_text,
         log_probs: args.json || loaf.chat().unsure_below.is_some(),
+        mark_prompt: false,
     };
     let has_text = tokenizer.is_some();
     let generation = Generation::new(&loaf, tokenizer, &prompt.ids, 0, options);
@@ -46,7 +51,10 @@ pub(crate) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let interrupt = Interrupt::watch(io.signals);
     let record = args.json || loaf.chat().answers == Answers::ShellCommand;
     let silent = args.json;
-    let mut out = Output { io, text: String::new(), record, silent, has_text, open_line: false, failure: None };
+    let reasoning = Reasoning::new(io.stdout_style(), prompt.thinks);
+    let progress = Progress::new(io);
+    let (text, open_line, failure) = (String::new(), false, None);
+    let mut out = Output { io, text, record, silent, has_text, open_line, reasoning, progress, failure };
     let Session { engine, sequence } = &mut session;
     let report = generate::run(engine, sequence, &mut generation, &mut |event, text| {
         if interrupt.raised() || out.take(event, text).is_break() {
@@ -55,7 +63,9 @@ pub(crate) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
             ControlFlow::Continue(())
         }
     });
+    out.progress.clear(out.io);
     let report = report.map_err(Failure::runtime)?;
+    out.finish();
     let Output { text, open_line, failure, .. } = out;
     if let Some(failure) = failure {
         return Err(failure);
@@ -71,38 +81,22 @@ pub(crate) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         object["decode_tok_s"] = report.decode_tok_s().into();
         object["mean_logprob"] = report.mean_log_prob().into();
         object["seed"] = sampler.seed.into();
-        io.print(format_args!("{object}\n"))?;
+        io.show_json(&object)?;
     } else if open_line {
         io.print("\n")?;
     }
-    advise(&text, &report, &loaf, io);
+    advise(&text, &report, loaf.chat(), io);
     if let Some(notes) = session.engine.notes().filter(|_| args.compute.verbose) {
         io.note(format_args!("loaf: {notes}"));
     }
     finish(&report, &loaf, start, args.compute.verbose, io)
 }
 
-/// Says on stderr what a reader of the answer should know before using it.
-fn advise(text: &str, report: &Report, loaf: &Loaf, io: &mut Io<'_>) {
-    let chat = loaf.chat();
-    let threshold = chat.unsure_below.map(f64::from);
-    if let (Some(mean), Some(threshold)) = (report.mean_log_prob(), threshold)
-        && mean < threshold
-    {
-        io.note(format_args!("loaf: unsure: this request is unlike what the model knows; read the answer with care"));
-    }
-    if chat.answers == Answers::ShellCommand
-        && let Some(why) = shell::danger(text)
-    {
-        io.note(format_args!("loaf: warning: {why}; nothing was run"));
-    }
-}
-
 /// Warnings and statistics after the answer, and the exit code.
-fn finish(report: &Report, loaf: &Loaf, start: Instant, verbose: bool, io: &mut Io<'_>) -> Result<u8, Failure> {
+fn finish(report: &Report, loaf: &Model, start: Instant, verbose: bool, io: &mut Io<'_>) -> Result<u8, Failure> {
     if report.stop == StopReason::Context {
         let context = loaf.plan().context;
-        io.note(format_args!("loaf: warning: the context of {context} tokens is full, the answer is cut off"));
+        io.warn(format_args!("the context of {context} tokens is full, the answer is cut off"));
     }
     if verbose {
         let first = report.first_token.map_or(0.0, |at| (at - start).as_secs_f64() * 1e3);
@@ -119,45 +113,44 @@ fn finish(report: &Report, loaf: &Loaf, start: Instant, verbose: bool, io: &mut 
 }
 
 /// The prompt's ids, from wherever the arguments say.
-fn prompt(args: &RunArgs, loaf: &Loaf, tokenizer: Option<Tokenizer<'_>>, io: &mut Io<'_>) -> Result<Prompt, Failure> {
+fn prompt(args: &RunArgs, loaf: &Model, tokenizer: Option<Tokenizer<'_>>, io: &mut Io<'_>) -> Result<Prompt, Failure> {
     if let Some(ids) = &args.ids {
-        return Ok(Prompt { ids: ids.clone(), continues_text: true });
+        return Ok(Prompt { ids: ids.clone(), continues_text: true, thinks: false });
     }
     let tokenizer = tokenizer
         .ok_or_else(|| Failure::usage("this loaf has no tokenizer: pass the prompt as token ids, with --ids 1,2,3"))?;
-    let text = match args.prompt.as_deref() {
-        Some(text) if text != "-" => text.to_owned(),
-        None if io.stdin_is_terminal => {
-            return Err(Failure::usage("no prompt: pass one as an argument, or pipe it in"));
+    let text = match args.prompt.join(" ") {
+        text if !args.prompt.is_empty() && text != "-" => text,
+        _ if args.prompt.is_empty() && io.stdin_is_terminal => {
+            return Err(Failure::usage(
+                "no prompt: pass one as an argument, or pipe it in; 'loaf chat' talks turn by turn",
+            ));
         }
         _ => without_last_newline(io.read_stdin()?),
     };
-    let mut ids = Vec::new();
-    match loaf.chat().template.as_deref().filter(|_| !args.raw) {
-        Some(source) => {
-            let template = ChatTemplate::new(source).map_err(Failure::runtime)?;
-            let system = args.system.iter().map(|text| message("system", text));
-            let messages: Vec<_> = system.chain([message("user", &text)]).collect();
-            let inputs = Inputs {
-                messages: &messages,
-                add_generation_prompt: true,
-                enable_thinking: args.no_thinking.then_some(false),
-                bos_token: loaf.chat().bos_token.as_deref(),
-                eos_token: loaf.chat().eos_token.as_deref(),
-                ..Inputs::default()
-            };
-            let text = template
-                .render(&inputs)
-                .map_err(|e| Failure::Runtime(format!("{e}; --raw goes without the template")))?;
-            tokenizer.encode(&text, false, &mut Scratch::default(), &mut ids);
-            Ok(Prompt { ids, continues_text: false })
+    let talk = if args.raw { None } else { Conversation::new(loaf.chat()).map_err(Failure::runtime)? };
+    match talk {
+        Some(mut talk) => {
+            if text.trim().is_empty() {
+                return Err(Failure::usage("the prompt is empty: pass a request as an argument, or pipe it in"));
+            }
+            talk.special = args.special;
+            talk.thinking = args.no_thinking.then_some(false);
+            talk.set_system(args.system.clone());
+            talk.push_user(&text);
+            let prompt = talk.prompt(&tokenizer, &mut Scratch::default());
+            let prompt = prompt.map_err(|e| Failure::Runtime(format!("{e}; --raw goes without the template")))?;
+            Ok(Prompt { ids: prompt.ids, continues_text: false, thinks: prompt.thinks })
         }
         None if args.system.is_some() || args.no_thinking => {
             Err(Failure::usage("this model has no chat template, so there is no place for --system or --no-thinking"))
         }
         None => {
-            tokenizer.encode(&text, true, &mut Scratch::default(), &mut ids);
-            Ok(Prompt { ids, continues_text: true })
+            let ids = text_ids(&tokenizer, &text, args.special);
+            if ids.is_empty() {
+                return Err(Failure::usage("the prompt is empty: pass a text as an argument, or pipe it in"));
+            }
+            Ok(Prompt { ids, continues_text: true, thinks: false })
         }
     }
 }
@@ -184,12 +177,30 @@ struct Output<'i, 'a> {
     has_text: bool,
     /// Something was printed, and no newline after it.
     open_line: bool,
+    reasoning: Reasoning,
+    progress: Progress,
     failure: Option<Failure>,
 }
 
 impl Output<'_, '_> {
+    /// Prints what may have become a mark and did not.
+    fn finish(&mut self) {
+        if self.failure.is_none() && !self.silent {
+            self.failure = self.io.print(self.reasoning.finish()).err();
+        }
+    }
+
     fn take(&mut self, event: Event, text: &str) -> ControlFlow<()> {
         let printed = match event {
+            Event::Prefill(done, all) => {
+                let what = format_args!("{done} of {all} tokens of the prompt");
+                if done < all {
+                    self.progress.at(done as u64, all as u64, what, self.io);
+                } else {
+                    self.progress.clear(self.io);
+                }
+                return ControlFlow::Continue(());
+            }
             Event::Token(_) | Event::Tail if self.has_text => {
                 if self.record {
                     self.text.push_str(text);
@@ -198,7 +209,7 @@ impl Output<'_, '_> {
                     return ControlFlow::Continue(());
                 }
                 self.open_line = !text.ends_with('\n');
-                self.io.print(text)
+                self.io.print(self.reasoning.take(text))
             }
             Event::Token(id) if !self.silent => {
                 let gap = if self.open_line { " " } else { "" };

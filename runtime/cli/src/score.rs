@@ -3,19 +3,24 @@
 //! Every token but the first has a log-probability given those before it. The logits of all positions can be
 //! written as they come; the file appears under its name only when it is whole.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use loaf_formats::output::{self, Output};
 use serde_json::json;
 
 use crate::args::ScoreArgs;
 use crate::interrupt::Interrupt;
-use crate::{Failure, Io, model, printable, read_text};
-use loaf_runtime::sample::log_prob;
+use crate::progress::Progress;
+use crate::{Failure, Io, model, printable, read_text_file};
 use loaf_runtime::Session;
+use loaf_runtime::conversation::text_ids;
 use loaf_runtime::model::SharedTokenizer;
-use loaf_runtime::tokenizer::{Scratch, Tokenizer};
+use loaf_runtime::sample::log_prob;
+use loaf_runtime::tokenizer::Tokenizer;
+
+/// Logits are written in pieces of about this many bytes.
+const BUFFER_BYTES: usize = 1 << 20;
 
 pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
@@ -25,24 +30,28 @@ pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         return Err(Failure::usage("nothing to score: expected at least one token, found none"));
     }
     model::check_fits(ids.len(), &loaf)?;
-    let mut session = model::session(&loaf, &args.compute, io)?;
     let vocab = loaf.plan().vocab;
-    let out = args.logits.as_deref().map(|path| LogitsFile::create(path, ids.len(), vocab)).transpose()?;
+    if io.signals {
+        output::remove_on_signal();
+    }
+    let inputs: Vec<PathBuf> = model::path(&args.model, io).into_iter().chain(args.file.clone()).collect();
+    let create = |path: &Path| LogitsFile::create(path, &inputs, ids.len(), vocab);
+    let out = args.logits.as_deref().map(create).transpose()?;
+    let mut session = model::session(&loaf, &args.compute, io)?;
     let mut scorer = Scorer { ids: &ids, done: 0, log_probs: Vec::with_capacity(ids.len()), out };
     let interrupt = Interrupt::watch(io.signals);
+    let mut progress = Progress::new(io);
     let chunk = if args.decode { 1 } else { session.engine.chunk().max(1) };
     for part in ids.chunks(chunk) {
         if interrupt.raised() {
+            progress.clear(io);
             return Ok(130);
         }
         scorer.evaluate(&mut session, part, args.decode)?;
-        if io.stderr_is_terminal && ids.len() > chunk {
-            let _ = write!(io.stderr, "\r{} of {} tokens", scorer.done, ids.len());
-        }
+        let (done, all) = (scorer.done, ids.len());
+        progress.at(done as u64, all as u64, format_args!("{done} of {all} tokens"), io);
     }
-    if io.stderr_is_terminal && ids.len() > chunk {
-        io.note("");
-    }
+    progress.clear(io);
     let Scorer { log_probs, out, .. } = scorer;
     out.map_or(Ok(()), LogitsFile::finish)?;
     let sum: f64 = log_probs.iter().sum();
@@ -51,7 +60,7 @@ pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         let object = json!({
             "ids": ids, "log_probs": log_probs, "tokens": log_probs.len(), "log_prob": sum, "perplexity": perplexity,
         });
-        io.print(format_args!("{object}\n"))?;
+        io.show_json(&object)?;
         return Ok(0);
     }
     for (id, log_prob) in ids[1..].iter().zip(&log_probs) {
@@ -67,7 +76,7 @@ pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
 
 /// A token's bytes as a column, escaped.
 fn quoted(tokenizer: &Tokenizer<'_>, id: u32) -> String {
-    format!("\t\"{}\"", printable(&String::from_utf8_lossy(tokenizer.token_bytes(id)).replace('\n', "\\n")))
+    format!("\t\"{}\"", printable(&String::from_utf8_lossy(tokenizer.token_bytes(id))))
 }
 
 fn ids(args: &ScoreArgs, tokenizer: Option<&Tokenizer<'_>>, io: &mut Io<'_>) -> Result<Vec<u32>, Failure> {
@@ -77,17 +86,11 @@ fn ids(args: &ScoreArgs, tokenizer: Option<&Tokenizer<'_>>, io: &mut Io<'_>) -> 
     let tokenizer =
         tokenizer.ok_or_else(|| Failure::usage("this loaf has no tokenizer: pass token ids, with --ids 1,2,3"))?;
     let text = match args.file.as_deref() {
-        Some(path) if path != Path::new("-") => {
-            let name = path.display().to_string();
-            let mut file = File::open(path).map_err(|e| Failure::Runtime(format!("{name}: {e}")))?;
-            read_text(&mut file, &name)?
-        }
+        Some(path) if path != Path::new("-") => read_text_file(path)?,
         None if io.stdin_is_terminal => return Err(Failure::usage("no text: pass a file, or pipe it in")),
         _ => io.read_stdin()?,
     };
-    let mut ids = Vec::new();
-    tokenizer.encode(&text, true, &mut Scratch::default(), &mut ids);
-    Ok(ids)
+    Ok(text_ids(tokenizer, &text, args.special))
 }
 
 struct Scorer<'i> {
@@ -131,61 +134,42 @@ impl Scorer<'_> {
     }
 }
 
-/// A safetensors file with one tensor, written row by row under a temporary name.
+/// A safetensors file with one tensor, written row by row.
 struct LogitsFile {
-    file: BufWriter<File>,
-    temporary: PathBuf,
-    path: PathBuf,
-    renamed: bool,
+    output: Output,
+    /// Rows that are not written yet.
+    buffer: Vec<u8>,
 }
 
 impl LogitsFile {
-    fn create(path: &Path, tokens: usize, vocab: u32) -> Result<LogitsFile, Failure> {
-        let name =
-            path.file_name().ok_or_else(|| Failure::Usage(format!("{}: expected a file name", path.display())))?;
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}.partial", std::process::id()));
-        let temporary = path.with_file_name(hidden);
+    /// Begins the file at `path`, which is none of the command's `inputs`.
+    fn create(path: &Path, inputs: &[PathBuf], tokens: usize, vocab: u32) -> Result<LogitsFile, Failure> {
         let bytes = tokens as u64 * u64::from(vocab) * 4;
         let tensor = json!({ "dtype": "F32", "shape": [tokens, vocab], "data_offsets": [0, bytes] });
         let mut header = json!({ "logits": tensor }).to_string();
         // The data start on a multiple of 8 bytes.
         header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
-        let file = File::create(&temporary).map_err(|e| Failure::Runtime(format!("{}: {e}", temporary.display())))?;
-        let mut out = LogitsFile { file: BufWriter::new(file), temporary, path: path.to_path_buf(), renamed: false };
-        let write = |out: &mut BufWriter<File>| -> io::Result<()> {
-            out.write_all(&(header.len() as u64).to_le_bytes())?;
-            out.write_all(header.as_bytes())
-        };
-        write(&mut out.file).map_err(|e| out.failure(e))?;
-        Ok(out)
+        let output = Output::create(path, inputs).map_err(Failure::runtime)?;
+        // Room for all of it, before an evaluation that may take long; rows are written from the start on.
+        output.reserve(8 + header.len() as u64 + bytes).map_err(Failure::runtime)?;
+        let mut buffer = (header.len() as u64).to_le_bytes().to_vec();
+        buffer.extend_from_slice(header.as_bytes());
+        Ok(LogitsFile { output, buffer })
     }
 
     fn write(&mut self, logits: &[f32]) -> Result<(), Failure> {
-        for x in logits {
-            self.file.write_all(&x.to_le_bytes()).map_err(|e| self.failure(e))?;
-        }
-        Ok(())
+        self.buffer.extend(logits.iter().flat_map(|x| x.to_le_bytes()));
+        if self.buffer.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), Failure> {
+        let written = self.output.file().write_all(&self.buffer).map_err(self.output.io("write to it"));
+        self.buffer.clear();
+        written.map_err(Failure::runtime)
     }
 
     fn finish(mut self) -> Result<(), Failure> {
-        let done = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
-        done.and_then(|()| fs::rename(&self.temporary, &self.path)).map_err(|e| self.failure(e))?;
-        self.renamed = true;
-        Ok(())
-    }
-
-    fn failure(&self, error: io::Error) -> Failure {
-        Failure::Runtime(format!("{}: {error}", self.path.display()))
-    }
-}
-
-impl Drop for LogitsFile {
-    fn drop(&mut self) {
-        if !self.renamed {
-            // Nothing more can be done about a file that cannot be removed.
-            let _ = fs::remove_file(&self.temporary);
-        }
+        self.flush()?;
+        self.output.finish().map_err(Failure::runtime)
     }
 }

@@ -5,18 +5,15 @@
 //! `--run` this machine then replays the golden prompts, in prefill and token by token, and must give the recorded ids.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use loaf_formats::container::{Leaves, SectionKind};
 use loaf_formats::golden::{Golden, leader};
 use serde_json::json;
 
 use crate::args::{ComputeArgs, VerifyArgs};
+use crate::progress::Progress;
 use crate::{Bytes, Failure, Io, model};
-use loaf_runtime::model::Model as Loaf;
-
-/// Time between two reports of progress.
-const TICK: Duration = Duration::from_millis(100);
+use loaf_runtime::Model;
 
 pub(crate) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
@@ -35,7 +32,7 @@ pub(crate) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> 
         if let Some(ids) = golden {
             object["golden_ids"] = ids.into();
         }
-        io.print(format_args!("{object}\n"))?;
+        io.show_json(&object)?;
     } else {
         let golden = golden.map_or_else(String::new, |ids| format!(", {ids} golden ids"));
         io.print(format_args!("ok {}, {}, {weights} tensors{golden}\n", loaf.id(), Bytes(file_bytes)))?;
@@ -44,14 +41,14 @@ pub(crate) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> 
 }
 
 /// Replays every golden case; returns the number of ids compared.
-fn replay_golden(loaf: &Loaf, io: &mut Io<'_>) -> Result<usize, Failure> {
+fn replay_golden(loaf: &Model, io: &mut Io<'_>) -> Result<usize, Failure> {
     let bytes = loaf.container().section(SectionKind::Golden).ok_or_else(|| {
         Failure::runtime("--run: this loaf has no golden prompts; bake it with --golden 16, or verify without --run")
     })?;
     let plan = loaf.plan();
     let golden = Golden::decode(bytes, plan.vocab, plan.context).map_err(Failure::runtime)?;
     let mut session = model::session(loaf, &ComputeArgs::default(), io)?;
-    let mut compared = 0;
+    let (mut compared, mut progress) = (0, Progress::new(io));
     for (i, case) in golden.cases.iter().enumerate() {
         for by_token in [false, true] {
             session.rewind(0).map_err(Failure::runtime)?;
@@ -72,6 +69,12 @@ fn replay_golden(loaf: &Loaf, io: &mut Io<'_>) -> Result<usize, Failure> {
             }
         }
         compared += case.greedy.len();
+        let (done, all) = (i + 1, golden.cases.len());
+        progress.at(done as u64, all as u64, format_args!("{done} of {all} golden prompts"), io);
+    }
+    progress.clear(io);
+    if compared == 0 {
+        return Err(Failure::runtime("--run: expected at least one golden token to compare, found none"));
     }
     Ok(compared)
 }
@@ -95,13 +98,9 @@ fn verify_leaves(leaves: &Leaves<'_>, total: u64, io: &mut Io<'_>) -> Result<(),
         }
         Ok(())
     };
-    let show = io.stderr_is_terminal;
-    let mut last = Instant::now();
+    let mut progress = Progress::new(io);
     let mut tick = |done: u64| {
-        if show && last.elapsed() >= TICK {
-            last = Instant::now();
-            let _ = write!(io.stderr, "\r{} of {} verified", Bytes(done), Bytes(total));
-        }
+        progress.at(done, total, format_args!("{} of {} verified", Bytes(done), Bytes(total)), io);
     };
     let first_error = std::thread::scope(|scope| {
         let helpers = loaf_runtime::pool::default_threads().clamp(1, 64) - 1;
@@ -113,9 +112,7 @@ fn verify_leaves(leaves: &Leaves<'_>, total: u64, io: &mut Io<'_>) -> Result<(),
         let theirs = helpers.into_iter().filter_map(|h| h.join().ok().and_then(Result::err));
         theirs.chain(mine).min_by_key(|(ix, _)| *ix)
     });
-    if show && total > 0 {
-        let _ = write!(io.stderr, "\r\x1b[K");
-    }
+    progress.clear(io);
     match first_error {
         Some((_, e)) => Err(Failure::Runtime(format!("{e}; the file is damaged, get or bake it again"))),
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! The binary `loaf` with a loaf behind it is one program: started as a process, with no other file.
+//! The binary `loaf-small` with a loaf behind it is one program: started as a process, with no other file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use loaf_formats::program::Trailer;
 
 /// The runtime with the committed test vector behind it, in a folder of its own.
 fn program(dir: &Path) -> PathBuf {
-    let runtime = fs::read(env!("CARGO_BIN_EXE_loaf")).expect("built");
+    let runtime = fs::read(env!("CARGO_BIN_EXE_loaf-small")).expect("built");
     let loaf = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vectors/tiny.loaf")).expect("committed");
     let id = Container::open(&loaf).expect("a loaf").artifact_id();
     let trailer = Trailer::after(runtime.len() as u64, loaf.len() as u64, id).expect("small files");
@@ -53,5 +53,39 @@ fn a_program_runs_its_own_loaf() {
     let renamed = dir.join("another name");
     fs::rename(&program, &renamed).expect("our own file");
     assert_eq!(stdout(&call(&renamed, &["--ids", "1,2,3", "-n", "4", "--greedy"])), answer);
+    fs::remove_dir_all(&dir).expect("our own folder");
+}
+
+#[cfg(all(unix, feature = "default-model"))]
+#[test]
+fn scoring_that_is_terminated_or_interrupted_twice_leaves_no_file() {
+    use std::os::unix::process::ExitStatusExt;
+    use std::time::{Duration, Instant};
+    let dir = std::env::temp_dir().join(format!("loaf-terminated-{}", std::process::id()));
+    let names = |dir: &Path| -> Vec<_> {
+        let entries = fs::read_dir(dir).expect("a folder");
+        entries.map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
+    };
+    let ids: Vec<String> = (0..1000).map(|i| (i % 997).to_string()).collect();
+    for signals in [&["-TERM"][..], &["-INT", "-INT"]] {
+        fs::create_dir_all(&dir).expect("a writable folder");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_loaf"));
+        command.args(["score", "--decode", "--threads", "1", "--ids", &ids.join(","), "--logits", "x.safetensors"]);
+        command.current_dir(&dir).env_remove("LOAF_MODEL").stdout(std::process::Stdio::null());
+        let mut child = command.spawn().expect("an executable");
+        let since = Instant::now();
+        while names(&dir).is_empty() {
+            assert!(child.try_wait().expect("a child").is_none(), "it ended before it could be ended");
+            assert!(since.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for signal in signals {
+            let sent = Command::new("kill").arg(signal).arg(child.id().to_string()).status().expect("a POSIX system");
+            assert!(sent.success());
+        }
+        let status = child.wait().expect("a child");
+        assert!(status.signal().is_some() || status.code() == Some(130), "{status}");
+        assert_eq!(names(&dir), [""; 0]);
+    }
     fs::remove_dir_all(&dir).expect("our own folder");
 }

@@ -11,7 +11,7 @@ use loaf_formats::dtype::DType;
 use loaf_formats::op::attention::{Attrs, Operands};
 use loaf_formats::op::{ATTENTION_BLOCK, LANES, OpAttrs};
 
-use super::dots::{Panel, eight_of, lane_dots};
+use super::dots::{Panel, eight_of, short_dots};
 use super::elementwise::{floats, lanes, max_of, store};
 use super::scratch::Scratch;
 use super::simd::{self, Simd};
@@ -125,7 +125,7 @@ unsafe fn key_dots<W: Wide<S = S>, S: Simd, const Q: usize, const K: usize>(
         }
         let mut sums = [[W::splat(0.0); EIGHT]; Q];
         for first in (0..EIGHT / W::EIGHTS).step_by(K) {
-            let some = lane_dots::<W, Q, K>(&queries, panel.from(first), dim.next_multiple_of(EIGHT));
+            let some = short_dots::<W, Q, K>(&queries, panel.from(first), dim.div_ceil(EIGHT));
             for q in 0..Q {
                 sums[q][first..first + K].copy_from_slice(&some[q]);
             }
@@ -326,11 +326,10 @@ impl Tile {
                         }};
                     }
                     match (W::EIGHTS, queries - n) {
-                        (2, 4..) => dots!(4, 4),
                         (2, 2..) => dots!(2, 4),
                         (2, _) => dots!(1, 4),
-                        (_, 2..) => dots!(2, 4),
-                        _ => dots!(1, 8),
+                        (_, 2..) => dots!(2, 2),
+                        _ => dots!(1, 4),
                     }
                 }
             }

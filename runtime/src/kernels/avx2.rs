@@ -16,6 +16,8 @@ use super::elementwise::floats;
 use super::rows::{Rows, byte_scales, eight_floats};
 use super::simd::{Simd, layout};
 
+mod stream;
+
 /// Proof of nothing: use only inside functions compiled for, and run on, AVX2 + FMA + F16C.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
@@ -436,6 +438,7 @@ impl Rows for Avx2 {
     type Bs = [__m256i; 8];
 
     const Q8_BIAS: i32 = 128;
+    const STREAMED_Q8_BIAS: i32 = 0;
 
     #[inline(always)]
     unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m256i {
@@ -543,8 +546,8 @@ impl Rows for Avx2 {
         }
     }
     #[inline(always)]
-    fn span_dots(kind: u8) -> usize {
-        if kind == layout::Q4_WIDE { 2 } else { 1 }
+    fn has_planes(kind: u8) -> bool {
+        kind == layout::Q4_WIDE
     }
     #[inline(always)]
     unsafe fn planes(_: u8, packed: __m256i) -> [__m256i; 2] {
@@ -552,27 +555,42 @@ impl Rows for Avx2 {
         unsafe { nibbles(packed) }
     }
     #[inline(always)]
-    unsafe fn span_dot(kind: u8, h: __m256i, w: *const u8, x: *const i8) -> __m256i {
-        // SAFETY: a span of codes of each.
-        unsafe {
-            let x = x.cast::<u8>();
-            if kind != layout::Q4_WIDE {
-                return Self::dot(kind, h, unpack32(kind, w), Self::load_b(x));
-            }
-            let [even, odd] = nibbles(Self::load_b(w));
-            Self::dot(kind, Self::dot(kind, h, even, Self::load_b(x)), odd, Self::load_b(x.add(32)))
-        }
+    fn parts(kind: u8, group: usize) -> usize {
+        stream::parts(kind, group)
     }
     #[inline(always)]
-    unsafe fn sums(a: [__m256i; 8], _: usize) -> [__m256i; 8] {
-        // SAFETY: as `splat`.
+    fn arranged_bytes(kind: u8) -> usize {
+        stream::arranged_bytes(kind)
+    }
+    #[inline(always)]
+    unsafe fn arrange(kind: u8, group: usize, from: *const i8, to: *mut i8) {
+        // SAFETY: the trait's condition.
+        unsafe { stream::arrange(kind, group, from, to) }
+    }
+    #[inline(always)]
+    unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: usize, x: *const i8) -> [__m256i; 8] {
+        // SAFETY: the trait's condition.
+        unsafe { stream::dots(kind, group, rows, at, x) }
+    }
+    #[inline(always)]
+    unsafe fn fill_params<const OFTEN: bool>(
+        kind: u8,
+        dtype: DType,
+        rows: &[*const u8; 16],
+        groups: usize,
+        to: *mut u8,
+    ) {
+        // SAFETY: the trait's condition.
         unsafe {
-            let low = _mm256_hadd_epi32(_mm256_hadd_epi32(a[0], a[1]), _mm256_hadd_epi32(a[2], a[3]));
-            let high = _mm256_hadd_epi32(_mm256_hadd_epi32(a[4], a[5]), _mm256_hadd_epi32(a[6], a[7]));
-            let mut out = a;
-            out[0] = _mm256_permute2x128_si256::<0x20>(low, high);
-            out[1] = _mm256_permute2x128_si256::<0x31>(low, high);
-            out
+            if dtype == DType::BF16 {
+                return stream::fill_bf16(rows, groups, to);
+            }
+            for g in (0..groups).step_by(8) {
+                let by_group = Self::params(kind, dtype, rows, g, 8.min(groups - g));
+                for i in 0..8 {
+                    Self::store_b(to.add((g + i) * 32), by_group[i]);
+                }
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use loaf_formats::dtype::DType;
 use super::EIGHT;
 use super::avx2::{Avx2, E2M1_LUT, unpack32};
 use super::elementwise::floats;
-use super::rows::Rows;
+use super::rows::{Rows, Spans, dots_by_span};
 use super::simd::layout;
 use super::wide::Wide;
 
@@ -294,8 +294,8 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
         usize::MAX
     }
     #[inline(always)]
-    fn span_dots(kind: u8) -> usize {
-        if layout::bits(kind) == 4 { 2 } else { 1 }
+    fn has_planes(kind: u8) -> bool {
+        layout::bits(kind) == 4
     }
     #[inline(always)]
     unsafe fn planes(kind: u8, packed: __m512i) -> [__m512i; 2] {
@@ -310,6 +310,14 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_LUT.as_ptr().cast()));
             [_mm512_shuffle_epi8(table, even), _mm512_shuffle_epi8(table, odd)]
         }
+    }
+    dots_by_span!();
+}
+
+impl<const VBMI: bool> Spans for Avx512<VBMI> {
+    #[inline(always)]
+    fn span_dots(kind: u8) -> usize {
+        if layout::bits(kind) == 4 { 2 } else { 1 }
     }
     #[inline(always)]
     unsafe fn span_dot(kind: u8, h: __m512i, w: *const u8, x: *const i8) -> __m512i {

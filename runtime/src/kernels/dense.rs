@@ -10,7 +10,7 @@ use std::ops::Range;
 use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 use loaf_formats::op::{OpAttrs, expert_linear_dense as expert_op, linear_dense as linear_op};
 
-use super::dots::{Panel, eight_of, folded, lane_dots, repeated};
+use super::dots::{Panel, eight_of, folded, long_dots, repeated};
 use super::elementwise::store;
 use super::scratch::Scratch;
 use super::simd::Simd;
@@ -290,7 +290,7 @@ unsafe fn tile<W: Wide, const V: usize, const R: usize>(panel: Panel, x: &[*cons
     let mut dots = [0.0; 48];
     // SAFETY: a panel padded to whole eights, `inp` elements of each activation row.
     unsafe {
-        let sums = lane_dots::<W, R, V>(x, panel, inp);
+        let sums = long_dots::<W, R, V>(x, panel, inp);
         for c in 0..R * V / keys {
             let some = eight_of::<W>(&sums.as_flattened()[c * keys..(c + 1) * keys]);
             <W::S as Simd>::store(dots.as_mut_ptr().add(c * EIGHT), folded::<W>(some, inp));

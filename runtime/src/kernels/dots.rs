@@ -1,7 +1,8 @@
 //! Lane dots of a few rows with a few others held in a panel: what attention scores and dense matmuls are made of.
 //!
-//! A lane dot has 32 accumulators, four eights, which are four sums of their own until the end. They are computed one
-//! after the other, so that all registers go to different pairs of rows and every load serves several products.
+//! A lane dot has 32 accumulators, four eights, which are four sums of their own until the end. They are not computed all at once,
+//! so that registers go to different pairs of rows and every load serves several products: one after the other in long rows
+//! ([`long_dots`]), two at a time in short ones ([`short_dots`]), where parking sums in memory would cost.
 
 use loaf_formats::op::LANES;
 
@@ -44,10 +45,56 @@ impl Panel {
     }
 }
 
+/// Lane dots, but for their last three folds, of `Q` rows of `eights` eights with `K` vectors of a panel.
+#[inline(always)]
+pub(super) unsafe fn short_dots<W: Wide, const Q: usize, const K: usize>(
+    x: &[*const f32; Q],
+    panel: Panel,
+    eights: usize,
+) -> [[W::V; K]; Q] {
+    // SAFETY: the caller names that many elements of each row and the panel's.
+    unsafe {
+        let mut out = [[W::splat(0.0); K]; Q];
+        for first in 0..2 {
+            let mut acc = [[[W::splat(0.0); K]; Q]; 2];
+            let mut at = panel.at.add(panel.parts[first]);
+            let third = panel.parts[first + 2] - panel.parts[first];
+            let mut e = first;
+            macro_rules! eight {
+                ($half:expr) => {
+                    for k in 0..K {
+                        let key = W::load(at.add($half * third + k * panel.vector));
+                        for q in 0..Q {
+                            let x = W::repeat(x[q].add((e + 2 * $half) * EIGHT));
+                            acc[$half][q][k] = W::fma(x, key, acc[$half][q][k]);
+                        }
+                    }
+                };
+            }
+            while e + 2 < eights {
+                eight!(0);
+                eight!(1);
+                at = at.add(panel.round);
+                e += 4;
+            }
+            if e < eights {
+                eight!(0);
+            }
+            for q in 0..Q {
+                for k in 0..K {
+                    let sum = W::add(acc[0][q][k], acc[1][q][k]);
+                    out[q][k] = if first == 0 { sum } else { W::add(out[q][k], sum) };
+                }
+            }
+        }
+        out
+    }
+}
+
 /// Lane dots, but for their last three folds, of `Q` rows of `n` elements with `K` vectors of a panel, which is padded with zeros to
 /// whole eights.
 #[inline(always)]
-pub(super) unsafe fn lane_dots<W: Wide, const Q: usize, const K: usize>(
+pub(super) unsafe fn long_dots<W: Wide, const Q: usize, const K: usize>(
     x: &[*const f32; Q],
     panel: Panel,
     n: usize,
@@ -56,6 +103,8 @@ pub(super) unsafe fn lane_dots<W: Wide, const Q: usize, const K: usize>(
     // SAFETY: the caller names `n` elements of each row and the panel's.
     unsafe {
         let mut sums = [[[W::splat(0.0); K]; Q]; 4];
+        // In memory, where the compiler would have them in registers that the loop needs.
+        let sums = std::hint::black_box(&mut sums);
         for part in 0..4 {
             let mut acc = [[W::splat(0.0); K]; Q];
             let mut at = panel.at.add(panel.parts[part]);
@@ -70,15 +119,16 @@ pub(super) unsafe fn lane_dots<W: Wide, const Q: usize, const K: usize>(
                 at = at.add(panel.round);
                 e += 4;
             }
-            if rest > 0 && e == eights {
-                for q in 0..Q {
-                    let x = repeated::<W>(x[q].add(e * EIGHT), rest);
-                    for k in 0..K {
-                        acc[q][k] = W::fma(x, W::load(at.add(k * panel.vector)), acc[q][k]);
-                    }
+            sums[part] = acc;
+        }
+        if rest > 0 {
+            let (part, at) = (eights % 4, panel.at.add(panel.parts[eights % 4] + eights / 4 * panel.round));
+            for q in 0..Q {
+                let x = repeated::<W>(x[q].add(eights * EIGHT), rest);
+                for k in 0..K {
+                    sums[part][q][k] = W::fma(x, W::load(at.add(k * panel.vector)), sums[part][q][k]);
                 }
             }
-            sums[part] = acc;
         }
         let mut out = sums[0];
         for q in 0..Q {

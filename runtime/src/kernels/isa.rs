@@ -169,11 +169,12 @@ isa!(scalar, Scalar, Scalar, inline(never), else no_product,
     _, _ => Scalar;);
 #[cfg(target_arch = "x86_64")]
 isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"), else no_product,
-    44, 64 => Avx2; 44, _ => Avx2;
-    4, 32 => Avx2;
-    8, 64 => Avx2; 8, _ => Avx2;
-    2, _ => Avx2; 3, _ => Avx2;
-    5, _ => Avx2; 6, _ => Avx2;
+    44, 64 => Avx2; 44, 128 => Avx2; 4, 32 => Avx2;
+    2, 32 => Avx2; 2, 64 => Avx2; 2, 128 => Avx2;
+    3, 32 => Avx2; 3, 64 => Avx2; 3, 128 => Avx2;
+    5, 32 => Avx2; 5, 64 => Avx2; 5, 128 => Avx2;
+    6, 32 => Avx2; 6, 64 => Avx2; 6, 128 => Avx2;
+    8, 32 => Avx2; 8, 64 => Avx2; 8, 128 => Avx2;
     14, 32 => Avx2; 24, 16 => Avx2;);
 // Everything but matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers. Widths that no 512-bit
 // instruction unpacks well without VBMI are those of AVX2.

@@ -16,7 +16,7 @@ use std::arch::asm;
 use loaf_formats::dtype::DType;
 
 use super::elementwise::floats;
-use super::rows::{Rows, byte_scales, eight_floats};
+use super::rows::{Rows, Spans, byte_scales, dots_by_span, eight_floats};
 use super::simd::{Simd, layout};
 
 /// NEON, which every CPU has that this is compiled for.
@@ -667,6 +667,14 @@ impl<D: Dot> Rows for D {
     fn steps(kind: u8) -> usize {
         D::room(kind)
     }
+    #[inline(always)]
+    fn has_planes(_: u8) -> bool {
+        false
+    }
+    dots_by_span!();
+}
+
+impl<D: Dot> Spans for D {
     #[inline(always)]
     fn span_dots(_: u8) -> usize {
         1

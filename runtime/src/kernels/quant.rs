@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use loaf_formats::op::{OpAttrs, OpKind, expert_linear_quant as expert, linear_quant as linear};
 
-use super::rows::{PerLane, Rows};
+use super::rows::{ARRANGED, PerLane, Rows};
 use super::scratch::Scratch;
 use super::simd::{E2M1_BIAS, Simd, layout, run_of_evens};
 use super::{OpCall, QUANT_ROWS, RawOperand};
@@ -25,7 +25,9 @@ const SOON: usize = 4096;
 /// One activation row, prepared.
 #[derive(Clone, Copy)]
 struct Row {
-    /// Permuted codes, padded with zeros to whole blocks.
+    /// Codes as they are.
+    plain: *const i8,
+    /// Permuted codes, padded with zeros to whole blocks, if any of the call's matrices has more than [`Rows::STREAMED`] rows.
     codes: *const i8,
     /// Exact sum of each group's codes.
     code_sums: *const i32,
@@ -60,6 +62,7 @@ impl Slots<'_> {
         // SAFETY: row `r` and slot `j` exist.
         unsafe {
             let row = Row {
+                plain: self.x[0].at::<i8>(r, h),
                 codes: self.codes.add(index * self.padded),
                 code_sums: self.code_sums.add(index * self.padded_groups),
                 scales: self.x[1].at(r, h),
@@ -73,6 +76,8 @@ impl Slots<'_> {
 /// Panels of one call, in scratch.
 #[derive(Clone, Copy)]
 struct Panels {
+    /// Activation codes of up to [`Rows::STREAMED`] rows as [`Rows::dots`] takes them, `padded * ARRANGED` bytes each.
+    arranged: *mut i8,
     codes: [*mut u8; 2],
     scales: [*mut f32; 2],
     biases: [*mut f32; 2],
@@ -110,9 +115,10 @@ impl Packing {
 
     /// What the true codes exceed the unpacked ones by.
     #[inline(always)]
-    fn bias<S: Rows>(self) -> i32 {
+    fn bias<S: Rows, const STREAMED: bool>(self) -> i32 {
         match self.kind {
             layout::E2M1 | layout::E2M1_HALVES => -E2M1_BIAS,
+            layout::Q8 if STREAMED => S::STREAMED_Q8_BIAS,
             layout::Q8 => S::Q8_BIAS,
             _ => 0,
         }
@@ -181,28 +187,25 @@ unsafe fn prepare<'a, S: Rows>(
     let codes = scratch.take::<i8>(rows * x_slots * padded);
     let code_sums = scratch.take::<i32>(rows * x_slots * padded_groups);
     let panels = Panels {
+        arranged: scratch.take(S::STREAMED * ARRANGED * padded),
         codes: [scratch.take(S::LANES * padded), scratch.take(S::LANES * padded)],
         scales: [scratch.take(S::LANES * padded_groups), scratch.take(S::LANES * padded_groups)],
         biases: [scratch.take(S::LANES * padded_groups), scratch.take(S::LANES * padded_groups)],
     };
+    let panelled = rows * k > S::STREAMED;
     for index in 0..rows * x_slots {
         // SAFETY: an existing row and slot of `inp` codes; `padded` and `padded_groups` elements of room each.
         unsafe {
             let from = x[0].at::<i8>(index / x_slots, index % x_slots).cast_const();
-            let to = codes.add(index * padded);
-            let whole = inp - inp % 64;
-            for i in (0..whole).step_by(64) {
-                S::Narrow::permute(packing.kind, from.add(i), to.add(i));
+            if panelled {
+                for i in (0..inp).step_by(BLOCK) {
+                    let (mut last, to) = ([0; BLOCK], codes.add(index * padded + i));
+                    let from = block(from, inp, i, &mut last);
+                    S::Narrow::permute(packing.kind, from, to);
+                    S::Narrow::permute(packing.kind, from.add(64), to.add(64));
+                }
             }
-            if whole < padded {
-                to.add(whole).write_bytes(0, padded - whole);
-            }
-            if whole < inp {
-                let mut block = [0i8; 64];
-                std::ptr::copy_nonoverlapping(from.add(whole), block.as_mut_ptr(), inp - whole);
-                S::Narrow::permute(packing.kind, block.as_ptr(), to.add(whole));
-            }
-            if packing.bias::<S>() != 0 {
+            if packing.bias::<S, true>() != 0 || panelled && packing.bias::<S, false>() != 0 {
                 for g in 0..inp / group {
                     let sum = (0..group).fold(0i32, |sum, i| sum + i32::from(*from.add(g * group + i)));
                     *code_sums.add(index * padded_groups + g) = sum;
@@ -228,11 +231,15 @@ unsafe fn multiply<S: Rows>(
     // SAFETY: rows are below `out`; those of a vector past it repeat the last and are not stored.
     unsafe {
         if n <= S::STREAMED {
+            let arranged = |i: usize| panels.arranged.wrapping_add(i * ARRANGED * slots.padded);
+            for i in 0..n {
+                arrange::<S>(m.packing, slot(i).0.plain, m.inp, arranged(i));
+            }
             while row < end {
                 m.fill_params::<S, true>(row, panels, 0);
                 for i in 0..n {
                     let (x, y) = slot(i);
-                    let acc = stream::<S>(m, row, end, x, panels);
+                    let acc = stream::<S>(m, row, end, x, arranged(i), panels);
                     S::store_n(y.add(row), acc, S::LANES.min(end - row));
                 }
                 row += S::LANES;
@@ -313,25 +320,56 @@ impl Matrix<'_> {
                 for i in 0..S::LANES {
                     rows[i] = from.add(i.min(last) * row_bytes);
                 }
-                for g in (0..groups).step_by(S::LANES) {
-                    let n = S::LANES.min(groups - g);
-                    let params = if OFTEN { S::params_by_type } else { S::params };
-                    let by_group = params(self.packing.kind, o.dtype, &rows, g, n);
-                    for i in 0..S::LANES {
-                        S::store_b(panel.add((g + i) * S::LANES).cast(), by_group[i]);
-                    }
-                }
+                S::fill_params::<OFTEN>(self.packing.kind, o.dtype, &rows, groups, panel.cast());
             }
+        }
+    }
+}
+
+/// Activation codes that are permuted or arranged together.
+const BLOCK: usize = 128;
+
+/// Codes `i..i + BLOCK` of the `inp` at `from`, in `last`, padded with zeros, if there are fewer.
+#[inline(always)]
+unsafe fn block(from: *const i8, inp: usize, i: usize, last: &mut [i8; BLOCK]) -> *const i8 {
+    // SAFETY: `i` is below `inp`.
+    unsafe {
+        let from = from.add(i);
+        if i + BLOCK <= inp {
+            return from;
+        }
+        std::ptr::copy_nonoverlapping(from, last.as_mut_ptr(), inp - i);
+        last.as_ptr()
+    }
+}
+
+/// The codes of a row as [`Rows::dots`] takes them, padded with zeros to whole blocks.
+#[inline(always)]
+unsafe fn arrange<S: Rows>(packing: Packing, from: *const i8, inp: usize, to: *mut i8) {
+    for i in (0..inp).step_by(BLOCK) {
+        let mut last = [0; BLOCK];
+        // SAFETY: `inp` codes, and room for whole blocks.
+        unsafe {
+            let from = block(from, inp, i, &mut last);
+            S::arrange(packing.kind, packing.group, from, to.add(i * S::arranged_bytes(packing.kind)));
         }
     }
 }
 
 /// The float part of one group: `acc` after adding the integer dots `d` of a vector of rows with group `g` of `x`.
 #[inline(always)]
-unsafe fn scaled<S: Rows>(packing: Packing, acc: S::F, d: S::I, x: Row, panels: &Panels, p: usize, g: usize) -> S::F {
+unsafe fn scaled<S: Rows, const STREAMED: bool>(
+    packing: Packing,
+    acc: S::F,
+    d: S::I,
+    x: Row,
+    panels: &Panels,
+    p: usize,
+    g: usize,
+) -> S::F {
     // SAFETY: an existing group.
     unsafe {
-        let bias = packing.bias::<S>();
+        let bias = packing.bias::<S, STREAMED>();
         let d = if bias == 0 { d } else { S::add_i(d, S::splat_i(bias * *x.code_sums.add(g))) };
         let scale = S::mul(S::load(panels.scales[p].add(g * S::LANES)), S::splat(*x.scales.add(g)));
         let acc = S::fma(scale, S::to_float(d), acc);
@@ -343,13 +381,13 @@ unsafe fn scaled<S: Rows>(packing: Packing, acc: S::F, d: S::I, x: Row, panels: 
     }
 }
 
-/// A vector of weight rows, read once, against one activation row; `end` is where this thread's rows end.
+/// A vector of weight rows, read once, against one activation row, arranged at `codes`; `end` is where this thread's rows end.
 #[inline(always)]
-unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, panels: &Panels) -> S::F {
-    let (packing, kind, group, inp) = (m.packing, m.packing.kind, m.packing.group, m.inp);
-    let span = 4 * S::LANES * S::span_dots(kind);
-    let widen_every = S::steps(kind) / S::span_dots(kind);
-    // SAFETY: rows of `inp` packed codes; `x` is padded to whole spans.
+unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, codes: *const i8, panels: &Panels) -> S::F {
+    let (packing, kind, group) = (m.packing, m.packing.kind, m.packing.group);
+    let (groups, parts) = (m.inp / group, S::parts(kind, group));
+    let bytes = packing.bytes(parts * group);
+    // SAFETY: rows of `inp` packed codes; activations are padded to whole blocks.
     unsafe {
         let mut weights = [std::ptr::null(); 16];
         for i in 0..S::LANES {
@@ -359,63 +397,30 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, pane
         // sixteen short rows read side by side. What has left the first cache again by then is asked for once more.
         let next = if first + S::LANES < end { S::LANES * m.w[0].row_stride * 4 } else { 0 };
         let (ahead, soon) = (weights[0].wrapping_add(next), weights[0].wrapping_add(SOON));
-        let prefetch = |i: usize| {
-            S::Narrow::prefetch(ahead.wrapping_add(i));
-            S::Narrow::prefetch(soon.wrapping_add(i));
-        };
-        let step = packing.bytes(span);
         let mut acc = S::splat(0.0);
-        // Groups of a span: known to the compiler even where the group is not.
-        let parts = match kind {
-            layout::Q4 | layout::E2M1 => span / 32,
-            layout::E2M1_HALVES => span / 16,
-            _ => 2,
-        };
-        if parts > 1 && parts * group == span {
-            for v in 0..inp.div_ceil(span) {
-                let groups = parts.min((inp - v * span) / group);
-                let mut dots = S::Is::all(S::splat_i(0));
-                if groups == parts {
-                    for r in 0..S::LANES {
-                        prefetch((v * S::LANES + r) * step);
-                        let h = S::span_dot(kind, S::zero_h(), weights[r].add(v * step), x.codes.add(v * span));
-                        dots[r] = S::widen(S::splat_i(0), h);
-                    }
-                    let sums = S::sums(dots, parts);
-                    for j in 0..parts {
-                        acc = scaled::<S>(packing, acc, sums[j], x, panels, 0, parts * v + j);
-                    }
-                } else {
-                    for r in 0..S::LANES {
-                        let w = tail(weights[r].add(v * step), packing.bytes(groups * group));
-                        let h = S::span_dot(kind, S::zero_h(), w.as_ptr(), x.codes.add(v * span));
-                        dots[r] = S::widen(S::splat_i(0), h);
-                    }
-                    let sums = S::sums(dots, parts);
-                    for j in 0..groups {
-                        acc = scaled::<S>(packing, acc, sums[j], x, panels, 0, parts * v + j);
-                    }
+        for v in 0..groups.div_ceil(parts) {
+            for line in (0..S::LANES * bytes).step_by(64) {
+                S::Narrow::prefetch(ahead.wrapping_add(v * S::LANES * bytes + line));
+                S::Narrow::prefetch(soon.wrapping_add(v * S::LANES * bytes + line));
+            }
+            let x_codes = codes.add(v * parts * group * S::arranged_bytes(kind));
+            let n = parts.min(groups - v * parts);
+            if n == parts {
+                let dots = S::dots(kind, group, &weights, v * bytes, x_codes);
+                for j in 0..parts {
+                    acc = scaled::<S, true>(packing, acc, dots[j], x, panels, 0, v * parts + j);
+                }
+            } else {
+                let (mut tails, mut at) = ([[0; 64]; 16], [std::ptr::null(); 16]);
+                for i in 0..S::LANES {
+                    tails[i] = tail(weights[i].add(v * bytes), packing.bytes(n * group));
+                    at[i] = tails[i].as_ptr();
+                }
+                let dots = S::dots(kind, group, &at, 0, x_codes);
+                for j in 0..n {
+                    acc = scaled::<S, true>(packing, acc, dots[j], x, panels, 0, v * parts + j);
                 }
             }
-            return acc;
-        }
-        for g in 0..inp / group {
-            let mut dots = S::Is::all(S::splat_i(0));
-            for r in 0..S::LANES {
-                let w = weights[r].add(packing.bytes(g * group));
-                let mut h = S::zero_h();
-                for v in 0..group / span {
-                    prefetch((g * S::LANES + r) * packing.bytes(group) + v * step);
-                    h = S::span_dot(kind, h, w.add(v * step), x.codes.add(g * group + v * span));
-                    if (v + 1) % widen_every == 0 {
-                        dots[r] = S::widen(dots[r], h);
-                        h = S::zero_h();
-                    }
-                }
-                dots[r] = S::widen(dots[r], h);
-            }
-            let halves = S::sums(dots, 2);
-            acc = scaled::<S>(packing, acc, S::add_i(halves[0], halves[1]), x, panels, 0, g);
         }
         acc
     }
@@ -440,7 +445,7 @@ unsafe fn fill_panel<S: Rows>(m: &Matrix<'_>, first: usize, panel: *mut u8) {
     // SAFETY: rows of `inp` codes; the panel has `LANES` times `inp`, padded to 64, bytes.
     unsafe {
         let mut start = 0;
-        if S::span_dots(kind) == 2 {
+        if S::has_planes(kind) {
             // Transposed as packed, which is half the work.
             let (span, run) = (2 * step, run_of_evens(kind));
             while start + span <= m.inp {
@@ -519,7 +524,7 @@ unsafe fn tile<S: Rows, const P: usize, const R: usize>(
             }
             for p in 0..P {
                 for r in 0..R {
-                    acc[p][r] = scaled::<S>(packing, acc[p][r], total[p][r], x[r], panels, p, g);
+                    acc[p][r] = scaled::<S, false>(packing, acc[p][r], total[p][r], x[r], panels, p, g);
                 }
             }
         }

@@ -51,6 +51,8 @@ pub(crate) trait Rows: Copy + 'static {
     const STREAMED: usize;
     /// What [`Rows::unpack`] subtracts from 8-bit codes.
     const Q8_BIAS: i32;
+    /// What [`Rows::dots`] subtracts from 8-bit codes.
+    const STREAMED_Q8_BIAS: i32 = Self::Q8_BIAS;
 
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;
@@ -91,6 +93,28 @@ pub(crate) trait Rows: Copy + 'static {
             }
         }
     }
+    /// [`Rows::params`] of all `groups`, a vector for each, to memory with room for whole sixteens of them; `OFTEN` where that
+    /// is much of the work, and a larger program pays.
+    #[inline(always)]
+    unsafe fn fill_params<const OFTEN: bool>(
+        kind: u8,
+        dtype: DType,
+        rows: &[*const u8; 16],
+        groups: usize,
+        to: *mut u8,
+    ) {
+        for g in (0..groups).step_by(Self::LANES) {
+            // SAFETY: the same condition.
+            unsafe {
+                let n = Self::LANES.min(groups - g);
+                let params = if OFTEN { Self::params_by_type } else { Self::params };
+                let by_group = params(kind, dtype, rows, g, n);
+                for i in 0..Self::LANES {
+                    Self::store_b(to.add((g + i) * 4 * Self::LANES), by_group[i]);
+                }
+            }
+        }
+    }
     unsafe fn load_b(p: *const u8) -> Self::B;
     unsafe fn store_b(p: *mut u8, x: Self::B);
     /// The same four bytes in every lane.
@@ -108,20 +132,110 @@ pub(crate) trait Rows: Copy + 'static {
     /// How often [`Rows::dot`] may add.
     fn steps(kind: u8) -> usize;
 
-    /// [`Rows::dot`]s in a [`Rows::span_dot`], which takes `4 * LANES` codes for each.
-    fn span_dots(kind: u8) -> usize;
-    /// The codes at even and at odd positions of a vector of packed bytes, where a [`Rows::span_dot`] is two dots; else not called.
+    /// Whether a vector of packed bytes is two vectors of codes: [`Rows::planes`].
+    fn has_planes(kind: u8) -> bool;
+    /// The codes at even and at odd positions of a vector of packed bytes; not called without [`Rows::has_planes`].
     #[inline(always)]
     unsafe fn planes(_: u8, packed: Self::B) -> [Self::B; 2] {
         [packed; 2]
     }
+
+    /// Consecutive groups of a row that [`Rows::dots`] takes at once.
+    fn parts(kind: u8, group: usize) -> usize;
+    /// Bytes of an activation code as [`Rows::dots`] takes it, at most [`ARRANGED`].
+    #[inline(always)]
+    fn arranged_bytes(_: u8) -> usize {
+        1
+    }
+    /// 128 activation codes as [`Rows::dots`] takes them.
+    #[inline(always)]
+    unsafe fn arrange(kind: u8, _group: usize, from: *const i8, to: *mut i8) {
+        // SAFETY: 128 valid codes, and room for as many.
+        unsafe {
+            Self::Narrow::permute(kind, from, to);
+            Self::Narrow::permute(kind, from.add(64), to.add(64));
+        }
+    }
+    /// Exact products of groups of [`Rows::LANES`] rows, packed from byte `at` on, with arranged `x`: vector `j`
+    /// below [`Rows::parts`] is group `j`, a lane for each row; the rest is arbitrary.
+    unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: usize, x: *const i8) -> [Self::I; 8];
+}
+
+/// Bytes of an activation code that [`Rows::arrange`] has room for.
+pub(crate) const ARRANGED: usize = 2;
+
+/// [`Rows::dots`] by rows: a row's products with a *span* of activation codes in one vector, the vectors of all rows
+/// then added down to one.
+pub(crate) trait Spans: Rows {
+    /// [`Rows::dot`]s in a [`Spans::span_dot`], which takes `4 * LANES` codes for each.
+    fn span_dots(kind: u8) -> usize;
     /// Adds the products of a span of one row's packed codes with permuted `x`. A group shorter than a span goes to lanes of its
     /// own, as many as its part of the span; the halves of other groups may go anywhere.
     unsafe fn span_dot(kind: u8, h: Self::H, w: *const u8, x: *const i8) -> Self::H;
     /// Vector `j < n`, lane `i`: the sum over the `j`-th of `n` equal parts of `a[i]`'s lanes. `n` is 2, or what is a group's
     /// part of a span; vectors from `n` on are arbitrary.
     unsafe fn sums(a: Self::Is, n: usize) -> [Self::I; 8];
+
+    /// [`Rows::parts`]: known to the compiler even where the group is not.
+    #[inline(always)]
+    fn span_parts(kind: u8, group: usize) -> usize {
+        let span = 4 * Self::LANES * Self::span_dots(kind);
+        let parts = match kind {
+            layout::Q4 | layout::E2M1 => span / 32,
+            layout::E2M1_HALVES => span / 16,
+            _ => 2,
+        };
+        if parts > 1 && parts * group == span { parts } else { 1 }
+    }
+    /// [`Rows::dots`].
+    #[inline(always)]
+    unsafe fn dots_by_span(kind: u8, group: usize, rows: &[*const u8; 16], at: usize, x: *const i8) -> [Self::I; 8] {
+        let span = 4 * Self::LANES * Self::span_dots(kind);
+        let (step, parts) = (span * layout::bits(kind) / 8, Self::span_parts(kind, group));
+        // SAFETY: the same condition.
+        unsafe {
+            let mut dots = Self::Is::all(Self::splat_i(0));
+            if parts > 1 {
+                for r in 0..Self::LANES {
+                    let h = Self::span_dot(kind, Self::zero_h(), rows[r].add(at), x);
+                    dots[r] = Self::widen(Self::splat_i(0), h);
+                }
+                return Self::sums(dots, parts);
+            }
+            let widen_every = Self::steps(kind) / Self::span_dots(kind);
+            for r in 0..Self::LANES {
+                let mut h = Self::zero_h();
+                for v in 0..group / span {
+                    h = Self::span_dot(kind, h, rows[r].add(at + v * step), x.add(v * span));
+                    if (v + 1) % widen_every == 0 {
+                        dots[r] = Self::widen(dots[r], h);
+                        h = Self::zero_h();
+                    }
+                }
+                dots[r] = Self::widen(dots[r], h);
+            }
+            let mut halves = Self::sums(dots, 2);
+            halves[0] = Self::add_i(halves[0], halves[1]);
+            halves
+        }
+    }
 }
+
+/// The methods of [`Rows`] that [`Spans`] has.
+macro_rules! dots_by_span {
+    () => {
+        #[inline(always)]
+        fn parts(kind: u8, group: usize) -> usize {
+            <Self as Spans>::span_parts(kind, group)
+        }
+        #[inline(always)]
+        unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: usize, x: *const i8) -> [Self::I; 8] {
+            // SAFETY: the same condition.
+            unsafe { <Self as Spans>::dots_by_span(kind, group, rows, at, x) }
+        }
+    };
+}
+pub(crate) use dots_by_span;
 
 /// What [`Rows`] shares with the [`Simd`] of a set whose widest vectors have eight lanes.
 macro_rules! eight_floats {

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use loaf_formats::dtype::DType;
 
 use super::elementwise::floats;
-use super::rows::{Rows, byte_scales, eight_floats};
+use super::rows::{Rows, Spans, byte_scales, dots_by_span, eight_floats};
 use super::simd::{E2M1_BIAS, Simd, layout};
 use crate::math::{E2M1_DOUBLED, e4m3, e8m0};
 
@@ -271,6 +271,14 @@ impl Rows for Scalar {
     fn steps(_: u8) -> usize {
         usize::MAX
     }
+    #[inline(always)]
+    fn has_planes(_: u8) -> bool {
+        false
+    }
+    dots_by_span!();
+}
+
+impl Spans for Scalar {
     #[inline(always)]
     fn span_dots(_: u8) -> usize {
         1

@@ -3,7 +3,7 @@
 use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{self, ATTENTION_BLOCK, OpAttrs, OpKind};
 
-use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention};
+use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention, rows};
 
 /// Number of independent work units of an op.
 pub fn units(call: &OpCall<'_>) -> usize {
@@ -86,14 +86,14 @@ fn dense_scratch(inputs: usize) -> Option<usize> {
     inputs.checked_next_multiple_of(4 * EIGHT)?.checked_mul(DENSE_ROWS * 4)
 }
 
-/// Scratch of a quantised matmul over `x_rows` activation rows: permuted codes, their integer group sums, two
-/// unpacked panels of at most sixteen weight rows, and the panels' scales and biases.
+/// Scratch of a quantised matmul over `x_rows` activation rows: permuted codes, their integer group sums, four
+/// arranged rows, two unpacked panels of at most sixteen weight rows, and the panels' scales and biases.
 fn quant_scratch(x_rows: usize, inputs: usize, format: WeightFormat) -> Option<usize> {
     let group = format.group().unwrap_or(32) as usize;
     let padded = inputs.checked_next_multiple_of(128)?;
     let groups = inputs.div_ceil(group).checked_next_multiple_of(16)?;
     let codes = x_rows.checked_mul(groups.checked_mul(4)?.checked_add(padded)?)?;
-    let panels = padded.checked_mul(2 * QUANT_ROWS)?;
+    let panels = padded.checked_mul(2 * QUANT_ROWS + 4 * rows::ARRANGED)?;
     codes.checked_add(panels)?.checked_add(groups.checked_mul(4 * QUANT_ROWS * 4)?)
 }
 

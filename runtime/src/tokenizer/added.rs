@@ -93,7 +93,7 @@ pub(super) struct Typed<'r> {
 impl<'r> Typed<'r> {
     /// `ranges`, if they are in order and apart; they are read as those of another text otherwise, all of which is typed.
     pub fn new(ranges: &'r [Range<usize>]) -> Typed<'r> {
-        const ALL: &[Range<usize>] = &[0..usize::MAX];
+        const ALL: &[Range<usize>] = core::slice::from_ref(&(0..usize::MAX));
         let apart = ranges.windows(2).all(|w| w[0].end <= w[1].start) && ranges.iter().all(|r| r.start <= r.end);
         Typed { ranges: if apart { ranges } else { ALL } }
     }

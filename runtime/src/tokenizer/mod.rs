@@ -103,8 +103,8 @@ impl<'a> Tokenizer<'a> {
 
     /// Appends the ids of `text` to `out`.
     pub fn encode_with(&self, text: &str, options: EncodeOptions, scratch: &mut Scratch, out: &mut Vec<u32>) {
-        let all = [0..text.len()];
-        let typed = if options.parse_special { &[][..] } else { &all };
+        let all = 0..text.len();
+        let typed = if options.parse_special { &[] } else { core::slice::from_ref(&all) };
         self.encode_typed(text, typed, options.add_special, scratch, out);
     }
 
@@ -185,7 +185,7 @@ impl<'a> Tokenizer<'a> {
         let Scratch { stretch: buffer, merging, .. } = scratch;
         buffer.clear();
         match self.tables.scanner() {
-            scanner @ (Scanner::Gpt2 { .. } | Scanner::Tiktoken { .. }) => {
+            scanner @ (Scanner::Gpt2 { .. } | Scanner::Tiktoken { .. } | Scanner::Cased { .. }) => {
                 let text = match scanner {
                     Scanner::Gpt2 { prefix_space: true } if !text.starts_with(' ') => {
                         buffer.push(' ');

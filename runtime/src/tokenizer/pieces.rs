@@ -17,6 +17,7 @@ pub(super) fn words<'t>(
         let (kind, next) = classes.at(at)?;
         let end = match scanner {
             Scanner::Tiktoken { marks, max_digits } => classes.tiktoken(at, kind, next, marks, max_digits),
+            Scanner::Cased { contractions, max_digits } => classes.cased(at, kind, next, contractions, max_digits),
             Scanner::Gpt2 { .. } | Scanner::Meta { .. } => classes.gpt2(at, kind, next),
         };
         let piece = &text[at..end];
@@ -38,6 +39,16 @@ pub(super) fn metas(text: &str, runs: bool) -> impl Iterator<Item = &str> {
         rest = tail;
         Some(piece)
     })
+}
+
+/// `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`
+fn is_upper(kind: u8) -> bool {
+    kind & (class::LETTER | class::MARK) != 0 && kind & class::LOWER == 0
+}
+
+/// `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`
+fn is_lower(kind: u8) -> bool {
+    kind & (class::LETTER | class::MARK) != 0 && kind & class::UPPER == 0
 }
 
 struct Classes<'t, 'a> {
@@ -103,14 +114,7 @@ impl Classes<'_, '_> {
             }
         }
         if kind & class::NUMBER != 0 {
-            let mut end = next;
-            for _ in 1..max_digits {
-                match self.at(end) {
-                    Some((k, after)) if k & class::NUMBER != 0 => end = after,
-                    _ => break,
-                }
-            }
-            return end;
+            return self.digits(next, max_digits);
         }
         // ` ?[^\s\p{L}\p{N}]+[\r\n]*`
         let is_punctuation = |k: u8| k & (letters | class::SPACE | class::NUMBER) == 0;
@@ -119,7 +123,70 @@ impl Classes<'_, '_> {
         if end > start {
             return self.run(end, |k| k & class::NEWLINE != 0);
         }
-        // `\s*[\r\n]+` before the two branches that the scanners share.
+        self.lines_or_whitespace(at, next)
+    }
+
+    /// The scanner of [`Scanner::Cased`]; `U`, `L` and the branches are those of its docs.
+    fn cased(&self, at: usize, kind: u8, next: usize, contractions: bool, max_digits: u8) -> usize {
+        // `X?U*L+|X?U+L*`, each first with the character that is `X`, then without. A mark is both `X` and a letter here.
+        let prefixed = (kind & (class::NEWLINE | class::NUMBER | class::LETTER) == 0).then_some(next);
+        let starts = prefixed.into_iter().chain([at]);
+        let branches: [fn(&Self, usize) -> Option<usize>; 2] = [Self::upper_then_lower, Self::upper];
+        for branch in branches {
+            if let Some(end) = starts.clone().find_map(|start| branch(self, start)) {
+                let more = if contractions { self.contraction(end, true) } else { None };
+                return more.unwrap_or(end);
+            }
+        }
+        if kind & class::NUMBER != 0 {
+            return self.digits(next, max_digits);
+        }
+        // ` ?[^\s\p{L}\p{N}]+[\r\n/]*`
+        let is_punctuation = |k: u8| k & (class::LETTER | class::SPACE | class::NUMBER) == 0;
+        let start = if self.byte(at) == Some(b' ') { next } else { at };
+        let mut end = self.run(start, is_punctuation);
+        if end > start {
+            while matches!(self.byte(end), Some(b'\r' | b'\n' | b'/')) {
+                end += 1;
+            }
+            return end;
+        }
+        self.lines_or_whitespace(at, next)
+    }
+
+    /// End of `U*L+` from `start` on, as a regular expression that gives back characters finds it.
+    fn upper_then_lower(&self, start: usize) -> Option<usize> {
+        // The run of `U`, and the end of its last character that is `L` too.
+        let (mut end, mut last_of_both) = (start, None);
+        while let Some((kind, next)) = self.at(end)
+            && is_upper(kind)
+        {
+            last_of_both = if is_lower(kind) { Some(next) } else { last_of_both };
+            end = next;
+        }
+        // What ends a run of `U` is a small letter or no letter at all; what follows the last character of both is neither.
+        let lower = self.run(end, is_lower);
+        if lower > end { Some(lower) } else { last_of_both }
+    }
+
+    /// End of `U+` from `start` on; where this is asked, no `L` follows.
+    fn upper(&self, start: usize) -> Option<usize> {
+        Some(self.run(start, is_upper)).filter(|end| *end > start)
+    }
+
+    /// End of a run of at most `max_digits` digits, the first of which ends at `end`.
+    fn digits(&self, mut end: usize, max_digits: u8) -> usize {
+        for _ in 1..max_digits {
+            match self.at(end) {
+                Some((k, after)) if k & class::NUMBER != 0 => end = after,
+                _ => break,
+            }
+        }
+        end
+    }
+
+    /// `\s*[\r\n]+` before the two branches of [`Classes::whitespace`].
+    fn lines_or_whitespace(&self, at: usize, next: usize) -> usize {
         let end = self.run(next, |k| k & class::SPACE != 0);
         let run = &self.text.as_bytes()[at..end];
         match run.iter().rposition(|&b| b == b'\r' || b == b'\n') {

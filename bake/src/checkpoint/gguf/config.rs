@@ -249,7 +249,7 @@ fn divisors(t: &Tensor, half: u64) -> Result<Vec<f32>, Error> {
     let mut out = vec![0.0; half as usize];
     super::dequant::dequantise(t.info.kind, bytes, &mut out);
     match out.iter().position(|d| !(d.is_finite() && *d > 0.0)) {
-        Some(column) => Err(Error::NotFinite { weight: name(), row: 0, column: column as u64 }),
+        Some(column) => Err(Error::NotFinite { weight: name(), row: 0, column: column as u64, found: out[column] }),
         None => Ok(out),
     }
 }

@@ -151,8 +151,11 @@ impl Cpu {
         if bytes > 1 << 40 {
             return Err(DeviceError::Memory { what: "scratch", bytes, why: "expected at most 1 TiB".to_owned() });
         }
-        let scratch = Scratch::new(needs, pool.threads())
-            .map_err(|e| DeviceError::Memory { what: "scratch", bytes, why: e.to_string() })?;
+        let scratch = Scratch::new(needs, pool.threads()).map_err(|e| DeviceError::Memory {
+            what: "scratch",
+            bytes,
+            why: e.to_string(),
+        })?;
         let limits = Limits {
             slots,
             versions,

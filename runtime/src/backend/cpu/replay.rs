@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use loaf_formats::op::{OpAttrs, OpKind, linear_dense, linear_quant};
+use loaf_formats::op::{OpKind, linear_dense, linear_quant};
 use loaf_formats::plan::{Region, Template, records};
 
 use crate::kernels::{self, Kernels, OpCall, RawOperand, Run, Split};

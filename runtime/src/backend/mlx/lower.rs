@@ -21,9 +21,9 @@ use std::collections::HashMap;
 
 use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 use loaf_formats::op::{
-    Mode, OpAttrs, OpKind, add, add_rms_norm, embed, expert_linear_dense, expert_linear_quant, expert_sort, gather_rows,
-    gdn_gates, l2_norm, linear_dense, linear_quant, mul, mul_rows, quantize, rms_norm, sigmoid, silu, silu_mul, softmax,
-    top_k, weighted_sum,
+    Mode, OpAttrs, OpKind, add, add_rms_norm, embed, expert_linear_dense, expert_linear_quant, expert_sort,
+    gather_rows, gdn_gates, l2_norm, linear_dense, linear_quant, mul, mul_rows, quantize, rms_norm, sigmoid, silu,
+    silu_mul, softmax, top_k, weighted_sum,
 };
 use loaf_formats::plan::{Io, Operand, Phase, Plan, Record, Region, State, StateKind, Template, records};
 
@@ -165,7 +165,12 @@ impl Lowering {
     }
 
     /// Lowers a template.
-    pub fn graph(&self, template: &Template, inputs: &Inputs<'_>, mut observer: Option<Observer<'_>>) -> Result<Outputs> {
+    pub fn graph(
+        &self,
+        template: &Template,
+        inputs: &Inputs<'_>,
+        mut observer: Option<Observer<'_>>,
+    ) -> Result<Outputs> {
         let rows = Self::rows(template);
         let mut words = Vec::new();
         template.expand(rows, &mut words);

@@ -420,7 +420,9 @@ impl super::Device for MlxDevice {
     }
 
     fn decode(&mut self, ids: &[u32], runs: &[SlotRun]) -> Done {
-        let ([id], [run]) = (ids, runs) else { return Err(DeviceError::Unsupported("more than one row of a decode step")) };
+        let ([id], [run]) = (ids, runs) else {
+            return Err(DeviceError::Unsupported("more than one row of a decode step"));
+        };
         self.decode_id(run.pos, *id).map_err(words)
     }
 
@@ -468,7 +470,8 @@ impl super::Device for MlxDevice {
 impl Chooser for MlxDevice {
     fn start(&mut self, o: &SamplerOptions, known: u32, prompt: &[u32]) -> Done {
         let start = || -> Result<Sampling> {
-            let logits = self.last.clone().ok_or_else(|| MlxError("expected logits to choose by, found none".to_owned()))?;
+            let logits =
+                self.last.clone().ok_or_else(|| MlxError("expected logits to choose by, found none".to_owned()))?;
             let lowering = self.lowering.clone();
             let mut sampling = Sampling::new(lowering, o, known, self.logits.len(), prompt)?;
             let first = sampling.choose(&logits)?;

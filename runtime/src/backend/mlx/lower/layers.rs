@@ -370,7 +370,9 @@ impl Trace<'_> {
         let m = self.m;
         let (a, o) = (gdn_scan::Attrs::of(r.attrs), gdn_scan::Operands::indices());
         if a.tiled != 0 {
-            return Err(MlxError("expected value heads of a key head side by side, found them tiled; the CPU takes them".to_owned()));
+            return Err(MlxError(
+                "expected value heads of a key head side by side, found them tiled; the CPU takes them".to_owned(),
+            ));
         }
         let at = self.l.state_of(r.operand(o.state))?;
         let per_head = [a.rows as i32, a.v_heads as i32];

@@ -1,11 +1,11 @@
 //! Template source to tokens, with Jinja's rules for the white space around tags.
 //!
-//! As `transformers` sets Jinja up: the first line break after a block is dropped (`trim_blocks`), so is white space between the
+//! The source has line feeds alone (`parse` sees to that). As `transformers` sets Jinja up: the first line break after a block is dropped (`trim_blocks`), so is white space between the
 //! start of a line and a block (`lstrip_blocks`), and so is one line break at the end. Tokens are made one at a time, so
 //! that a source costs no more than itself.
 
-use super::TemplateError;
-use super::value::Result;
+use crate::error::{Error, ErrorKind, Position, Result};
+use crate::python::is_space;
 
 /// Operators, longest first.
 const OPERATORS: [&str; 23] = [
@@ -14,7 +14,7 @@ const OPERATORS: [&str; 23] = [
 ];
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Token<'a> {
+pub(crate) enum Token<'a> {
     /// Text outside of tags.
     Raw(&'a str),
     BlockStart,
@@ -37,10 +37,13 @@ enum Trim {
     Space,
 }
 
-pub(super) struct Lexer<'a> {
+pub(crate) struct Lexer<'a> {
     source: &'a str,
     at: usize,
-    pub(super) line: u32,
+    /// Where we stand.
+    pub(crate) here: Position,
+    /// Where the last token starts.
+    pub(crate) start: Position,
     trim: Trim,
     /// End of the tag we are in.
     tag: Option<&'static str>,
@@ -50,19 +53,24 @@ pub(super) struct Lexer<'a> {
 }
 
 impl<'a> Lexer<'a> {
-    pub(super) fn new(source: &'a str) -> Lexer<'a> {
-        let source = source.strip_suffix('\n').map_or(source, |s| s.strip_suffix('\r').unwrap_or(s));
-        Lexer { source, at: 0, line: 1, trim: Trim::Nothing, tag: None, braces: 0, after_dot: false }
+    pub(crate) fn new(source: &'a str) -> Lexer<'a> {
+        let source = source.strip_suffix('\n').unwrap_or(source);
+        let here = Position { line: 1, column: 1 };
+        Lexer { source, at: 0, here, start: here, trim: Trim::Nothing, tag: None, braces: 0, after_dot: false }
     }
 
-    fn error(&self, expected: &str) -> TemplateError {
-        TemplateError::new(Some(self.line), format_args!("expected {expected}"))
+    fn error(&self, expected: &str) -> Error {
+        Error::new(ErrorKind::Syntax, self.here, format_args!("expected {expected}"))
     }
 
     /// Moves on over `bytes`.
     fn skip(&mut self, bytes: usize) -> &'a str {
         let text = &self.source[self.at..self.at + bytes];
-        self.line += text.bytes().filter(|b| *b == b'\n').count() as u32;
+        let breaks = text.bytes().filter(|b| *b == b'\n').count() as u32;
+        let last_line = &text[text.rfind('\n').map_or(0, |at| at + 1)..];
+        self.here.line = self.here.line.saturating_add(breaks);
+        let columns = last_line.chars().count() as u32;
+        self.here.column = if breaks > 0 { 1 } else { self.here.column }.saturating_add(columns);
         self.at += bytes;
         text
     }
@@ -71,7 +79,7 @@ impl<'a> Lexer<'a> {
         &self.source[self.at..]
     }
 
-    pub(super) fn next(&mut self) -> Result<Token<'a>> {
+    pub(crate) fn next(&mut self) -> Result<Token<'a>> {
         match self.tag {
             Some(end) => self.within(end),
             None => self.text(),
@@ -83,8 +91,8 @@ impl<'a> Lexer<'a> {
             let rest = self.rest();
             let dropped = match self.trim {
                 Trim::Nothing => 0,
-                Trim::Newline => ["\n", "\r\n"].into_iter().find(|n| rest.starts_with(n)).map_or(0, str::len),
-                Trim::Space => rest.len() - rest.trim_start().len(),
+                Trim::Newline => usize::from(rest.starts_with('\n')),
+                Trim::Space => rest.len() - rest.trim_start_matches(is_space).len(),
             };
             let starts_line = self.skip(dropped).ends_with('\n') || self.at == 0;
             self.trim = Trim::Nothing;
@@ -97,13 +105,14 @@ impl<'a> Lexer<'a> {
                 let text = self.skip(rest.len());
                 return Ok(if text.is_empty() { Token::End } else { Token::Raw(text) });
             };
+            self.start = self.here;
             let mut text = self.skip(start);
             let sign = self.rest().as_bytes().get(2);
             if sign == Some(&b'-') {
-                text = text.trim_end();
+                text = text.trim_end_matches(is_space);
             } else if sign != Some(&b'+') && kind != b'{' {
                 let line = text.rfind('\n').map_or(0, |i| i + 1);
-                if (line > 0 || starts_line) && text[line..].trim_start().is_empty() {
+                if (line > 0 || starts_line) && text[line..].chars().all(is_space) {
                     text = &text[..line];
                 }
             }
@@ -111,6 +120,7 @@ impl<'a> Lexer<'a> {
                 // The tag itself is next, with nothing before it.
                 return Ok(Token::Raw(text));
             }
+            self.start = self.here;
             self.skip(2);
             if kind == b'#' {
                 let Some(end) = self.rest().find("#}") else { return Err(self.error("#} at the end of a comment")) };
@@ -139,8 +149,9 @@ impl<'a> Lexer<'a> {
 
     fn within(&mut self, end: &'static str) -> Result<Token<'a>> {
         let rest = self.rest();
-        self.skip(rest.len() - rest.trim_start().len());
+        self.skip(rest.len() - rest.trim_start_matches(is_space).len());
         let rest = self.rest();
+        self.start = self.here;
         let after_dot = std::mem::take(&mut self.after_dot);
         if self.braces == 0 {
             let sign = rest.bytes().next().filter(|b| matches!(b, b'-' | b'+'));
@@ -158,7 +169,9 @@ impl<'a> Lexer<'a> {
         let Some(first) = rest.chars().next() else { return Err(self.error(&format!("{end} at the end of a tag"))) };
         let length = |pred: fn(char) -> bool| rest.find(|c| !pred(c)).unwrap_or(rest.len());
         match first {
-            '_' | 'a'..='z' | 'A'..='Z' => Ok(Token::Name(self.skip(length(|c| c.is_alphanumeric() || c == '_')))),
+            c if c == '_' || c.is_alphabetic() => {
+                Ok(Token::Name(self.skip(length(|c| c.is_alphanumeric() || c == '_'))))
+            }
             '0'..='9' => self.number(rest, after_dot),
             '"' | '\'' => self.string(first),
             '{' => {
@@ -211,13 +224,13 @@ impl<'a> Lexer<'a> {
     }
 
     fn string(&mut self, quote: char) -> Result<Token<'a>> {
-        let line = self.line;
+        let here = self.here;
         self.skip(1);
         let mut text = String::new();
         loop {
             let rest = self.rest();
             let Some(stop) = rest.find([quote, '\\']) else {
-                self.line = line;
+                self.here = here;
                 return Err(self.error(&format!("{quote} at the end of a string")));
             };
             text.push_str(self.skip(stop));
@@ -236,6 +249,13 @@ impl<'a> Lexer<'a> {
                 'r' => text.push('\r'),
                 'b' => text.push('\u{8}'),
                 'f' => text.push('\u{c}'),
+                'a' => text.push('\u{7}'),
+                'v' => text.push('\u{b}'),
+                '0'..='7' => {
+                    let digits = self.rest().bytes().take(2).take_while(|b| matches!(b, b'0'..=b'7')).count();
+                    let octal = self.skip(digits).bytes().fold(c as u32 - 48, |n, b| n * 8 + u32::from(b - b'0'));
+                    text.extend(char::from_u32(octal));
+                }
                 '\n' => {}
                 '\\' | '\'' | '"' => text.push(c),
                 'x' | 'u' | 'U' => {

@@ -1,8 +1,8 @@
-//! The byte ledger of a plan against the tensors of its file.
+//! The cost model of a plan against the tensors of its file.
 
 use loaf_bake::build::BuildOptions;
 use loaf_bake::weights::QuantOptions;
-use loaf_formats::ledger::graph;
+use loaf_formats::cost::graph;
 use loaf_formats::plan::Phase;
 use loaf_tests::{Baked, bake};
 use serde_json::Value;
@@ -31,10 +31,10 @@ fn the_weights_of_a_decode_graph_are_the_bytes_it_touches() {
             let quant = QuantOptions { bits, group: 32, ..QuantOptions::default() };
             let baked = bake(name, &BuildOptions { quant, ..BuildOptions::default() });
             let plan = baked.loaf.plan();
-            let family = plan.families_of(Phase::Decode).next().unwrap();
+            let template = plan.templates_of(Phase::Decode).next().unwrap();
             let expected = bytes_of_a_token(&baked, &config);
             for p in [0, 5] {
-                assert_eq!(graph(family, p, 1).weights, expected, "{name} {bits:?} at {p}");
+                assert_eq!(graph(template, p, 1).weights, expected, "{name} {bits:?} at {p}");
             }
         }
     }

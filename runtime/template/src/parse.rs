@@ -4,165 +4,61 @@
 //! are numbered, so that values need not point into it.
 //! What this does not do: inheritance, imports and includes (a template is one file), `do`, `raw`, recursive loops. Chat templates use none.
 
-use super::lex::{Lexer, Token};
-use super::value::Result;
-use super::{TemplateError, text_of};
+use std::borrow::Cow;
+use std::fmt;
+
+use crate::error::{Error, ErrorKind, Position, Result};
+use crate::lex::{Lexer, Token};
+use crate::tree::{Args, BLOCK, CALLER, Expr, For, Kind, Macro, Stmt, Target, Tree};
+use crate::value::Symbol;
 
 /// Nodes of a tree.
 const MAX_NODES: u32 = 100_000;
+/// Bytes of the source that an error repeats.
+const MAX_QUOTED_BYTES: usize = 500;
 /// Nodes from the root of an expression to its deepest leaf, and statements within statements.
 const MAX_HEIGHT: u16 = 100;
 
-pub(super) struct Expr {
-    pub(super) kind: Kind,
-    pub(super) line: u32,
-    height: u16,
-}
-
-pub(super) enum Kind {
-    Name(String),
-    Str(String),
-    Int(i128),
-    Float(f64),
-    Bool(bool),
-    None,
-    List(Vec<Expr>),
-    Map(Vec<(Expr, Expr)>),
-    Attr(Box<Expr>, String),
-    Item(Box<Expr>, Box<Expr>),
-    /// Start, stop, step.
-    Slice(Box<Expr>, [Option<Box<Expr>>; 3]),
-    Call(Box<Expr>, Args),
-    Filter(Box<Expr>, String, Args),
-    Test(Box<Expr>, String, Vec<Expr>),
-    Not(Box<Expr>),
-    Neg(Box<Expr>),
-    And(Box<Expr>, Box<Expr>),
-    Or(Box<Expr>, Box<Expr>),
-    Binary(&'static str, Box<Expr>, Box<Expr>),
-    /// `a < b <= c`: all of them hold.
-    Compare(Box<Expr>, Vec<(&'static str, Expr)>),
-    /// Condition, then, else.
-    Cond(Box<Expr>, Box<Expr>, Option<Box<Expr>>),
-}
-
-impl Kind {
-    fn children<'a>(&'a self, see: &mut dyn FnMut(&'a Expr)) {
-        match self {
-            Kind::Name(_) | Kind::Str(_) | Kind::Int(_) | Kind::Float(_) | Kind::Bool(_) | Kind::None => {}
-            Kind::List(list) => list.iter().for_each(see),
-            Kind::Map(pairs) => pairs.iter().flat_map(|(k, v)| [k, v]).for_each(see),
-            Kind::Attr(a, _) | Kind::Not(a) | Kind::Neg(a) => see(a),
-            Kind::Item(a, b) | Kind::And(a, b) | Kind::Or(a, b) | Kind::Binary(_, a, b) => {
-                see(a);
-                see(b);
-            }
-            Kind::Slice(a, parts) => {
-                see(a);
-                parts.iter().flatten().for_each(|e| see(e));
-            }
-            Kind::Call(a, args) | Kind::Filter(a, _, args) => {
-                see(a);
-                args.positional.iter().chain(args.named.iter().map(|(_, e)| e)).for_each(see);
-            }
-            Kind::Test(a, _, args) => {
-                see(a);
-                args.iter().for_each(see);
-            }
-            Kind::Compare(a, rest) => {
-                see(a);
-                rest.iter().for_each(|(_, e)| see(e));
-            }
-            Kind::Cond(a, b, c) => {
-                see(a);
-                see(b);
-                c.iter().for_each(|e| see(e));
-            }
-        }
-    }
-}
-
-#[derive(Default)]
-pub(super) struct Args {
-    pub(super) positional: Vec<Expr>,
-    pub(super) named: Vec<(String, Expr)>,
-}
-
-pub(super) struct Macro {
-    pub(super) id: usize,
-    pub(super) name: String,
-    pub(super) params: Vec<(String, Option<Expr>)>,
-    pub(super) body: Vec<Stmt>,
-}
-
-pub(super) enum Target {
-    Name(String),
-    Attr(String, String),
-    Names(Vec<String>),
-}
-
-pub(super) struct For {
-    pub(super) target: Target,
-    pub(super) over: Expr,
-    pub(super) only: Option<Expr>,
-    pub(super) body: Vec<Stmt>,
-    pub(super) otherwise: Vec<Stmt>,
-}
-
-pub(super) enum Stmt {
-    Raw(String),
-    Emit(Expr),
-    If(Vec<(Expr, Vec<Stmt>)>, Vec<Stmt>),
-    For(Box<For>),
-    Set(Target, Expr),
-    /// The body's text is the variable `""` of the expression.
-    SetBlock(Target, Expr, Vec<Stmt>),
-    Filter(Expr, Vec<Stmt>),
-    With(Vec<(String, Expr)>, Vec<Stmt>),
-    Macro(Macro),
-    /// A call, and what its macro knows as `caller`.
-    Call(Expr, Macro),
-    Break,
-    Continue,
-}
-
-/// A parsed template.
-pub(super) struct Tree {
-    pub(super) body: Vec<Stmt>,
-    /// How many macros there are.
-    pub(super) macros: usize,
-}
-
 /// Parses a whole template.
-pub(super) fn parse(source: &str) -> Result<Tree> {
-    let mut parser = Parser { lexer: Lexer::new(source), token: Token::End, nodes: 0, depth: 0, macros: 0 };
+pub(crate) fn parse(source: &str) -> Result<Tree> {
+    // As Jinja does: every line ends with a line feed.
+    let source = match source.contains('\r') {
+        true => Cow::Owned(source.replace("\r\n", "\n").replace('\r', "\n")),
+        false => Cow::Borrowed(source),
+    };
+    let lexer = Lexer::new(&source);
+    let mut parser = Parser { at: lexer.here, lexer, token: Token::End, nodes: 0, depth: 0, tree: Tree::new() };
     parser.advance()?;
     let (body, _) = parser.body(&[])?;
     if parser.token != Token::End {
         return Err(parser.unexpected("the end of the template"));
     }
-    Ok(Tree { body, macros: parser.macros })
+    parser.tree.body = body;
+    Ok(parser.tree)
 }
 
 struct Parser<'a> {
     lexer: Lexer<'a>,
     token: Token<'a>,
+    /// Where the token starts.
+    at: Position,
     nodes: u32,
     depth: u16,
-    macros: usize,
+    tree: Tree,
 }
 
 impl<'a> Parser<'a> {
-    fn error(&self, what: impl std::fmt::Display) -> TemplateError {
-        TemplateError::new(Some(self.lexer.line), what)
+    fn error(&self, what: impl fmt::Display) -> Error {
+        Error::new(ErrorKind::Syntax, self.at, what)
     }
 
-    fn unexpected(&self, expected: &str) -> TemplateError {
+    fn unexpected(&self, expected: &str) -> Error {
         self.error(format_args!("expected {expected}, found {}", describe(&self.token)))
     }
 
     fn advance(&mut self) -> Result<Token<'a>> {
         let next = self.lexer.next()?;
+        self.at = self.lexer.start;
         Ok(std::mem::replace(&mut self.token, next))
     }
 
@@ -194,19 +90,19 @@ impl<'a> Parser<'a> {
         if self.take_op(op)? { Ok(()) } else { Err(self.unexpected(op)) }
     }
 
-    fn name(&mut self) -> Result<String> {
+    fn name(&mut self) -> Result<Symbol> {
         match self.token {
             Token::Name(name) => {
                 self.advance()?;
-                Ok(name.to_owned())
+                Ok(self.tree.intern(name))
             }
             _ => Err(self.unexpected("a name")),
         }
     }
 
-    fn numbered(&mut self, name: String, params: Vec<(String, Option<Expr>)>, body: Vec<Stmt>) -> Macro {
-        self.macros += 1;
-        Macro { id: self.macros - 1, name, params, body }
+    fn numbered(&mut self, name: Symbol, params: Vec<(Symbol, Option<Expr>)>, body: Vec<Stmt>) -> Macro {
+        self.tree.macros += 1;
+        Macro { id: self.tree.macros - 1, name, params, body }
     }
 
     fn block_end(&mut self) -> Result<()> {
@@ -224,14 +120,14 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn node(&mut self, line: u32, kind: Kind) -> Result<Expr> {
+    fn node(&mut self, at: Position, kind: Kind) -> Result<Expr> {
         self.count()?;
         let mut height = 0;
         kind.children(&mut |e| height = height.max(e.height + 1));
         if height > MAX_HEIGHT {
             return Err(self.error(format_args!("expected expressions nested at most {MAX_HEIGHT} deep")));
         }
-        Ok(Expr { kind, line, height })
+        Ok(Expr { kind, at, height })
     }
 
     /// Runs `inner` one level deeper.
@@ -257,7 +153,8 @@ impl<'a> Parser<'a> {
             match self.token {
                 Token::Raw(text) => {
                     self.advance()?;
-                    body.push(Stmt::Raw(text.to_owned()));
+                    let text = self.tree.intern(text);
+                    body.push(Stmt::Raw(text));
                 }
                 Token::PrintStart => {
                     self.advance()?;
@@ -295,7 +192,7 @@ impl<'a> Parser<'a> {
     }
 
     fn statement(&mut self, tag: &str) -> Result<Stmt> {
-        let unknown = self.error(format_args!("expected a tag of chat templates, found {tag}"));
+        let at = self.at;
         self.advance()?;
         match tag {
             "if" => self.branches(),
@@ -314,14 +211,14 @@ impl<'a> Parser<'a> {
                     return Err(self.error("expected a call"));
                 }
                 let body = self.until("endcall")?;
-                Ok(Stmt::Call(call, self.numbered("caller".into(), params, body)))
+                Ok(Stmt::Call(call, self.numbered(CALLER, params, body)))
             }
             "filter" => {
-                let line = self.lexer.line;
+                let at = self.at;
                 let name = self.name()?;
                 let args = self.maybe_args()?;
-                let block = self.node(line, Kind::Name(String::new()))?;
-                let first = self.node(line, Kind::Filter(Box::new(block), name, args))?;
+                let block = self.node(at, Kind::Name(BLOCK))?;
+                let first = self.node(at, Kind::Filter(Box::new(block), name, args))?;
                 let filters = self.filters(first)?;
                 Ok(Stmt::Filter(filters, self.until("endfilter")?))
             }
@@ -343,7 +240,10 @@ impl<'a> Parser<'a> {
                 self.block_end()?;
                 Ok(if tag == "break" { Stmt::Break } else { Stmt::Continue })
             }
-            _ => Err(unknown),
+            _ => {
+                let found = clipped(tag);
+                Err(Error::new(ErrorKind::Syntax, at, format_args!("expected a tag of chat templates, found {found}")))
+            }
         }
     }
 
@@ -415,12 +315,12 @@ impl<'a> Parser<'a> {
             self.block_end()?;
             return Ok(Stmt::Set(target, value));
         }
-        let block = self.node(self.lexer.line, Kind::Name(String::new()))?;
+        let block = self.node(self.at, Kind::Name(BLOCK))?;
         let filters = self.filters(block)?;
         Ok(Stmt::SetBlock(target, filters, self.until("endset")?))
     }
 
-    fn params(&mut self) -> Result<Vec<(String, Option<Expr>)>> {
+    fn params(&mut self) -> Result<Vec<(Symbol, Option<Expr>)>> {
         self.expect_op("(")?;
         let mut params = Vec::new();
         while !self.take_op(")")? {
@@ -437,7 +337,7 @@ impl<'a> Parser<'a> {
 
     /// An expression, or several with commas between them: a list.
     fn tuple(&mut self) -> Result<Expr> {
-        let line = self.lexer.line;
+        let at = self.at;
         let first = self.expr()?;
         if !self.is_op(",") {
             return Ok(first);
@@ -449,53 +349,53 @@ impl<'a> Parser<'a> {
             }
             list.push(self.expr()?);
         }
-        self.node(line, Kind::List(list))
+        self.node(at, Kind::Tuple(list))
     }
 
     fn expr(&mut self) -> Result<Expr> {
         self.deeper(|p| {
-            let line = p.lexer.line;
+            let at = p.at;
             let mut value = p.or()?;
             while p.take_name("if")? {
                 let condition = p.or()?;
                 let otherwise = if p.take_name("else")? { Some(Box::new(p.expr()?)) } else { None };
-                value = p.node(line, Kind::Cond(Box::new(condition), Box::new(value), otherwise))?;
+                value = p.node(at, Kind::Cond(Box::new(condition), Box::new(value), otherwise))?;
             }
             Ok(value)
         })
     }
 
     fn or(&mut self) -> Result<Expr> {
-        let line = self.lexer.line;
+        let at = self.at;
         let mut left = self.and()?;
         while self.take_name("or")? {
             let right = self.and()?;
-            left = self.node(line, Kind::Or(Box::new(left), Box::new(right)))?;
+            left = self.node(at, Kind::Or(Box::new(left), Box::new(right)))?;
         }
         Ok(left)
     }
 
     fn and(&mut self) -> Result<Expr> {
-        let line = self.lexer.line;
+        let at = self.at;
         let mut left = self.not()?;
         while self.take_name("and")? {
             let right = self.not()?;
-            left = self.node(line, Kind::And(Box::new(left), Box::new(right)))?;
+            left = self.node(at, Kind::And(Box::new(left), Box::new(right)))?;
         }
         Ok(left)
     }
 
     fn not(&mut self) -> Result<Expr> {
-        let line = self.lexer.line;
+        let at = self.at;
         if !self.take_name("not")? {
             return self.compare();
         }
         let inner = self.deeper(Self::not)?;
-        self.node(line, Kind::Not(Box::new(inner)))
+        self.node(at, Kind::Not(Box::new(inner)))
     }
 
     fn compare(&mut self) -> Result<Expr> {
-        let line = self.lexer.line;
+        let at = self.at;
         let first = self.binary(0)?;
         let mut rest = Vec::new();
         loop {
@@ -511,30 +411,30 @@ impl<'a> Parser<'a> {
             }
             rest.push((op, self.binary(0)?));
         }
-        if rest.is_empty() { Ok(first) } else { self.node(line, Kind::Compare(Box::new(first), rest)) }
+        if rest.is_empty() { Ok(first) } else { self.node(at, Kind::Compare(Box::new(first), rest)) }
     }
 
     /// Operators by how tightly they bind; all bind to the left.
     fn binary(&mut self, level: usize) -> Result<Expr> {
         const LEVELS: [&[&str]; 4] = [&["+", "-"], &["~"], &["*", "/", "//", "%"], &["**"]];
         let Some(ops) = LEVELS.get(level) else { return self.unary(true) };
-        let line = self.lexer.line;
+        let at = self.at;
         let mut left = self.binary(level + 1)?;
         while let Token::Op(op) = self.token
             && ops.contains(&op)
         {
             self.advance()?;
             let right = self.binary(level + 1)?;
-            left = self.node(line, Kind::Binary(op, Box::new(left), Box::new(right)))?;
+            left = self.node(at, Kind::Binary(op, Box::new(left), Box::new(right)))?;
         }
         Ok(left)
     }
 
     fn unary(&mut self, filters: bool) -> Result<Expr> {
-        let line = self.lexer.line;
+        let at = self.at;
         let mut value = if self.take_op("-")? {
             let inner = self.deeper(|p| p.unary(false))?;
-            self.node(line, Kind::Neg(Box::new(inner)))?
+            self.node(at, Kind::Neg(Box::new(inner)))?
         } else if self.take_op("+")? {
             self.deeper(|p| p.unary(false))?
         } else {
@@ -545,12 +445,12 @@ impl<'a> Parser<'a> {
     }
 
     fn primary(&mut self) -> Result<Expr> {
-        let line = self.lexer.line;
+        let at = self.at;
         let kind = match self.advance()? {
             Token::Name("true" | "True") => Kind::Bool(true),
             Token::Name("false" | "False") => Kind::Bool(false),
             Token::Name("none" | "None") => Kind::None,
-            Token::Name(name) => Kind::Name(name.to_owned()),
+            Token::Name(name) => Kind::Name(self.tree.intern(name)),
             Token::Int(i) => Kind::Int(i),
             Token::Float(f) => Kind::Float(f),
             Token::Str(mut text) => {
@@ -558,11 +458,11 @@ impl<'a> Parser<'a> {
                     text.push_str(more);
                     self.advance()?;
                 }
-                Kind::Str(text)
+                Kind::Str(self.tree.intern(&text))
             }
             Token::Op("(") => {
                 if self.take_op(")")? {
-                    Kind::List(Vec::new())
+                    Kind::Tuple(Vec::new())
                 } else {
                     let inner = self.tuple()?;
                     self.expect_op(")")?;
@@ -593,16 +493,16 @@ impl<'a> Parser<'a> {
             }
             other => return Err(self.error(format_args!("expected a value, found {}", describe(&other)))),
         };
-        self.node(line, kind)
+        self.node(at, kind)
     }
 
     fn postfix(&mut self, mut value: Expr) -> Result<Expr> {
         loop {
-            let line = self.lexer.line;
+            let at = self.at;
             let kind = if self.take_op(".")? {
                 match self.advance()? {
-                    Token::Name(name) => Kind::Attr(Box::new(value), name.to_owned()),
-                    Token::Int(i) => Kind::Item(Box::new(value), Box::new(self.node(line, Kind::Int(i))?)),
+                    Token::Name(name) => Kind::Attr(Box::new(value), self.tree.intern(name)),
+                    Token::Int(i) => Kind::Item(Box::new(value), Box::new(self.node(at, Kind::Int(i))?)),
                     _ => return Err(self.unexpected("a name after a dot, before")),
                 }
             } else if self.take_op("[")? {
@@ -612,7 +512,7 @@ impl<'a> Parser<'a> {
             } else {
                 return Ok(value);
             };
-            value = self.node(line, kind)?;
+            value = self.node(at, kind)?;
         }
     }
 
@@ -647,6 +547,13 @@ impl<'a> Parser<'a> {
             return Ok(args);
         }
         while !self.take_op(")")? {
+            if args.spread.is_none() && self.take_op("*")? {
+                args.spread = Some(Box::new(self.expr()?));
+                if !self.is_op(")") {
+                    self.expect_op(",")?;
+                }
+                continue;
+            }
             let value = self.expr()?;
             match value.kind {
                 Kind::Name(name) if self.is_op("=") => {
@@ -665,24 +572,24 @@ impl<'a> Parser<'a> {
     /// Filters and tests after a value, and calls of what they give.
     fn filters(&mut self, mut value: Expr) -> Result<Expr> {
         loop {
-            let line = self.lexer.line;
+            let at = self.at;
             if self.take_op("|")? {
                 let name = self.name()?;
                 let args = self.maybe_args()?;
-                value = self.node(line, Kind::Filter(Box::new(value), name, args))?;
+                value = self.node(at, Kind::Filter(Box::new(value), name, args))?;
             } else if self.take_name("is")? {
                 let negated = self.take_name("not")?;
                 let name = match self.token {
                     Token::Op(op @ ("==" | "!=" | "<" | ">" | "<=" | ">=")) => {
                         self.advance()?;
-                        op.to_owned()
+                        self.tree.intern(op)
                     }
                     _ => self.name()?,
                 };
                 let args = self.test_args()?;
-                value = self.node(line, Kind::Test(Box::new(value), name, args))?;
+                value = self.node(at, Kind::Test(Box::new(value), name, args))?;
                 if negated {
-                    value = self.node(line, Kind::Not(Box::new(value)))?;
+                    value = self.node(at, Kind::Not(Box::new(value)))?;
                 }
             } else {
                 return Ok(value);
@@ -703,6 +610,11 @@ impl<'a> Parser<'a> {
     }
 }
 
+/// As much of the source as an error should repeat.
+fn clipped(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_QUOTED_BYTES)].to_owned()
+}
+
 fn describe(token: &Token<'_>) -> String {
     match token {
         Token::Raw(_) => "text".into(),
@@ -710,8 +622,8 @@ fn describe(token: &Token<'_>) -> String {
         Token::BlockEnd => "%}".into(),
         Token::PrintStart => "{{".into(),
         Token::PrintEnd => "}}".into(),
-        Token::Name(name) => text_of(name),
-        Token::Str(text) => format!("the string {:?}", text_of(text)),
+        Token::Name(name) => clipped(name),
+        Token::Str(text) => format!("the string {:?}", clipped(text)),
         Token::Int(i) => i.to_string(),
         Token::Float(f) => f.to_string(),
         Token::Op(op) => (*op).into(),

@@ -3,10 +3,12 @@
 use std::cmp::Ordering;
 use std::rc::Rc;
 
-use super::value::{Budget, Buf, Items, Result, Value};
+use crate::error::Result;
+use crate::paid::{Budget, Buf, Items, Text};
+use crate::value::{List, Shape, Value};
 
 /// `left op right`.
-pub(super) fn binary(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>) -> Result<Value> {
+pub(crate) fn binary(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>) -> Result<Value> {
     let wrong = || {
         let (left, right) = (left.kind(), right.kind());
         budget.error(format_args!("expected operands that go with {op}, found {left} and {right}"))
@@ -17,25 +19,31 @@ pub(super) fn binary(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>)
             let mut out = Buf::new(budget)?;
             left.print(&mut out, false)?;
             right.print(&mut out, false)?;
-            return Ok(out.finish());
+            return Ok(Value::Str(out.finish()));
         }
         ("+", Value::Str(a), Value::Str(b)) => {
-            let mut out = Buf::with_capacity(budget, a.len() + b.len())?;
-            out.push(a)?;
-            out.push(b)?;
-            return Ok(out.finish());
+            let mut out = Buf::with_room(budget, a.len() + b.len())?;
+            let markup = a.is_markup() || b.is_markup();
+            for text in [a, b] {
+                if markup && !text.is_markup() { escape(text, &mut out)? } else { out.push_text(text)? }
+            }
+            return Ok(Value::Str(out.finish().marked(markup)));
         }
         ("+", Value::List(a), Value::List(b)) => {
-            let mut items = Items::new(budget)?;
-            a.as_slice().iter().chain(b.as_slice()).try_for_each(|v| items.push(v.clone()))?;
-            return Ok(items.finish());
+            let shape = a.shape();
+            if shape != b.shape() || !matches!(shape, Shape::List | Shape::Tuple) {
+                return Err(wrong());
+            }
+            let mut items = List::new(budget)?;
+            a.iter().chain(b.iter()).try_for_each(|v| items.push(v?.clone()))?;
+            return Ok(items.finish_as(shape));
         }
         ("*", Value::Str(text), n) | ("*", n, Value::Str(text)) => {
             let n = usize::try_from(n.int().ok_or_else(wrong)?.max(0)).map_err(|_| overflow())?;
             let n = if text.is_empty() { 0 } else { n };
-            let mut out = Buf::with_capacity(budget, text.len().saturating_mul(n))?;
-            (0..n).try_for_each(|_| out.push(text))?;
-            return Ok(out.finish());
+            let mut out = Buf::with_room(budget, text.len().saturating_mul(n))?;
+            (0..n).try_for_each(|_| out.push_text(text))?;
+            return Ok(Value::Str(out.finish().marked(text.is_markup())));
         }
         _ => {}
     }
@@ -74,8 +82,23 @@ pub(super) fn binary(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>)
     }))
 }
 
+/// Writes a text with what HTML knows as something else in its spelling of it.
+pub(crate) fn escape(text: &Text, out: &mut Buf) -> Result<()> {
+    let special = |c: char| matches!(c, '&' | '<' | '>' | '"' | '\'');
+    text.transcribe(out, special, |out, c| {
+        let spelt = match c.c {
+            '&' => "&amp;",
+            '<' => "&lt;",
+            '>' => "&gt;",
+            '"' => "&#34;",
+            _ => "&#39;",
+        };
+        out.push_str(spelt, c.typed)
+    })
+}
+
 /// `left op right`, where `op` gives a boolean.
-pub(super) fn compare(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>) -> Result<bool> {
+pub(crate) fn compare(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>) -> Result<bool> {
     Ok(match op {
         "==" => left.equals(right, budget)?,
         "!=" => !left.equals(right, budget)?,
@@ -97,18 +120,13 @@ pub(super) fn compare(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>
 ///
 /// # Errors
 /// For values of kinds that do not compare.
-pub(super) fn order(left: &Value, right: &Value, fold: bool, budget: &Rc<Budget>) -> Result<Option<Ordering>> {
-    budget.work(0)?;
+pub(crate) fn order(left: &Value, right: &Value, fold: bool, budget: &Rc<Budget>) -> Result<Option<Ordering>> {
+    budget.step()?;
     Ok(match (left, right) {
-        (Value::Str(a), Value::Str(b)) => {
-            budget.work(a.len().min(b.len()))?;
-            let lower = |c: char| c.to_lowercase();
-            Some(if fold { a.chars().flat_map(lower).cmp(b.chars().flat_map(lower)) } else { (**a).cmp(b) })
-        }
+        (Value::Str(a), Value::Str(b)) => Some(a.order(b, fold)?),
         (Value::List(a), Value::List(b)) => {
-            let (a, b) = (a.as_slice(), b.as_slice());
-            for (a, b) in a.iter().zip(b) {
-                match order(a, b, fold, budget)? {
+            for (a, b) in a.iter().zip(b.iter()) {
+                match order(a?, b?, fold, budget)? {
                     Some(Ordering::Equal) => {}
                     other => return Ok(other),
                 }
@@ -128,13 +146,10 @@ pub(super) fn order(left: &Value, right: &Value, fold: bool, budget: &Rc<Budget>
 
 fn contains(container: &Value, value: &Value, budget: &Rc<Budget>) -> Result<bool> {
     match (container, value) {
-        (Value::Str(text), Value::Str(part)) => {
-            budget.work(text.len())?;
-            Ok(text.contains(&**part))
-        }
+        (Value::Str(text), Value::Str(part)) => Ok(text.matches(part)?.next().is_some()),
         (Value::List(items), _) => {
-            for item in items.as_slice() {
-                if item.equals(value, budget)? {
+            for item in items.iter_once() {
+                if item?.equals(value, budget)? {
                     return Ok(true);
                 }
             }
@@ -151,24 +166,35 @@ fn contains(container: &Value, value: &Value, budget: &Rc<Budget>) -> Result<boo
 }
 
 /// `value[start:stop:step]`.
-pub(super) fn slice(value: &Value, bounds: [Option<i128>; 3], budget: &Rc<Budget>) -> Result<Value> {
+pub(crate) fn slice(value: &Value, bounds: [Option<i128>; 3], budget: &Rc<Budget>) -> Result<Value> {
     let step = bounds[2].unwrap_or(1);
     if step == 0 {
         return Err(budget.error("expected a slice with a step that is not zero"));
     }
     match value {
-        Value::List(list) => {
-            let mut items = Items::new(budget)?;
-            indices(list.as_slice().len(), bounds, step).try_for_each(|i| items.push(list.as_slice()[i].clone()))?;
-            Ok(items.finish())
+        Value::List(list) if list.shape().has_indices() => {
+            let mut items = List::new(budget)?;
+            for i in indices(list.len(), bounds, step) {
+                list.get(i)?.map_or(Ok(()), |item| items.push(item.clone()))?;
+            }
+            Ok(items.finish_as(list.shape()))
+        }
+        Value::Str(text) if step == 1 => {
+            let mut indices = indices(text.count()?, bounds, step);
+            let Some(first) = indices.next() else { return Ok(Value::Str(Text::empty(budget)?)) };
+            let mut within = text.chars()?.skip(first).take(1 + indices.count());
+            let Some(start) = within.next() else { return Ok(Value::Str(Text::empty(budget)?)) };
+            let end = within.last().unwrap_or(start).end();
+            text.part(start.at..end).map(Value::Str)
         }
         Value::Str(text) => {
-            budget.work(text.len())?;
             let mut chars = Items::new(budget)?;
-            text.chars().try_for_each(|c| chars.add(c))?;
+            text.chars()?.try_for_each(|c| chars.add(c))?;
             let mut out = Buf::new(budget)?;
-            indices(chars.as_slice().len(), bounds, step).try_for_each(|i| out.push_char(chars.as_slice()[i]))?;
-            Ok(out.finish())
+            for i in indices(chars.len(), bounds, step) {
+                chars.get(i)?.map_or(Ok(()), |c| out.push_char(c.c, c.typed))?;
+            }
+            Ok(Value::Str(out.finish().marked(text.is_markup())))
         }
         other => Err(budget.error(format_args!("expected a list or a string to slice, found {}", other.kind()))),
     }

@@ -1,0 +1,362 @@
+//! Products of one activation row on AVX2: packed codes against rearranged activations, all in registers.
+//!
+//! Two ways of unpacking, both without a shuffle per code:
+//! - *Planes* (2 and 4 bits): plane `k` of 32 packed bytes is bits `k * bits ..` of every byte, so byte `b`
+//!   gives code `b * 8 / bits + k`. `maddubs` multiplies it with activations in that order; sums stay i16.
+//! - *Pairs* (3, 5, 6 and 8 bits): two neighbouring codes lie in two neighbouring bytes, which one shuffle
+//!   per 32 codes brings to a 16-bit lane. The lower code starts at a bit that depends on the lane alone. It
+//!   stays there, and the activation is shifted instead, so that every product has the same factor: a power
+//!   of two that the exact sum is divided by at the end. `madd` gives i32 sums.
+//!
+//! Eight rows' sums are then added down to one vector, in i16 as long as nothing can overflow.
+
+use std::arch::x86_64::*;
+
+use super::super::rows::Rows;
+use super::super::simd::{Simd, layout};
+use super::{Avx2, E2M1_LUT, EVENS_ODDS, both, permute32};
+
+/// Groups that [`dots`] takes at once: those that share 32 packed bytes.
+#[inline(always)]
+pub(super) const fn parts(kind: u8, group: usize) -> usize {
+    let bytes = group * layout::bits(kind) / 8;
+    if is_planes(kind) && bytes < 32 { 32 / bytes } else { 1 }
+}
+
+/// Whether products are made by planes, not by pairs.
+#[inline(always)]
+const fn is_planes(kind: u8) -> bool {
+    matches!(layout::bits(kind), 2 | 4)
+}
+
+/// Bytes of an arranged activation code.
+#[inline(always)]
+pub(super) const fn arranged_bytes(kind: u8) -> usize {
+    if is_planes(kind) { 1 } else { 2 }
+}
+
+/// How pairs of codes come to 16-bit lanes.
+struct Pairs {
+    /// The bytes of a lane, for each vector of two pieces: sixteen codes in each half. Indices are into what is loaded.
+    bytes: [[u8; 32]; 2],
+    /// Where the lower code of each lane is.
+    mask: [u16; 16],
+    /// What activations are multiplied by.
+    factor: [i16; 16],
+    /// The binary logarithm of every product's factor.
+    shift: i32,
+    /// The pieces of each vector, of the four that 64 codes are.
+    pieces: [[usize; 2]; 2],
+}
+
+impl Pairs {
+    /// `from[v][half]` is the byte of 64 codes' packed ones at which that half of vector `v` was loaded.
+    const fn new(bits: usize, pieces: [[usize; 2]; 2], from: [[usize; 2]; 2]) -> Pairs {
+        let mut out = Pairs { bytes: [[0x80; 32]; 2], mask: [0; 16], factor: [0; 16], shift: 0, pieces };
+        let mut lane = 0;
+        while lane < 16 {
+            let bit = 2 * bits * (lane % 8);
+            let mut v = 0;
+            while v < 2 {
+                let byte = pieces[v][lane / 8] * 2 * bits + bit / 8 - from[v][lane / 8];
+                out.bytes[v][2 * lane] = byte as u8;
+                // Where the codes end in their first byte, the second is masked off.
+                out.bytes[v][2 * lane + 1] = if byte + 1 < 16 { byte as u8 + 1 } else { 0x80 };
+                v += 1;
+            }
+            out.mask[lane] = ((1 << bits) - 1) << (bit % 8);
+            // The greatest of `bit % 8`.
+            let most = match bits {
+                8 => 0,
+                6 => 4,
+                _ => 6,
+            };
+            out.factor[lane] = 1 << (most - bit % 8);
+            out.shift = most as i32;
+            lane += 1;
+        }
+        out
+    }
+
+    #[inline(always)]
+    const fn of(kind: u8) -> &'static Pairs {
+        match kind {
+            3 => &PAIRS_3,
+            5 => &PAIRS_5,
+            6 => &PAIRS_6,
+            _ => &PAIRS_8,
+        }
+    }
+}
+
+static PAIRS_3: Pairs = Pairs::new(3, [[0, 1], [2, 3]], [[0, 0], [8, 8]]);
+static PAIRS_5: Pairs = Pairs::new(5, [[0, 2], [1, 3]], [[0, 16], [8, 24]]);
+static PAIRS_6: Pairs = Pairs::new(6, [[0, 3], [1, 2]], [[0, 32], [8, 24]]);
+/// Not loaded by shuffles: the bytes are not looked at.
+static PAIRS_8: Pairs = Pairs::new(8, [[0, 1], [2, 3]], [[0, 16], [32, 48]]);
+/// Groups of 32 are two pieces.
+static HALF_5: Pairs = Pairs::new(5, [[0, 1], [0, 1]], [[0, 4], [0, 4]]);
+static HALF_6: Pairs = Pairs::new(6, [[0, 1], [0, 1]], [[0, 8], [0, 8]]);
+
+#[inline(always)]
+unsafe fn load(p: *const u8) -> __m256i {
+    // SAFETY: 32 valid bytes.
+    unsafe { _mm256_loadu_si256(p.cast()) }
+}
+
+/// Sixteen bytes from each of two places.
+#[inline(always)]
+unsafe fn load_two(low: *const u8, high: *const u8) -> __m256i {
+    // SAFETY: sixteen valid bytes each.
+    unsafe {
+        let low = _mm256_castsi128_si256(_mm_loadu_si128(low.cast()));
+        _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(high.cast()))
+    }
+}
+
+#[inline(always)]
+unsafe fn shift_right(v: __m256i, bits: usize) -> __m256i {
+    // SAFETY: a register operation.
+    unsafe { _mm256_srl_epi16(v, _mm_cvtsi32_si128(bits as i32)) }
+}
+
+/// The pairs of 32 codes, number `i` of a group of `group` codes packed at `p`, in 16-bit lanes; reads nothing past the group.
+#[inline(always)]
+unsafe fn pairs(kind: u8, group: usize, p: *const u8, i: usize) -> __m256i {
+    let bits = kind as usize;
+    // SAFETY: of the group's `group * bits / 8` bytes.
+    unsafe {
+        if kind == layout::Q8 {
+            return load(p.add(32 * i));
+        }
+        if group == 32 {
+            let (v, bytes) = match kind {
+                3 => {
+                    let v = _mm_loadl_epi64(p.cast());
+                    let v = _mm_insert_epi32::<2>(v, p.add(8).cast::<i32>().read_unaligned());
+                    (_mm256_broadcastsi128_si256(v), &PAIRS_3.bytes[0])
+                }
+                5 => (load_two(p, p.add(4)), &HALF_5.bytes[0]),
+                _ => (load_two(p, p.add(8)), &HALF_6.bytes[0]),
+            };
+            return _mm256_shuffle_epi8(v, load(bytes.as_ptr()));
+        }
+        let (p, v) = (p.add(i / 2 * 8 * bits), i % 2);
+        let loaded = match (kind, v) {
+            (3, _) => _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add(8 * v).cast())),
+            (6, 0) => load_two(p, p.add(32)),
+            _ => load(p.add(8 * v)),
+        };
+        _mm256_shuffle_epi8(loaded, load(Pairs::of(kind).bytes[v].as_ptr()))
+    }
+}
+
+/// The products of a row's next groups with arranged `x`, not yet added up: i16 if made by planes, else i32.
+#[inline(always)]
+unsafe fn row(kind: u8, group: usize, w: *const u8, x: *const i8) -> __m256i {
+    let bits = layout::bits(kind);
+    // SAFETY: of the groups' bytes, and as many activations.
+    unsafe {
+        let mut sum = _mm256_setzero_si256();
+        if is_planes(kind) {
+            let planes = 8 / bits;
+            for v in 0..parts(kind, group) * group * bits / 256 {
+                let packed = load(w.add(32 * v));
+                for k in 0..planes {
+                    let codes = _mm256_and_si256(shift_right(packed, k * bits), _mm256_set1_epi8((1 << bits) - 1));
+                    let codes = match kind {
+                        layout::E2M1 | layout::E2M1_HALVES => _mm256_shuffle_epi8(both(&E2M1_LUT), codes),
+                        _ => codes,
+                    };
+                    let x = load(x.add(32 * (v * planes + k)).cast());
+                    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
+                }
+            }
+            return sum;
+        }
+        let mask = _mm256_loadu_si256(Pairs::of(kind).mask.as_ptr().cast());
+        for i in 0..group / 32 {
+            let pairs = pairs(kind, group, w, i);
+            let low = _mm256_and_si256(pairs, mask);
+            let high = shift_right(pairs, bits);
+            let high = if kind == layout::Q8 { high } else { _mm256_and_si256(high, mask) };
+            let low = _mm256_madd_epi16(low, load(x.add(64 * i).cast()));
+            let high = _mm256_madd_epi16(high, load(x.add(64 * i + 32).cast()));
+            sum = _mm256_add_epi32(sum, _mm256_add_epi32(low, high));
+        }
+        sum
+    }
+}
+
+/// Levels of addition, of [`fold`]'s, that [`row`]'s i16 sums have room for.
+#[inline(always)]
+const fn levels(kind: u8, group: usize) -> usize {
+    let largest = match kind {
+        2 => 3,
+        layout::E2M1 | layout::E2M1_HALVES => 24,
+        _ => 15,
+    };
+    let products = parts(kind, group) * group / 16;
+    match i16::MAX as usize / (products * largest * 127) {
+        0 => panic!("sums of products do not fit"),
+        1 => 0,
+        2 | 3 => 1,
+        _ => 2,
+    }
+}
+
+/// Two vectors' lanes added, one level of a tree: from each, neighbours within what belongs to one group.
+#[inline(always)]
+unsafe fn fold(a: __m256i, b: __m256i, level: usize, parts: usize, narrow: bool) -> __m256i {
+    // SAFETY: register operations.
+    unsafe {
+        let (x, y) = if parts == 4 {
+            let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
+            let (x, y) = (_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xdd>(a, b));
+            (_mm256_castps_si256(x), _mm256_castps_si256(y))
+        } else if level == 0 {
+            (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b))
+        } else {
+            (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b))
+        };
+        if narrow { _mm256_add_epi16(x, y) } else { _mm256_add_epi32(x, y) }
+    }
+}
+
+/// [`super::super::rows::Rows::dots`].
+#[inline(always)]
+pub(super) unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: usize, x: *const i8) -> [__m256i; 8] {
+    let parts = parts(kind, group);
+    let levels = if is_planes(kind) { levels(kind, group) } else { usize::MAX };
+    // SAFETY: of the rows' bytes, and as many activations.
+    unsafe {
+        macro_rules! widen {
+            ($sums:expr, $level:literal) => {
+                if levels == $level { _mm256_madd_epi16($sums, _mm256_set1_epi16(1)) } else { $sums }
+            };
+        }
+        // Sums of two rows: a lane for each, in each half; or a lane for each group of each.
+        macro_rules! two {
+            ($i:literal) => {{
+                let a = widen!(row(kind, group, rows[$i].add(at), x), 0);
+                let b = widen!(row(kind, group, rows[$i + 1].add(at), x), 0);
+                widen!(fold(a, b, 0, parts, is_planes(kind) && levels > 0), 1)
+            }};
+        }
+        // Sums of four rows: a lane for each, in each half.
+        macro_rules! four {
+            ($a:expr, $b:expr) => {
+                widen!(fold($a, $b, 1, parts, is_planes(kind) && levels > 1), 2)
+            };
+        }
+        let mut out = [_mm256_setzero_si256(); 8];
+        if parts == 4 {
+            let mut two = [two!(0), two!(2), two!(4), two!(6)];
+            if levels == 2 {
+                for i in 0..4 {
+                    two[i] = _mm256_madd_epi16(two[i], _mm256_set1_epi16(1));
+                }
+            }
+            macro_rules! pick {
+                ($i:literal, $which:literal) => {
+                    _mm256_castps_si256(_mm256_shuffle_ps::<$which>(
+                        _mm256_castsi256_ps(two[$i]),
+                        _mm256_castsi256_ps(two[$i + 1]),
+                    ))
+                };
+            }
+            let (low, high) = ([pick!(0, 0x88), pick!(2, 0x88)], [pick!(0, 0xdd), pick!(2, 0xdd)]);
+            out[0] = _mm256_permute2x128_si256::<0x20>(low[0], low[1]);
+            out[1] = _mm256_permute2x128_si256::<0x20>(high[0], high[1]);
+            out[2] = _mm256_permute2x128_si256::<0x31>(low[0], low[1]);
+            out[3] = _mm256_permute2x128_si256::<0x31>(high[0], high[1]);
+            return out;
+        }
+        let (low, high) = (four!(two!(0), two!(2)), four!(two!(4), two!(6)));
+        out[0] = _mm256_permute2x128_si256::<0x20>(low, high);
+        out[1] = _mm256_permute2x128_si256::<0x31>(low, high);
+        if parts == 1 {
+            out[0] = _mm256_add_epi32(out[0], out[1]);
+            if !is_planes(kind) {
+                out[0] = _mm256_sra_epi32(out[0], _mm_cvtsi32_si128(Pairs::of(kind).shift));
+            }
+        }
+        out
+    }
+}
+
+/// [`super::super::rows::Rows::arrange`].
+#[inline(always)]
+pub(super) unsafe fn arrange(kind: u8, group: usize, from: *const i8, to: *mut i8) {
+    // SAFETY: 128 valid codes, and room for as many.
+    unsafe {
+        match layout::bits(kind) {
+            2 => {
+                // Eight codes of each residue modulo 4, of every 32 codes.
+                let mut residues = [0u64; 16];
+                for i in 0..4 {
+                    let codes = permute32(2, load(from.add(32 * i).cast()));
+                    _mm256_storeu_si256(residues.as_mut_ptr().add(4 * i).cast(), codes);
+                }
+                for (i, eight) in residues.into_iter().enumerate() {
+                    to.cast::<u64>().add(i % 4 * 4 + i / 4).write_unaligned(eight);
+                }
+            }
+            4 => {
+                for i in [0, 64] {
+                    Avx2::permute(layout::Q4_WIDE, from.add(i), to.add(i));
+                }
+            }
+            _ => {
+                let pairs = Pairs::of(kind);
+                let factor = _mm256_loadu_si256(pairs.factor.as_ptr().cast());
+                for vector in 0..4 {
+                    let (block, v) = (vector / 2 * 64, vector % 2);
+                    let pieces = if group == 32 { [2 * v, 2 * v + 1] } else { pairs.pieces[v] };
+                    let codes =
+                        load_two(from.add(block + 16 * pieces[0]).cast(), from.add(block + 16 * pieces[1]).cast());
+                    // Per half: the even ones, then the odd ones; then all even ones, all odd ones.
+                    let codes = _mm256_shuffle_epi8(codes, both(&EVENS_ODDS));
+                    let codes = _mm256_permute4x64_epi64::<0b11_01_10_00>(codes);
+                    let even = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(codes));
+                    let odd = _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(codes));
+                    let to = to.add(64 * vector);
+                    _mm256_storeu_si256(to.cast(), _mm256_mullo_epi16(even, factor));
+                    _mm256_storeu_si256(to.add(32).cast(), _mm256_mullo_epi16(odd, factor));
+                }
+            }
+        }
+    }
+}
+
+/// Scales or biases in bf16 of eight rows, a vector of f32 for every group, sixteen groups at a time.
+#[inline(always)]
+pub(super) unsafe fn fill_bf16(rows: &[*const u8; 16], groups: usize, to: *mut u8) {
+    // SAFETY: rows of `groups` elements, and room for whole sixteens of vectors.
+    unsafe {
+        for g in (0..groups).step_by(16) {
+            let n = groups - g;
+            let mut two = [_mm256_setzero_si256(); 8];
+            for i in 0..8 {
+                let p = rows[i].add(2 * g);
+                two[i] = if n >= 16 {
+                    load(p)
+                } else if n == 8 {
+                    _mm256_zextsi128_si256(_mm_loadu_si128(p.cast()))
+                } else {
+                    let mut buffer = [0u8; 32];
+                    std::ptr::copy_nonoverlapping(p, buffer.as_mut_ptr(), 2 * n);
+                    load(buffer.as_ptr())
+                };
+            }
+            // A lane is a row; in each, group 2i and 2i + 1.
+            let two = Avx2::transpose_b(two);
+            for i in 0..8 {
+                let to = to.add(32 * (g + 2 * i));
+                _mm256_storeu_si256(to.cast(), _mm256_slli_epi32::<16>(two[i]));
+                let odd = _mm256_and_si256(two[i], _mm256_set1_epi32(0xffff_0000u32 as i32));
+                _mm256_storeu_si256(to.add(32).cast(), odd);
+            }
+        }
+    }
+}
