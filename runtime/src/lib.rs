@@ -21,5 +21,6 @@ mod replay;
 pub mod sample;
 pub mod session;
 pub mod shell;
+pub mod threads;
 pub mod tokenizer;
 pub mod trace;

@@ -9,6 +9,7 @@ use crate::builtin;
 use crate::kernels::Kernels;
 use crate::loaf::{Loaf, OpenError};
 use crate::session::{Session, SessionOptions};
+use crate::threads::threads_for;
 use crate::tokenizer::Tokenizer;
 use crate::trace::Trace;
 
@@ -49,7 +50,7 @@ pub(super) fn session<'a>(loaf: &'a Loaf, compute: &ComputeArgs, io: &mut Io<'_>
     let session = match compute.backend {
         BackendArg::Cpu => {
             let mut options = SessionOptions { kernels: kernels(io)?, ..SessionOptions::default() };
-            options.threads = compute.threads.map_or(options.threads, usize::from);
+            options.threads = compute.threads.map_or_else(|| threads_for(loaf.plan()), usize::from);
             Session::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))?
         }
         BackendArg::Mlx => Session::over(loaf, device(loaf, true)?),
