@@ -245,7 +245,7 @@ fn depth_around(value: &Value, budget: &Budget) -> Result<u32> {
     let depth = match value {
         Value::List(list) => list.depth,
         Value::Map(map) => map.depth,
-        Value::Loop(_) | Value::Method => {
+        Value::Loop(_) => {
             let found = value.kind();
             return Err(budget.error(format_args!("expected plain data in a container, found {found}")));
         }
@@ -391,6 +391,11 @@ impl Value {
             Value::Int(i) => out.push_str(&i.to_string(), false),
             Value::Float(f) => out.push_str(&float(*f), false),
             Value::Str(s) if !quoted => out.push_text(s),
+            Value::Str(s) if s.is_markup() => {
+                out.push("Markup(")?;
+                repr(s, out)?;
+                out.push(")")
+            }
             Value::Str(s) => repr(s, out),
             Value::List(items) => {
                 let (open, close) = match (items.shape, items.len()) {

@@ -17,18 +17,11 @@ const WORD_BYTES: usize = 64;
 /// Bytes of a string that an error repeats.
 const QUOTED_BYTES: usize = 500;
 
-/// Bytes from `start` to `end` of a string. No string of a rendering has more than 2^32 of them: its memory does not.
-#[derive(Clone, Copy)]
-struct Run {
-    start: u32,
-    end: u32,
-}
-
 /// A growing string.
 pub(crate) struct Buf {
     text: String,
     /// What came from the caller: in order, apart from each other, none empty.
-    typed: Vec<Run>,
+    typed: Vec<Range<usize>>,
     held: Held,
 }
 
@@ -54,7 +47,7 @@ impl Buf {
     /// Pays for `bytes` and `runs` more, and makes room for them.
     fn reserve(&mut self, bytes: usize, runs: usize) -> Result<()> {
         let budget = self.held.budget();
-        budget.touch(bytes.saturating_add(8).saturating_add(runs * size_of::<Run>()))?;
+        budget.touch(bytes.saturating_add(8).saturating_add(runs * size_of::<Range<usize>>()))?;
         let grown = |len: usize, more: usize, capacity: usize| match len.saturating_add(more) {
             needed if needed <= capacity => capacity,
             needed => needed.max(capacity * 2),
@@ -62,7 +55,7 @@ impl Buf {
         let text = grown(self.text.len(), bytes, self.text.capacity());
         let typed = grown(self.typed.len(), runs, self.typed.capacity());
         if (text, typed) != (self.text.capacity(), self.typed.capacity()) {
-            let total = text.saturating_add(typed.saturating_mul(size_of::<Run>()));
+            let total = text.saturating_add(typed.saturating_mul(size_of::<Range<usize>>()));
             // The old buffers stay paid for until the new ones are filled.
             let held = budget.hold(total.saturating_add(OVERHEAD_BYTES))?;
             self.text.reserve_exact(text - self.text.len());
@@ -74,12 +67,10 @@ impl Buf {
 
     /// Notes that what is at `start..end`, which is after everything noted so far, came from the caller.
     fn mark(&mut self, start: usize, end: usize) {
-        // Within 2^32, as is every string.
-        let (start, end) = (start as u32, end as u32);
         match self.typed.last_mut() {
             _ if start == end => {}
             Some(last) if last.end == start => last.end = end,
-            _ => self.typed.push(Run { start, end }),
+            _ => self.typed.push(start..end),
         }
     }
 
@@ -111,14 +102,14 @@ impl Buf {
     pub(crate) fn push_part(&mut self, text: &Text, range: Range<usize>) -> Result<()> {
         let from = &*text.buf;
         let Some(part) = from.text.get(range.clone()) else { return Ok(()) };
-        let first = from.typed.partition_point(|run| run.end as usize <= range.start);
+        let first = from.typed.partition_point(|run| run.end <= range.start);
         let runs = &from.typed[first..];
-        let runs = &runs[..runs.partition_point(|run| (run.start as usize) < range.end)];
+        let runs = &runs[..runs.partition_point(|run| run.start < range.end)];
         self.reserve(part.len(), runs.len())?;
         let start = self.text.len();
         self.text.push_str(part);
         for run in runs {
-            let clamp = |at: u32| (at as usize).clamp(range.start, range.end) - range.start + start;
+            let clamp = |at: usize| at.clamp(range.start, range.end) - range.start + start;
             self.mark(clamp(run.start), clamp(run.end));
         }
         Ok(())
@@ -130,8 +121,7 @@ impl Buf {
 
     /// The string, and what of it came from the caller.
     pub(crate) fn into_parts(self) -> (String, Vec<Range<usize>>) {
-        let typed = self.typed.iter().map(|run| run.start as usize..run.end as usize).collect();
-        (self.text, typed)
+        (self.text, self.typed)
     }
 }
 
@@ -170,7 +160,7 @@ impl Char {
 
 struct Chars<'a> {
     inner: CharIndices<'a>,
-    typed: &'a [Run],
+    typed: &'a [Range<usize>],
 }
 
 impl Iterator for Chars<'_> {
@@ -179,11 +169,11 @@ impl Iterator for Chars<'_> {
     fn next(&mut self) -> Option<Char> {
         let (at, c) = self.inner.next()?;
         while let [run, rest @ ..] = self.typed
-            && run.end as usize <= at
+            && run.end <= at
         {
             self.typed = rest;
         }
-        let typed = self.typed.first().is_some_and(|run| run.start as usize <= at);
+        let typed = self.typed.first().is_some_and(|run| run.start <= at);
         Some(Char { at, c, typed })
     }
 }
