@@ -157,7 +157,8 @@ fn tojson(value: &Value, given: Given<'_>, cx: &Context<'_>) -> Result<Value> {
     Ok(Value::Str(out.finish()))
 }
 
-/// Jinja's `indent`: something put before every line but the first, and before empty ones only if asked.
+/// Jinja's `indent`: something put before every line but the first, and before empty ones only if
+/// asked.
 fn indent(value: &Value, given: Given<'_>, cx: &Context<'_>) -> Result<Value> {
     let budget = &cx.budget;
     let [width, first, blank] = given.take(["width", "first", "blank"], cx)?;

@@ -338,7 +338,8 @@ fn split_at_space(s: &Text, most: usize, from_right: bool) -> Result<Value> {
         }
     }
     start.map_or(Ok(()), |at| words.add(at..s.len()))?;
-    // Words beyond `most` stay together, with the space around them but for the side from which the others were split.
+    // Words beyond `most` stay together, with the space around them but for the side from which the
+    // others were split.
     let (len, together) = (words.len(), words.len().saturating_sub(most));
     let mut parts = List::new(s.budget())?;
     for (i, word) in words.iter().enumerate() {
@@ -385,7 +386,8 @@ fn lines(s: &Text, keep_ends: bool) -> Result<Value> {
     Ok(out.finish())
 }
 
-/// Python's `str.format`, without format specifications: `{}`, `{0}`, `{name}`, and braces that are doubled.
+/// Python's `str.format`, without format specifications: `{}`, `{0}`, `{name}`, and braces that are
+/// doubled.
 fn format(s: &Text, given: Given<'_>, cx: &Context<'_>) -> Result<Text> {
     let budget = &cx.budget;
     let unpaired = || budget.error("expected a format with braces in pairs");

@@ -116,7 +116,8 @@ pub(crate) fn compare(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>
     })
 }
 
-/// How two values stand to each other, upper case as lower case if `fold`. `None` for what has no order (a NaN).
+/// How two values stand to each other, upper case as lower case if `fold`. `None` for what has no
+/// order (a NaN).
 ///
 /// # Errors
 /// For values of kinds that do not compare.

@@ -1,8 +1,9 @@
 //! What a template computes with: values, lists, maps, and what a rendering shares.
 //!
-//! Values nest to a limited depth, and only plain data goes into containers. Namespaces, the one thing that a template may
-//! change, are numbers into a table that lives as long as the rendering, so a list may hold one and there are still no
-//! cycles: dropping or printing a value recurses no further than the depth.
+//! Values nest to a limited depth, and only plain data goes into containers. Namespaces, the one
+//! thing that a template may change, are numbers into a table that lives as long as the rendering,
+//! so a list may hold one and there are still no cycles: dropping or printing a value recurses no
+//! further than the depth.
 //! What this does not do: it knows no operators, see `operators`.
 
 use std::cell::{Cell, RefCell};
@@ -77,7 +78,8 @@ pub(crate) enum Shape {
     Keys,
     Values,
     Pairs,
-    /// What `map`, `select` and their like give: true, without length or index, and gone once it was gone through.
+    /// What `map`, `select` and their like give: true, without length or index, and gone once it
+    /// was gone through.
     Generator,
 }
 

@@ -65,7 +65,8 @@ impl Buf {
         Ok(())
     }
 
-    /// Notes that what is at `start..end`, which is after everything noted so far, came from the caller.
+    /// Notes that what is at `start..end`, which is after everything noted so far, came from the
+    /// caller.
     fn mark(&mut self, start: usize, end: usize) {
         match self.typed.last_mut() {
             _ if start == end => {}
@@ -98,7 +99,8 @@ impl Buf {
         self.push_part(text, 0..text.len())
     }
 
-    /// Appends a part of another string, along with who wrote it. A range that does not cut it between characters is an empty one.
+    /// Appends a part of another string, along with who wrote it. A range that does not cut it
+    /// between characters is an empty one.
     pub(crate) fn push_part(&mut self, text: &Text, range: Range<usize>) -> Result<()> {
         let from = &*text.buf;
         let Some(part) = from.text.get(range.clone()) else { return Ok(()) };
@@ -178,9 +180,9 @@ impl Iterator for Chars<'_> {
     }
 }
 
-/// An immutable, shared string that knows which of its bytes came from the caller (messages, tools, variables) and which
-/// from the template. What is copied, cut or joined keeps this byte for byte; a character made from another (upper case,
-/// escapes) has it from that one.
+/// An immutable, shared string that knows which of its bytes came from the caller (messages, tools,
+/// variables) and which from the template. What is copied, cut or joined keeps this byte for byte;
+/// a character made from another (upper case, escapes) has it from that one.
 #[derive(Clone)]
 pub(crate) struct Text {
     buf: Rc<Buf>,
@@ -271,7 +273,8 @@ impl Text {
         Ok(self.buf.text.ends_with(&part.buf.text))
     }
 
-    /// Where `part` starts, from the left, each after the end of the one before. The search is linear in both.
+    /// Where `part` starts, from the left, each after the end of the one before. The search is
+    /// linear in both.
     pub(crate) fn matches(&self, part: &Text) -> Result<impl Iterator<Item = usize>> {
         self.budget().touch(self.len() + part.len() + 8)?;
         Ok(self.buf.text.match_indices(part.buf.text.as_str()).map(|(at, _)| at))
@@ -293,7 +296,8 @@ impl Text {
         Ok(out.finish().marked(self.markup))
     }
 
-    /// What is left without the characters of `set`, or white space, at the ends that are asked for.
+    /// What is left without the characters of `set`, or white space, at the ends that are asked
+    /// for.
     pub(crate) fn stripped(&self, left: bool, right: bool, set: Option<&Text>) -> Result<Text> {
         let (budget, text) = (self.budget(), &self.buf.text);
         let goes = |c: char| {
