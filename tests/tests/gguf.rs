@@ -11,7 +11,6 @@ use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::weights::{QuantOptions, Resolved, WeightClass, WeightDecl, produce, resolve};
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::quant::decode_row;
-use loaf_runtime::Model;
 use loaf_runtime::kernels::Kernels;
 use loaf_tests::gguf::{File, Value};
 use loaf_tests::{assert_bits, bake_dir, decode_logits, fixture, max_diff, prefill_logits, session};
