@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,6 +15,14 @@ const QWEN3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/hf/q
 fn bake(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bake"));
     command.args(args).stdout(Stdio::null());
+    // A test run in the background of a script ignores interrupts, and what it starts would too.
+    // SAFETY: nothing but a system call that is safe between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        })
+    };
     command
 }
 

@@ -179,10 +179,13 @@ impl Names {
     /// Modules whose results stand in a record's result, each with its first column and their number.
     pub fn modules(&self, r: &Record<'_>) -> Vec<(&str, usize, usize)> {
         let spec = r.kind.spec();
-        let Some(i) = spec.operand_index("weight") else { return Vec::new() };
-        let (o, Some(dims)) = (r.operand(i), r.dims(i)) else { return Vec::new() };
-        let row = o.row_stride.max(dims[2]) * o.dtype.bytes();
-        let end = o.offset + dims[0] * row;
+        // Matrices have planes, norms and convolutions a weight by that name.
+        let weight = spec.operands.iter().position(|o| o.is_plane() || o.name == "weight");
+        let Some((o, Some([matrices, heads, dim]))) = weight.map(|i| (r.operand(i), r.dims(i))) else {
+            return Vec::new();
+        };
+        let row = dim * o.dtype.bytes();
+        let end = o.offset + matrices * heads * row;
         let within = self.tensors.iter().filter(|t| t.offset >= o.offset && t.offset + t.len <= end && row > 0);
         let column = |t: &TensorEntry| (((t.offset - o.offset) / row) as usize, (t.len / row) as usize);
         within

@@ -117,8 +117,10 @@ fn typed_text_spells_no_special_token() {
             true => section(&[], &tokens, Normaliser::Nfc),
         };
         let (s, sx, think) = (256, 257, 258);
+        type Case<'a> = (&'a str, &'a [Range<usize>], &'a [u32]);
         // The whole text, the typed part of it, the added tokens found.
-        let cases: [(&str, &[Range<usize>], &[u32]); 10] = [
+        #[allow(clippy::single_range_in_vec_init, reason = "one range is what is meant")]
+        let cases: [Case<'_>; 10] = [
             ("<s>hello<s>", &[], &[s, s]),
             ("<s>he<s>lo<s>", &[3..10], &[s, s]),
             ("<s>he<s>lo<s>", &[0..13], &[]),
