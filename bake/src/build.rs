@@ -366,7 +366,7 @@ pub fn build_from(
     options: &BuildOptions,
     progress: &dyn Progress,
 ) -> Result<Report, BuildError> {
-    build_into(checkpoint, &|checkpoint| Ok(Output::create(out, &checkpoint.paths())?), options, progress)
+    build_into(checkpoint, &|checkpoint| Ok(Output::create(out, checkpoint.paths())?), options, progress)
 }
 
 fn build_into(

@@ -83,7 +83,7 @@ fn loaves_full_of_escapes_are_shown_without_them() {
             &["inspect", &file, "--tensors"][..],
             &["explain", &file],
             &["explain", &file, "--phase", "prefill", "--proof"],
-            &["explain", &file, "--phase", "head"],
+            &["explain", &file, "--phase", "lm-head"],
             &["verify", &file],
             &["verify", &file, "--graphs"],
             &["verify", &file, "--recipe"],

@@ -1,6 +1,7 @@
 //! The edges between crates are the design.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -34,4 +35,44 @@ fn crates_depend_on_each_other_one_way() {
     let expected: BTreeMap<String, Vec<String>> =
         expected.into_iter().map(|(n, d)| (n.to_string(), d.into_iter().map(str::to_string).collect())).collect();
     assert_eq!(edges(), expected);
+}
+
+/// Lines of a source file, its unit tests left out, that write a file by other means than `loaf_formats::output`.
+fn writes(source: &str) -> Vec<&str> {
+    const WAYS: [&str; 7] =
+        ["fs::write(", "File::create", "File::options", "OpenOptions", "create_new(", "tempfile::", "fs::copy("];
+    let source = source.split_once("#[cfg(test)]\nmod tests {").map_or(source, |(before, _)| before);
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let uses = |line: &str, way: &str| line.match_indices(way).any(|(at, _)| !line[..at].ends_with(word));
+    let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+    code.filter(|line| WAYS.iter().any(|way| uses(line, way))).collect()
+}
+
+fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).expect("a folder of ours") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_string();
+        if path.is_dir() && !["target", "tests", "examples"].contains(&name.as_str()) {
+            rust_files(&path, out);
+        } else if name.ends_with(".rs") {
+            out.push(path);
+        }
+    }
+}
+
+#[test]
+fn every_file_is_written_by_the_one_module_that_knows_how() {
+    assert_eq!(writes("// fs::write(\nlet x = 1;\n#[cfg(test)]\nmod tests {\nFile::create(p)").len(), 0);
+    assert_eq!(writes("LogitsFile::create(p)\nfs::write(a, b)\nlet f = File::create_new(p);\n").len(), 2);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
+    let mut files = Vec::new();
+    ["formats", "recipes", "bake", "runtime"].iter().for_each(|name| rust_files(&root.join(name), &mut files));
+    assert!(files.len() > 80, "{} files", files.len());
+    let output = root.join("formats/src/output");
+    for file in files.iter().filter(|file| !file.starts_with(&output)) {
+        let source = std::fs::read_to_string(file).expect("a source of ours");
+        assert_eq!(writes(&source), [""; 0], "{} writes past loaf_formats::output", file.display());
+    }
+    let source = std::fs::read_to_string(output.join("mod.rs")).expect("a source of ours");
+    assert!(!writes(&source).is_empty(), "a search that finds nothing would pass everything");
 }

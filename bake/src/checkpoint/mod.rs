@@ -46,6 +46,8 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, Entry>,
     /// Weight and small files, sorted.
     files: Vec<String>,
+    /// The same, where they lie.
+    paths: Vec<PathBuf>,
     /// Small files that were made from metadata.
     made: BTreeMap<&'static str, Vec<u8>>,
     /// The weights, of a GGUF model; `tensors` is empty then.
@@ -126,6 +128,7 @@ impl Checkpoint {
             checkpoint.files.push(folder::INDEX.into());
         }
         checkpoint.files.sort_unstable();
+        checkpoint.paths = paths_of(dir, &checkpoint.files);
         Ok(checkpoint)
     }
 
@@ -146,6 +149,7 @@ impl Checkpoint {
             quantisation: QuantConfig::default(),
             tensors: BTreeMap::new(),
             files: gguf.files().map(|(_, name)| name).collect(),
+            paths: gguf.files().map(|(path, _)| path.to_path_buf()).collect(),
             made,
             gguf: Some(gguf),
         })
@@ -167,10 +171,11 @@ impl Checkpoint {
         };
         let quantisation = QuantConfig::from_config(&config).map_err(|what| Error::malformed(&config_path, what))?;
         let generation_config = folder::read_optional_json(dir.join("generation_config.json"))?;
-        let files = SMALL_FILES.iter().filter(|f| dir.join(f).is_file()).map(|f| f.to_string()).collect();
+        let files: Vec<String> = SMALL_FILES.iter().filter(|f| dir.join(f).is_file()).map(|f| f.to_string()).collect();
         let tensors = BTreeMap::new();
+        let paths = paths_of(dir, &files);
         let (dir, made) = (dir.to_path_buf(), BTreeMap::new());
-        Ok(Checkpoint { dir, config, generation_config, quantisation, tensors, files, made, gguf: None })
+        Ok(Checkpoint { dir, config, generation_config, quantisation, tensors, files, paths, made, gguf: None })
     }
 
     /// The folder.
@@ -179,8 +184,8 @@ impl Checkpoint {
     }
 
     /// Every file that a bake of it reads.
-    pub fn paths(&self) -> Vec<PathBuf> {
-        self.files.iter().map(|name| self.dir.join(name)).collect()
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.paths
     }
 
     /// config.json.
@@ -339,6 +344,10 @@ fn gguf_of(path: &Path) -> Result<Option<PathBuf>, Error> {
             Err(Error::SeveralModels { dir: path.to_path_buf(), files: models.iter().map(name).collect() })
         }
     }
+}
+
+fn paths_of(dir: &Path, files: &[String]) -> Vec<PathBuf> {
+    files.iter().map(|name| dir.join(name)).collect()
 }
 
 fn dense_format(name: &str, weight: &Entry) -> Result<WeightFormat, Error> {

@@ -6,11 +6,11 @@
 
 mod commands;
 
-use std::fs;
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use loaf_formats::output;
+use loaf_formats::output::{self, Output};
 
 use crate::advise::advise;
 use crate::args::ChatArgs;
@@ -82,7 +82,7 @@ pub(crate) fn chat(args: &ChatArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
             Ok(()) => {}
         }
     }
-    lines.close(args)?;
+    lines.close(args, &chat.inputs)?;
     failed.map_or(Ok(0), Err)
 }
 
@@ -127,9 +127,11 @@ impl Lines {
         }
     }
 
-    fn close(self, args: &ChatArgs) -> Result<(), Failure> {
+    fn close(self, args: &ChatArgs, inputs: &[PathBuf]) -> Result<(), Failure> {
         let (Some(editor), Some(path)) = (self.editor, &args.history) else { return Ok(()) };
-        fs::write(path, editor.history()).map_err(|e| Failure::Runtime(format!("{}: {e}", path.display())))
+        let output = Output::create(path, inputs).map_err(Failure::runtime)?;
+        let written = output.file().write_all(editor.history().as_bytes()).map_err(output.io("write to it"));
+        written.and_then(|()| output.finish()).map_err(Failure::runtime)
     }
 }
 

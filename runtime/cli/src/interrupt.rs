@@ -18,7 +18,12 @@ pub(crate) struct Interrupt {
 }
 
 #[cfg(unix)]
-extern "C" fn raise(signal: libc::c_int) {
+extern "C" fn stop(_: libc::c_int) {
+    RAISED.store(true, Ordering::Relaxed);
+}
+
+#[cfg(unix)]
+extern "C" fn stop_then_end(signal: libc::c_int) {
     if RAISED.swap(true, Ordering::Relaxed) {
         remove_unfinished();
         // SAFETY: both calls are async-signal-safe; the signal has its default effect when this handler returns.
@@ -30,24 +35,24 @@ extern "C" fn raise(signal: libc::c_int) {
 }
 
 impl Interrupt {
-    /// Starts to watch, if `on`; the signal that comes after one does what it did before.
+    /// Starts to watch, if `on`: the first signal is noticed, the second one ends the process.
     pub fn watch(on: bool) -> Interrupt {
         #[cfg(unix)]
-        return Interrupt::with(on, libc::SA_RESETHAND | libc::SA_RESTART);
+        return Interrupt::with(on, stop_then_end);
         #[cfg(not(unix))]
-        Interrupt::with(on, 0)
+        Interrupt::with(on)
     }
 
     /// Starts to watch, if `on`, for every signal that comes.
     pub fn watch_all(on: bool) -> Interrupt {
         #[cfg(unix)]
-        return Interrupt::with(on, libc::SA_RESTART);
+        return Interrupt::with(on, stop);
         #[cfg(not(unix))]
-        Interrupt::with(on, 0)
+        Interrupt::with(on)
     }
 
     #[cfg_attr(not(unix), allow(unused_variables))]
-    fn with(on: bool, flags: i32) -> Interrupt {
+    fn with(on: bool, #[cfg(unix)] handler: extern "C" fn(libc::c_int)) -> Interrupt {
         RAISED.store(false, Ordering::Relaxed);
         #[cfg(unix)]
         {
@@ -58,8 +63,8 @@ impl Interrupt {
                 unsafe {
                     let mut action: libc::sigaction = std::mem::zeroed();
                     let mut old: libc::sigaction = std::mem::zeroed();
-                    action.sa_sigaction = raise as extern "C" fn(libc::c_int) as libc::sighandler_t;
-                    action.sa_flags = flags;
+                    action.sa_sigaction = handler as libc::sighandler_t;
+                    action.sa_flags = libc::SA_RESTART;
                     if libc::sigaction(libc::SIGINT, &action, &mut old) == 0 {
                         before = Some(old);
                     }
