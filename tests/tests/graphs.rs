@@ -195,7 +195,7 @@ fn proved(i: usize, lies: impl Fn(Shape) -> Option<Shape> + Sync) -> Result<Proo
 /// Where the lie was found.
 fn caught(i: usize, lies: impl Fn(Shape) -> Option<Shape> + Sync) -> (u32, u32) {
     match proved(i, lies) {
-        Err(TemplateError::Differs { shape, .. }) => (shape.pos, shape.rows),
+        Err(TemplateError::Differs { shape, .. } | TemplateError::Lower(shape, _)) => (shape.pos, shape.rows),
         other => panic!("expected a graph that differs, found {other:?}"),
     }
 }

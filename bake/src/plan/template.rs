@@ -28,10 +28,10 @@ use crate::passes::{Facts, Pass, Pipeline};
 /// Why a template could not be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TemplateError {
-    /// Tracing or a pass failed.
-    Graph(GraphError),
-    /// Lowering failed.
-    Lower(LowerError),
+    /// Tracing this shape, or a pass over it, failed.
+    Graph(Shape, GraphError),
+    /// Lowering this shape failed.
+    Lower(Shape, LowerError),
     /// The planner's slots failed the independent check.
     Memory(String),
     /// The graph traced at a shape is not the one that the template expands to.
@@ -47,30 +47,19 @@ pub enum TemplateError {
 
 impl fmt::Display for TemplateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = |Shape { phase, pos, rows }: &Shape| format!("{phase} graph at position {pos} with {rows} rows");
         match self {
-            TemplateError::Graph(e) => e.fmt(f),
-            TemplateError::Lower(e) => e.fmt(f),
+            TemplateError::Graph(shape, e) => write!(f, "{}: {e}", at(shape)),
+            TemplateError::Lower(shape, e) => write!(f, "{}: {e}", at(shape)),
             TemplateError::Memory(e) => write!(f, "memory plan: {e}"),
-            TemplateError::Differs { shape: Shape { phase, pos, rows }, expected, found } => {
-                write!(f, "{phase} graph at position {pos} with {rows} rows: expected {expected}, found {found}")
+            TemplateError::Differs { shape, expected, found } => {
+                write!(f, "{}: expected {expected}, found {found}", at(shape))
             }
         }
     }
 }
 
 impl std::error::Error for TemplateError {}
-
-impl From<GraphError> for TemplateError {
-    fn from(e: GraphError) -> Self {
-        TemplateError::Graph(e)
-    }
-}
-
-impl From<LowerError> for TemplateError {
-    fn from(e: LowerError) -> Self {
-        TemplateError::Lower(e)
-    }
-}
 
 /// What says, shape by shape, what is computed. A model is one; tests put others in its place, to see that a recipe
 /// which changes its mind at one position is found out.
@@ -119,14 +108,16 @@ impl<'a> Tracer<'a> {
     ///
     /// # Errors
     /// The recipe or a pass.
-    pub fn graph(&mut self, shape: Shape) -> Result<(), GraphError> {
+    pub fn graph(&mut self, shape: Shape) -> Result<(), TemplateError> {
         self.trace(shape, true)
     }
 
-    fn trace(&mut self, shape: Shape, checked: bool) -> Result<(), GraphError> {
+    fn trace(&mut self, shape: Shape, checked: bool) -> Result<(), TemplateError> {
         self.graph.set_unchecked(!checked);
-        self.recipe.trace(shape, &mut self.graph)?;
-        self.pipeline.run(&mut self.graph, self.facts, Pass::Dead, checked)
+        let traced = self.recipe.trace(shape, &mut self.graph);
+        traced
+            .and_then(|()| self.pipeline.run(&mut self.graph, self.facts, Pass::Dead, checked))
+            .map_err(|e| TemplateError::Graph(shape, e))
     }
 
     /// Traces, optimises and lowers one shape into `self.words`. Unless `checked`, the words mean something only if
@@ -136,7 +127,8 @@ impl<'a> Tracer<'a> {
     /// The recipe, a pass, or lowering.
     pub fn words(&mut self, shape: Shape, slots: &Slots, checked: bool) -> Result<(), TemplateError> {
         self.trace(shape, checked)?;
-        Ok(self.lowering.run(&self.graph, slots, self.placement, &mut self.words)?)
+        let lowered = self.lowering.run(&self.graph, slots, self.placement, &mut self.words);
+        lowered.map_err(|e| TemplateError::Lower(shape, e))
     }
 }
 
