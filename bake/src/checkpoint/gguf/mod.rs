@@ -5,7 +5,7 @@
 //! by moving whole rows and runs of columns, so that the rest of the road is the one of safetensors folders: rope's
 //! row order of `llama` models, value heads in tiled order, `-exp(A_log)`. Norms keep the 1 that was added to them.
 //!
-//! What this does not do: it reads no weights, and knows no model beyond the names and orders of [`names`].
+//! What this does not do: it reads no weights, and knows no model beyond the names and orders of `names`.
 
 mod codebooks;
 mod config;
