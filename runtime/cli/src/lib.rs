@@ -41,6 +41,9 @@ use args::{Args, Command, SmallArgs, SmallCommand};
 pub use editor::{Editor, Line, terminal};
 use style::Style;
 
+/// Opens the editor of a terminal.
+pub type OpenEditor = fn() -> io::Result<Box<dyn Editor>>;
+
 /// Standard streams and environment, as the program or a test provides them.
 pub struct Io<'a> {
     /// Where prompts are read if no argument gives one.
@@ -60,7 +63,7 @@ pub struct Io<'a> {
     /// Looks up an environment variable.
     pub var: &'a dyn Fn(&str) -> Option<OsString>,
     /// Opens an editor for lines that a person types; without one, lines are read as they are.
-    pub editor: Option<fn() -> io::Result<Box<dyn Editor>>>,
+    pub editor: Option<OpenEditor>,
     /// The model to use where nothing names one; [`main`] puts the built-in one here.
     pub builtin: Option<&'static [u8]>,
 }

@@ -162,9 +162,7 @@ fn files(name: &str, a: Arguments<'_, '_>, depth: u32) -> Option<&'static str> {
         "shred" | "srm" | "wipe" | "scrub" => Some("it destroys what it is given"),
         "truncate" => Some("it cuts files to a length"),
         "trash-empty" => Some("it empties the trash"),
-        "tee" if !a.short('a') && !a.has("--append") && a.plain().any(|f| is_device(f)) => {
-            Some("it writes to a device")
-        }
+        "tee" if !a.short('a') && !a.has("--append") && a.plain().any(is_device) => Some("it writes to a device"),
         "tee" | "sponge" if !a.short('a') && !a.has("--append") && a.plain().any(|f| !f.starts_with("/dev/")) => {
             Some("it overwrites a file, if there is one of that name")
         }
