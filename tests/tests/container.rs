@@ -366,7 +366,7 @@ fn versions_features_and_unknown_sections_follow_the_policy() {
         verify(&bytes)
     };
     changed(&|b| b[start + 10] += 1).expect("a newer minor version is read");
-    assert!(matches!(changed(&|b| b[start + 8] += 1), Err(Error::Version { major: 2, .. })));
+    assert!(matches!(changed(&|b| b[start + 8] += 1), Err(Error::Version { major: 3, .. })));
     assert!(matches!(changed(&|b| b[start + 23] = 0x80), Err(Error::Features { unknown: 0x8000_0000_0000_0000 })));
     changed(&|b| b[start + 24] = 1).expect("an optional feature is passed over");
 

@@ -11,8 +11,10 @@ pub(crate) fn advise(text: &str, report: &Report, chat: &Chat, io: &mut Io<'_>) 
     if let (Some(mean), Some(threshold)) = (report.mean_log_prob(), threshold)
         && mean < threshold
     {
-        let unsure = io.stderr_style().yellow("unsure: ").to_string();
-        io.note(format_args!("loaf: {unsure}this request is unlike what the model knows; read the answer with care"));
+        let unsure = io.stderr_style().yellow("unsure: ");
+        let why = "this request is unlike what the model knows; read the answer with care";
+        // That it cannot be written is no reason to stop.
+        let _ = writeln!(io.stderr, "loaf: {unsure}{why}");
     }
     if chat.answers == Answers::ShellCommand
         && let Some(why) = shell::danger(text)

@@ -127,6 +127,11 @@ impl SmallCommand {
 }
 
 impl Command {
+    /// Whether there is a model in it, and so a use for settings.
+    pub fn runs_a_model(&self) -> bool {
+        !matches!(self, Command::List(_) | Command::Rm(_) | Command::Completions(_) | Command::Man)
+    }
+
     /// Puts the settings where the arguments say nothing, and the running program where it carries a loaf.
     pub fn configure(&mut self, config: &Config, program: Option<&Path>) {
         let (model, compute, sampling) = match self {
@@ -389,7 +394,7 @@ pub(crate) struct CheckArgs {
     pub against: Option<String>,
     /// Differences up to this fraction of a result's largest magnitude pass [default: 0 between CPU kernels, else 0.001;
     /// 0.1 if the CPU rounds activations to eight bits]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub tolerance: Option<f32>,
     /// List every result, rather than the ten furthest apart
     #[arg(long)]

@@ -20,7 +20,7 @@ pub(crate) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let (plan, chat, container) = (loaf.plan(), loaf.chat(), loaf.container());
     let state = |kind| plan.states.iter().filter(|s| s.kind == kind).map(|s| s.bytes).fold(0, u64::saturating_add);
     let (kv_bytes, recurrent_bytes) = (state(StateKind::KvCache), state(StateKind::Recurrent));
-    let peak_bytes = [plan.weight_bytes, kv_bytes, recurrent_bytes, plan.arena_bytes, plan.io.bytes]
+    let peak_bytes = [plan.weight_bytes, plan.state_bytes(), plan.arena_bytes, plan.io.bytes]
         .into_iter()
         .fold(0, u64::saturating_add);
     let chunks: Vec<u32> = plan.templates_of(Phase::Prefill).map(|t| t.max_rows).collect();

@@ -120,7 +120,9 @@ trait Front: Parser + CommandFactory {
 
 impl Front for Args {
     fn dispatch(mut self, program: Option<&Path>, io: &mut Io<'_>) -> Result<u8, Failure> {
-        self.command.configure(&config::Config::of(io)?, program);
+        if self.command.runs_a_model() {
+            self.command.configure(&config::Config::of(io)?, program);
+        }
         match self.command {
             Command::Run(args) => run::run(&args, io),
             Command::Chat(args) => chat::chat(&args, io),

@@ -78,6 +78,10 @@ fn find(path: PathBuf, io: &Io<'_>) -> Result<PathBuf, Failure> {
         Err(e) => return fail(e.to_string()),
     };
     if metadata.is_dir() {
+        // A folder here may be called what a model is called.
+        if let Some(path) = models::named(&path, io) {
+            return Ok(path);
+        }
         return fail(if path.join("config.json").is_file() {
             format!("expected a loaf, found a checkpoint; 'bake build {shown} -o model.loaf' makes one of it")
         } else {

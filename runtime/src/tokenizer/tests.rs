@@ -1,4 +1,5 @@
 //! Encoding is linear and typed text spells no special token, on small tables made here.
+#![allow(clippy::single_range_in_vec_init, reason = "most texts have one part that is typed")]
 
 use super::steps::STEPS;
 use super::{Normaliser, Range, Scanner, Scratch, Tokenizer};
@@ -107,6 +108,9 @@ fn steps_are_linear_in_the_text() {
     }
 }
 
+/// The whole text, the typed parts of it, the added tokens found.
+type Case<'c> = (&'c str, &'c [Range<usize>], &'c [u32]);
+
 #[test]
 fn typed_text_spells_no_special_token() {
     use added_flag::SPECIAL;
@@ -117,9 +121,6 @@ fn typed_text_spells_no_special_token() {
             true => section(&[], &tokens, Normaliser::Nfc),
         };
         let (s, sx, think) = (256, 257, 258);
-        type Case<'a> = (&'a str, &'a [Range<usize>], &'a [u32]);
-        // The whole text, the typed part of it, the added tokens found.
-        #[allow(clippy::single_range_in_vec_init, reason = "one range is what is meant")]
         let cases: [Case<'_>; 10] = [
             ("<s>hello<s>", &[], &[s, s]),
             ("<s>he<s>lo<s>", &[3..10], &[s, s]),
