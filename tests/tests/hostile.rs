@@ -508,7 +508,7 @@ fn tables_templates_and_cases_are_refused_or_usable() {
                     count(1);
                     let messages = [message("system", "be brief"), message("user", text)];
                     let inputs = Inputs { messages: &messages, add_generation_prompt: true, ..Inputs::default() };
-                    let _ = ChatTemplate::new(&template).and_then(|t| t.render(&inputs));
+                    let _ = ChatTemplate::parse(&template).and_then(|t| t.render(&inputs));
                 }
             }
             2 if Golden::decode(&bytes, 512, 32).is_ok() => count(2),
@@ -575,7 +575,7 @@ fn a_template_that_loops_or_explodes_is_stopped() {
     ];
     for bomb in bombs {
         let _case = Case::new(bomb, 0);
-        let rendered = ChatTemplate::new(bomb).and_then(|t| t.render(&Inputs::default()));
+        let rendered = ChatTemplate::parse(bomb).and_then(|t| t.render(&Inputs::default()));
         assert!(rendered.is_err(), "{bomb}");
     }
 }
