@@ -2,7 +2,8 @@
 """Loaf beside llama.cpp: the same weights, shapes and threads, in turns, in one run. `make bench-peers` calls this.
 
 Everything it installs, makes and writes lies in bench/.local, which is not committed: a virtual environment with llama.cpp
-(inside llama-cpp-python, built here with -DGGML_NATIVE=ON) and the gguf package; models with random weights (peer_models.py);
+(inside llama-cpp-python, built here with -DGGML_NATIVE=ON, or for the instruction set that --isa names, which Loaf is then held
+to as well) and the gguf package; models with random weights (peer_models.py);
 results.md and results.json. Delete the folder to begin anew.
 
 How it measures:
@@ -33,9 +34,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LOCAL = HERE / ".local"
-VENV = LOCAL / "venv"
-PYTHON = VENV / "bin" / "python"
-PEER = LOCAL / "llama_peer"
+VENV, PEER = LOCAL / "venv", LOCAL / "llama_peer"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", HERE.parent / "target")) / "release"
 LOAF, BAKE = TARGET / "loaf", TARGET / "bake"
 
@@ -43,6 +42,13 @@ LOAF, BAKE = TARGET / "loaf", TARGET / "bake"
 MIXES = {"q4_0": (2, "q4"), "q4_k_m": (15, "q4"), "q8_0": (7, "q8")}
 # Their types and the widths that cost about as many bits: 4.5, 5.5, 6.5 and 8.5 a weight, scales included.
 WIDTHS = {"Q4_0": "q4", "Q4_1": "q4", "Q4_K": "q4", "Q5_0": "q5", "Q5_K": "q5", "Q6_K": "q6", "Q8_0": "q8"}
+# What --isa may name: cmake's options for llama.cpp, and what it must then say of itself.
+ISAS = {
+    "native": (["-DGGML_NATIVE=ON"], {}),
+    "avx2": (["-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON",
+              "-DGGML_AVX512=OFF", "-DGGML_AVX_VNNI=OFF"],
+             {"AVX2 = 1": True, "AVX512 = 1": False, "AVX_VNNI = 1": False}),
+}
 PREFILLS, DECODE, CONTEXTS, DEEP = (128, 512), 64, (4096, 16384), 16
 
 
@@ -54,19 +60,23 @@ def run(*args, **options):
     return done.stdout
 
 
-def set_up():
+def set_up(isa):
     """Installs what is not there yet; returns only inside the virtual environment."""
+    global VENV, PEER
+    if isa != "native":
+        VENV, PEER = VENV.with_name(f"venv-{isa}"), PEER.with_name(f"llama_peer-{isa}")
+    python = VENV / "bin" / "python"
     marker = VENV / "complete"
     wanted = (HERE / "requirements.txt").read_text()
     if not marker.exists() or marker.read_text() != wanted:
         print("installing llama.cpp from source, which takes some minutes", flush=True)
         LOCAL.mkdir(exist_ok=True)
         run(sys.executable, "-m", "venv", VENV)
-        env = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON", "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())}
-        run(PYTHON, "-m", "pip", "install", "--no-binary", "llama-cpp-python", "-r", HERE / "requirements.txt", env=env)
+        env = {**os.environ, "CMAKE_ARGS": " ".join(ISAS[isa][0]), "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())}
+        run(python, "-m", "pip", "install", "--no-binary", "llama-cpp-python", "-r", HERE / "requirements.txt", env=env)
         marker.write_text(wanted)
     if Path(sys.prefix).resolve() != VENV.resolve():
-        os.execv(PYTHON, [str(PYTHON), *sys.argv])
+        os.execv(python, [str(python), *sys.argv])
     site = next(VENV.glob("lib/python*/site-packages"))
     source, lib = HERE / "llama_peer.c", site / "llama_cpp" / "lib"
     if not PEER.exists() or PEER.stat().st_mtime < max(source.stat().st_mtime, marker.stat().st_mtime):
@@ -76,8 +86,8 @@ def set_up():
     run("cargo", "build", "--release", "-p", "loaf-cli", "-p", "loaf-bake", cwd=HERE.parent)
 
 
-def machine():
-    """What this machine is, and that llama.cpp was built for it."""
+def machine(isa):
+    """What this machine is, and that llama.cpp was built for it, or for the instruction set asked for."""
     info = run(PEER, "-", 1, 0, 0, "info").strip()
     try:
         cpu = Path("/proc/cpuinfo").read_text()
@@ -86,12 +96,15 @@ def machine():
     field = lambda name: next(iter(re.findall(rf"^{name}\s*: (.*)$", cpu, re.M)), "")
     flags = set(field("flags").split())
     shown = {"avx2": "AVX2", "avx512f": "AVX512", "avx512_vnni": "AVX512_VNNI", "avx_vnni": "AVX_VNNI"}
-    for flag, name in shown.items():
+    for what, is_so in ISAS[isa][1].items():
+        if (what in info) != is_so:
+            sys.exit(f"llama.cpp was not built for {isa}: {info}")
+    for flag, name in shown.items() if isa == "native" else ():
         if flag in flags and f"{name} = 1" not in info:
             sys.exit(f"llama.cpp was not built for this CPU: it has {flag}, but the build says: {info}")
     name = field("model name") or os.uname().machine
     features = [f for f in shown if f in flags] or [f for f in ("asimddp", "i8mm") if f in field("Features").split()]
-    return {"cpu": name, "features": features, "cores": os.cpu_count(), "llama_cpp": info}
+    return {"cpu": name, "features": features, "isa": isa, "cores": os.cpu_count(), "llama_cpp": info}
 
 
 def loaf_options(models, config, types, base):
@@ -307,6 +320,8 @@ def make_models(models, name, mix, contexts):
 def main():
     parser = argparse.ArgumentParser(description="Loaf beside llama.cpp, on random weights, in turns.")
     parser.add_argument("--only", default="*", help="models and mixes, such as 'dense' or 'moe/q4_*' [default: all]")
+    parser.add_argument("--isa", choices=ISAS, default="native",
+                        help="instruction set that both engines are held to [default: what this CPU has]")
     parser.add_argument("--rounds", type=int, default=3, help="processes of every engine and mode [default: 3]")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions within a process [default: 3]")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of either [default: all]")
@@ -315,14 +330,16 @@ def main():
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), help="contexts to decode at; empty for none")
     a = parser.parse_args()
     a.contexts = [int(n) for n in a.contexts.split(",") if n]
-    set_up()
+    set_up(a.isa)
+    if a.isa != "native":
+        os.environ["LOAF_ISA"] = a.isa
     import peer_models as models
 
     names = list(models.CONFIGS)
     pairs = [(n, m) for n in names for m in MIXES] + ([("full", "q4_0")] if a.full else [])
     wanted = [p for p in pairs if any(fnmatch.fnmatch(t, a.only) for t in ("/".join(p), p[0]))]
-    about = machine()
-    lines = ["# Loaf beside llama.cpp", "", f"{about['cpu']}, {about['cores']} cores, {' '.join(about['features'])}; {a.threads} threads.", "",
+    about = machine(a.isa)
+    lines = ["# Loaf beside llama.cpp", "", f"{about['cpu']}, {about['cores']} cores, {' '.join(about['features'])}; kernels: {a.isa}; {a.threads} threads.", "",
              f"llama.cpp: {about['llama_cpp']}", "", "Speeds in tokens per second.", ""]
     results = {"machine": about, "threads": a.threads, "models": {}}
     for name, mix in wanted:

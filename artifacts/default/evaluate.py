@@ -264,6 +264,11 @@ def execution(pairs, answers, limit):
     return same, tried
 
 
+def marked(answer):
+    """The mean log-probability of an answer; below all others if the answer is that the model does not know."""
+    return -math.inf if answer[0] == generate.REFUSAL else answer[1]
+
+
 def threshold(inside, outside):
     """The mean log-probability that best tells requests of the domain from others: (threshold, flagged outside, flagged inside)."""
     best = (-math.inf, 0.0, 0.0, 0.0)
@@ -321,20 +326,23 @@ def main():
         parsed = sum(parses(g[0]) for g in answers)
         same, tried = execution(pairs, answers, args.execute)
         wrong[split] = [{"request": a, "wanted": b, "got": g[0], "score": g[1]} for (a, b), g, h in zip(pairs, answers, hits) if not h]
-        inside += [(g[1], h) for g, h in zip(answers, hits) if g[1] is not None]
+        inside += [(marked(g), h) for g, h in zip(answers, hits) if g[1] is not None]
         n = len(pairs)
         rows.append(f"| {label} | {split} | {100 * sum(hits) / n:.1f} % of {n} | {100 * parsed / n:.1f} % | {same} of {tried} |")
         summary[split] = {"exact": sum(hits), "of": n, "parses": parsed, "same_effect": same, "executed": tried}
+    held_out = answer([a for a, _ in pairs_of("outside", args.limit)])
+    summary["refused"] = {"outside": sum(g[0] == generate.REFUSAL for g in held_out), "of": len(held_out)}
     print("| configuration | held-out split | exact match | parsed by `bash -n` | same effect when run |\n|---|---|---|---|---|")
     print("\n".join(rows))
     if inside:
-        outside = [g[1] for g in answer(generate.out_of_domain())]
+        outside = [marked(g) for g in answer(generate.out_of_domain())]
         t, caught, flagged = threshold([s for s, _ in inside], outside)
         bad, good = [s for s, h in inside if not h], [s for s, h in inside if h]
         summary["unsure"] = {"threshold": round(t, 4), "out_of_domain_flagged": round(caught, 4), "in_domain_flagged": round(flagged, 4),
                              "wrong_flagged": round(sum(s < t for s in bad) / max(1, len(bad)), 4), "right_flagged": round(sum(s < t for s in good) / max(1, len(good)), 4)}
         print(f"\nUnsure below a mean log-probability of {t:.4f}: {100 * caught:.1f} % of out-of-domain requests, {100 * flagged:.1f} % of in-domain ones "
               f"({100 * summary['unsure']['right_flagged']:.1f} % of the right answers, {100 * summary['unsure']['wrong_flagged']:.1f} % of the wrong ones).")
+    print(f"\nOf {len(held_out)} held-out requests outside the domain, {summary['refused']['outside']} get the answer {generate.REFUSAL!r}.")
     print("\n" + json.dumps(summary))
     if args.misses:
         with open(args.misses, "w") as f:

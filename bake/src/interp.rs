@@ -105,7 +105,13 @@ impl<'a> Interp<'a> {
                     Origin::Port(input) => Some(port(input)),
                     // Embedding tables and expert stacks are read by row, where they are used.
                     Origin::Weight(w, row) if !reads_rows(node.kind) => {
-                        Some(self.weights.rows(w.0, u64::from(row), u64::from(value.shape[0])))
+                        // What is added to every row is one row, seen as many.
+                        let (rows, times) = match node.kind {
+                            OpKind::Add | OpKind::AddRmsNorm => (1, value.shape[0]),
+                            _ => (value.shape[0], 1),
+                        };
+                        let once = self.weights.rows(w.0, u64::from(row), u64::from(rows));
+                        Some(once.repeat(times as usize))
                     }
                     _ => None,
                 };

@@ -1,5 +1,6 @@
-//! What every fuzz target does with its bytes: one function each, which the target of that name and the replay of the committed
-//! corpora (`tests/tests/fuzz_corpus.rs`, a stable compiler, every test run) both call.
+//! What every fuzz target does with its bytes: one function each, which the target of that name and
+//! the replay of the committed corpora (`tests/tests/fuzz_corpus.rs`, a stable compiler, every test
+//! run) both call.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -38,7 +39,8 @@ fn account(more: usize, less: usize) {
     WORK.set(work);
 }
 
-// SAFETY: all work is the system allocator's; counting touches a thread-local that needs no allocation.
+// SAFETY: all work is the system allocator's; counting touches a thread-local that needs no
+// allocation.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         account(layout.size(), 0);
@@ -65,7 +67,8 @@ fn counted<T>(work: impl FnOnce() -> T) -> (T, Work) {
     (result, Work { peak: after.peak - before.held, ..after })
 }
 
-/// Any bytes as a container: refused or read, never a panic. What verifies entirely has tensors within its data.
+/// Any bytes as a container: refused or read, never a panic. What verifies entirely has tensors
+/// within its data.
 pub fn container(bytes: &[u8]) {
     let _ = Trailer::read(&mut std::io::Cursor::new(bytes));
     let Ok(container) = Container::open(bytes) else { return };
@@ -108,7 +111,8 @@ pub fn plan(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as the header of a checkpoint's weight file: refused, or entries that lie in order within the file.
+/// Any bytes as the header of a checkpoint's weight file: refused, or entries that lie in order
+/// within the file.
 pub fn safetensors(bytes: &[u8]) {
     let Ok(entries) = parse_header(bytes) else { return };
     for entry in entries {
@@ -151,7 +155,8 @@ pub fn template(bytes: &[u8]) {
     (limits.steps, limits.memory_bytes, limits.output_bytes) = (50_000, 1 << 20, 1 << 18);
     let (rendered, work) = counted(|| template.render_within(&inputs, limits));
     let steps = rendered.as_ref().map_or(limits.steps, |r| r.steps);
-    // A step makes a string or a list at most: a few allocations, and 64 bytes of text that may be held in a buffer of twice as many.
+    // A step makes a string or a list at most: a few allocations, and 64 bytes of text that may be
+    // held in a buffer of twice as many.
     assert!(work.allocations <= 8 * steps + 64, "{work:?} in {steps} steps");
     assert!(work.allocated <= 1024 * steps + 2 * limits.memory_bytes as u64, "{work:?} in {steps} steps");
     // Frames of scopes, and what is on its way out.

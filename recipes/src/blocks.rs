@@ -60,6 +60,8 @@ pub struct AttentionSpec {
     pub gated: bool,
     /// Positions seen, 0 for all.
     pub window: u64,
+    /// `q_proj`, `k_proj` and `v_proj` have biases.
+    pub biased: bool,
 }
 
 /// Causal self-attention with grouped queries.
@@ -70,6 +72,7 @@ pub struct Attention {
     k: WeightId,
     v: WeightId,
     o: WeightId,
+    biases: Option<[WeightId; 3]>,
     norms: Option<(Norm, Norm)>,
     keys: StateId,
     values: StateId,
@@ -88,6 +91,10 @@ impl Attention {
             k: d.linear(&format!("{m}.k_proj"), kv_heads * dim, hidden),
             v: d.linear(&format!("{m}.v_proj"), kv_heads * dim, hidden),
             o: d.linear(&format!("{m}.o_proj"), hidden, heads * dim),
+            biases: spec.biased.then(|| {
+                [("q", q_rows), ("k", kv_heads * dim), ("v", kv_heads * dim)]
+                    .map(|(part, rows)| d.weight(format!("{m}.{part}_proj.bias"), &[rows], WeightClass::Bias))
+            }),
             norms: spec.qk_norm.map(|style| {
                 (style.declare(d, &format!("{m}.q_norm"), dim), style.declare(d, &format!("{m}.k_norm"), dim))
             }),
@@ -99,9 +106,11 @@ impl Attention {
     /// `x [n, 1, H]` -> `[n, 1, H]`.
     pub fn trace(&self, t: &mut Tape, x: ValueId, rope: ValueId) -> ValueId {
         let AttentionSpec { heads, kv_heads, dim, gated, window, .. } = self.spec;
-        let q = t.linear(x, self.q);
-        let k = t.linear(x, self.k);
-        let v = t.linear(x, self.v);
+        let mut qkv = [self.q, self.k, self.v].map(|w| t.linear(x, w));
+        if let Some(biases) = self.biases {
+            qkv = std::array::from_fn(|i| t.add_bias(qkv[i], biases[i]));
+        }
+        let [q, k, v] = qkv;
         // [n, heads, 2 * dim]: a head's query, then its gate.
         let (mut q, gate) = if gated {
             (t.view(q, heads, dim, 0, 2 * dim), Some(t.view(q, heads, dim, dim, 2 * dim)))

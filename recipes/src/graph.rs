@@ -88,7 +88,23 @@ pub struct Node {
     inputs: [ValueId; MAX_INPUTS],
     /// Id of the first output.
     pub first_output: ValueId,
-    attrs: [u64; MAX_ATTRS],
+    /// Attribute words, which all fit: counts, flags, bits of an `f32`, formats. Nodes are copied a lot.
+    attrs: [u32; MAX_ATTRS],
+}
+
+/// A node's attribute words in table order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttrWords {
+    words: [u64; MAX_ATTRS],
+    count: u8,
+}
+
+impl std::ops::Deref for AttrWords {
+    type Target = [u64];
+
+    fn deref(&self) -> &[u64] {
+        &self.words[..usize::from(self.count)]
+    }
 }
 
 /// The layer of nodes outside layers.
@@ -112,8 +128,9 @@ impl Node {
     }
 
     /// Attribute words in table order.
-    pub fn attrs(&self) -> &[u64] {
-        &self.attrs[..usize::from(self.n_attrs)]
+    #[inline]
+    pub fn attrs(&self) -> AttrWords {
+        AttrWords { words: self.attrs.map(u64::from), count: self.n_attrs }
     }
 
     /// The single output of most ops: the last one (state versions come first).
@@ -147,7 +164,7 @@ impl Node {
     /// The op's attributes by name; those of another op are read as if they were `A`'s.
     #[inline]
     pub fn attrs_as<A: OpAttrs>(&self) -> A {
-        A::of(self.attrs())
+        A::of(&self.attrs())
     }
 }
 
@@ -295,7 +312,12 @@ impl Graph {
             return Err(self.complaint(&node, expected, inputs.len().to_string()));
         }
         node.inputs[..inputs.len()].copy_from_slice(inputs);
-        node.attrs[..attrs.len()].copy_from_slice(attrs);
+        for (slot, &word) in node.attrs.iter_mut().zip(attrs) {
+            match u32::try_from(word) {
+                Ok(word) => *slot = word,
+                Err(_) => return Err(self.complaint(&node, "attributes of 32 bits".into(), format!("{attrs:x?}"))),
+            }
+        }
         if !self.unchecked {
             self.check_inputs(&node)?;
         }
@@ -391,8 +413,8 @@ impl Graph {
 
     fn check_inputs(&self, node: &Node) -> Result<(), GraphError> {
         let spec = node.kind.spec();
-        if let Err((name, expected)) = spec.check(node.attrs()) {
-            return Err(self.complaint(node, format!("{name}: {expected}"), format!("{:x?}", node.attrs())));
+        if let Err((name, expected)) = spec.check(&node.attrs()) {
+            return Err(self.complaint(node, format!("{name}: {expected}"), format!("{:x?}", &*node.attrs())));
         }
         let mut inputs = node.inputs().iter();
         for rule in spec.operands.iter().filter(|o| o.is_graph_operand() && o.mode != Mode::Out) {
@@ -431,9 +453,9 @@ impl Graph {
                 Dim::Plane(inputs, ..) => Dim::Attr(inputs),
                 other => other,
             };
-            let value = dim.value(node.attrs()).and_then(|v| u32::try_from(v).ok());
+            let value = dim.value(&node.attrs()).and_then(|v| u32::try_from(v).ok());
             *out = value.ok_or_else(|| {
-                self.complaint(node, format!("attributes that give {}", rule.name), format!("{:?}", node.attrs()))
+                self.complaint(node, format!("attributes that give {}", rule.name), format!("{:?}", &*node.attrs()))
             })?;
         }
         Ok(shape)
@@ -472,7 +494,7 @@ impl fmt::Display for Graph {
                 }
             }
             write!(f, ")")?;
-            for (rule, v) in node.kind.spec().attrs.iter().zip(node.attrs()) {
+            for (rule, v) in node.kind.spec().attrs.iter().zip(&*node.attrs()) {
                 match rule.kind {
                     AttrKind::Real => write!(f, " {}={}", rule.name, f32::from_bits(*v as u32))?,
                     _ => write!(f, " {}={v}", rule.name)?,

@@ -4,7 +4,7 @@
 //! [`Model::trace`] then says what the model computes for one concrete [`Shape`] (a phase, a position, a number of
 //! rows) as a [`Graph`]. A recipe knows a config and a tape; it knows no device, no quantisation and no memory.
 //!
-//! Entry points: [`llama`], [`qwen3`], [`qwen3_moe`], [`qwen3_next`], [`qwen3_5`] are the model families, one file
+//! Entry points: [`llama`], [`qwen2`], [`qwen3`], [`qwen3_moe`], [`qwen3_next`], [`qwen3_5`] are the model families, one file
 //! each, assembled from [`blocks`]. A new one is one more file and one line in [`open`].
 
 pub mod blocks;
@@ -13,6 +13,7 @@ pub mod decoder;
 pub mod graph;
 pub mod llama;
 pub mod model;
+pub mod qwen2;
 pub mod qwen3;
 pub mod qwen3_5;
 pub mod qwen3_moe;
@@ -71,6 +72,7 @@ type Declare = fn(&mut Decls, Config<'_>, &Options) -> Result<Decoder, ConfigErr
 const FAMILIES: &[(&str, &str, Declare)] = &[
     ("llama", "llama", llama::declare),
     ("mistral", "llama", llama::declare),
+    ("qwen2", "qwen2", qwen2::declare),
     ("qwen3", "qwen3", qwen3::declare),
     ("qwen3_moe", "qwen3_moe", qwen3_moe::declare),
     ("qwen3_next", "qwen3_next", qwen3_next::declare),

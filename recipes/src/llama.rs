@@ -19,7 +19,7 @@ pub fn declare(d: &mut Decls, c: Config<'_>, options: &Options) -> Result<Decode
     // Only Mistral's config means it: Llama files may carry the key without using it.
     let window = if c.text("model_type")? == Some("mistral") { c.dim_or("sliding_window", 0)? } else { 0 };
     let rope = rope::declare(d, c, dim, 1.0)?;
-    let spec = AttentionSpec { hidden, heads, kv_heads, dim, qk_norm: None, gated: false, window };
+    let spec = AttentionSpec { hidden, heads, kv_heads, dim, qk_norm: None, gated: false, window, biased: false };
     Decoder::declare(d, c, c.flag("tie_word_embeddings", false)?, style, rope, |d, l| {
         let mixer = Mixer::Attention(Attention::declare(d, l, spec, options.context));
         let ffn = Ffn::Dense(SwiGlu::declare(d, &format!("model.layers.{l}.mlp"), hidden, inner));

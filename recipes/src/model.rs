@@ -33,6 +33,8 @@ pub enum WeightClass {
     },
     /// A depthwise convolution `[channels, kernel]`; always dense.
     Conv,
+    /// What is added to every row of a projection; always stored as f32.
+    Bias,
     /// Anything else of one dimension (`A_log`, `dt_bias`); always dense.
     Vector,
 }

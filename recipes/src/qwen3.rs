@@ -16,7 +16,7 @@ pub(crate) fn attention(c: Config<'_>, style: NormStyle) -> Result<AttentionSpec
     }
     let (heads, kv_heads, dim) = attention_sizes(c)?;
     let hidden = c.dim("hidden_size")?;
-    Ok(AttentionSpec { hidden, heads, kv_heads, dim, qk_norm: Some(style), gated: false, window: 0 })
+    Ok(AttentionSpec { hidden, heads, kv_heads, dim, qk_norm: Some(style), gated: false, window: 0, biased: false })
 }
 
 /// Declares the model.

@@ -57,7 +57,8 @@ impl Hybrid {
                 }
             }
         }
-        let attention = AttentionSpec { hidden, heads, kv_heads, dim, qk_norm: Some(style), gated: true, window: 0 };
+        let attention =
+            AttentionSpec { hidden, heads, kv_heads, dim, qk_norm: Some(style), gated: true, window: 0, biased: false };
         Ok(Hybrid { attention, delta, attends })
     }
 

@@ -169,6 +169,15 @@ impl<'a> Tape<'a> {
         self.op(add::Attrs { rows: self.rows(), heads, dim }, &[a, b])
     }
 
+    /// `x + bias`, the same for every row: `x [rows, 1, dim]`, `bias [dim]`.
+    pub fn add_bias(&mut self, x: ValueId, bias: WeightId) -> ValueId {
+        let ([_, heads, dim], w) = (self.dims(x), self.w(bias));
+        let rows = self.shape.rows;
+        // The one row of a vector, seen as many: lowering gives it a stride of 0.
+        let repeated = self.graph.source([rows, 1, dim as u32], DType::F32, Origin::Weight(WeightId(w.0), 0));
+        self.op(add::Attrs { rows: self.rows(), heads, dim }, &[x, repeated])
+    }
+
     /// `a * b`.
     pub fn mul(&mut self, a: ValueId, b: ValueId) -> ValueId {
         let [_, heads, dim] = self.dims(a);

@@ -45,6 +45,7 @@ mod prefetch;
 pub mod sample;
 pub mod sequence;
 pub mod session;
+pub mod threads;
 pub mod tokenizer;
 pub mod trace;
 

@@ -31,7 +31,7 @@ fn f32_caches(quant: QuantOptions) -> BuildOptions {
 }
 
 /// Logits after the chosen tokens: `chunks` by prefill, which need not be full, and the rest one by one.
-fn play(session: &mut Session<'_>, ids: &[u32], chunks: &[usize], keep: &[usize]) -> Vec<Vec<f32>> {
+fn play(session: &mut Session, ids: &[u32], chunks: &[usize], keep: &[usize]) -> Vec<Vec<f32>> {
     let (mut at, mut rows) = (0, Vec::new());
     for &n in chunks {
         session.prefill(&ids[at..at + n]).expect("a chunk that fits");

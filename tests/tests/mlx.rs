@@ -247,7 +247,7 @@ fn a_sequence_can_start_over_and_step_back() {
         let baked = bake(name, &BuildOptions::default());
         let ids = Expected::read(name).ids;
         let mut s = Session::over(&baked.loaf, Box::new(mlx(&baked.loaf)));
-        let play = |s: &mut Session<'_>, ids: &[u32]| -> Vec<Vec<f32>> {
+        let play = |s: &mut Session, ids: &[u32]| -> Vec<Vec<f32>> {
             ids.iter().map(|&id| s.decode(id).expect("a step").to_vec()).collect()
         };
         let want = play(&mut s, &ids[..20]);
@@ -264,7 +264,7 @@ fn a_sequence_can_start_over_and_step_back() {
 
 /// Ids generated, position afterwards, and mean log-probability.
 fn generate(
-    session: &mut Session<'_>,
+    session: &mut Session,
     prompt: &[u32],
     n: usize,
     sampler: SamplerOptions,

@@ -19,7 +19,6 @@ use loaf_formats::container::{Container, FileLayout, Layout, SectionKind, Writer
 use loaf_formats::dtype::DType;
 use loaf_runtime::Model;
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::tokenizer::Tokenizer;
 use loaf_tests::fixture;
 use serde_json::{Value, json};
 

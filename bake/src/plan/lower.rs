@@ -220,12 +220,22 @@ impl Lowering {
                     if rule.mode == Mode::InOut {
                         outputs.next();
                     }
-                    self.operand(graph, placement, id)?
+                    let mut operand = self.operand(graph, placement, id)?;
+                    // A weight of one row where an op reads many: the one row for each of them. Values begin with the
+                    // weights as declared.
+                    if let Origin::Weight(w, _) = graph.value(id).origin
+                        && !rule.is_plane()
+                        && rule.dims[0] != Dim::One
+                        && graph.value(ValueId(w.0)).shape[0] == 1
+                    {
+                        operand.row_stride = 0;
+                    }
+                    operand
                 }
             };
             words.extend_from_slice(&operand.words());
         }
-        words.extend_from_slice(node.attrs());
+        words.extend_from_slice(&node.attrs());
         Ok(())
     }
 

@@ -69,10 +69,12 @@ pub(super) fn resolve_one(gguf: &Gguf, decl: &WeightDecl, quant: &QuantOptions) 
         let (tensor, found) = (gguf.names_of(&decl.name).swap_remove(0), source.kind.to_string());
         return Err(Error::Dtype { tensor, expected: "a type of weights".into(), found });
     }
-    let always_dense = matches!(decl.class, WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector);
+    let always_dense =
+        matches!(decl.class, WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector | WeightClass::Bias);
     let (format, how) = match exact(source, gguf.is_wide()) {
         Some(WeightFormat::Dense(dtype)) => match target_format(decl, dtype, quant) {
-            WeightFormat::Dense(_) => (WeightFormat::Dense(dtype), How::Convert),
+            WeightFormat::Dense(wanted) if wanted == dtype => (WeightFormat::Dense(dtype), How::Convert),
+            WeightFormat::Dense(wanted) => (WeightFormat::Dense(wanted), How::Expand),
             affine => (affine, How::Quantise),
         },
         Some(packed) if !always_dense => (packed, How::Convert),

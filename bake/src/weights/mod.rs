@@ -70,6 +70,8 @@ enum Origin {
     Copy(Vec<Stretches>),
     /// The stored tensors are the quantised form of these stretches of `dtype` elements.
     Quantise { source: Stretches, dtype: DType },
+    /// The stored tensor is these stretches of `dtype` elements in f32.
+    Widen { source: Stretches, dtype: DType },
     /// The stored tensors are made of the rows of a GGUF tensor.
     Gguf(Box<gguf::GgufRows>),
     /// Each stored tensor is drawn.
@@ -136,6 +138,9 @@ pub(crate) fn stored_tensors(name: &str, format: WeightFormat, shape: &[u64]) ->
 
 /// How a weight that is dense in `dtype` will be stored.
 fn target_format(decl: &WeightDecl, dtype: DType, quant: &QuantOptions) -> WeightFormat {
+    if decl.class == WeightClass::Bias {
+        return WeightFormat::Dense(DType::F32);
+    }
     let dense = WeightFormat::Dense(dtype);
     let in_dim = decl.shape.last().copied().unwrap_or(0);
     // `QuantOptions` were checked: the group is at most 128.
@@ -183,7 +188,7 @@ pub fn quantisation_note(decls: &[WeightDecl], resolved: &[Resolved], quant: &Qu
 fn asked_bits(decl: &WeightDecl, quant: &QuantOptions) -> Option<(Option<u8>, bool)> {
     let rule = quant.rules.iter().find(|rule| rule.fits(&decl.name));
     match decl.class {
-        WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector => None,
+        WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector | WeightClass::Bias => None,
         _ => Some((rule.map_or(quant.bits, |rule| rule.bits), rule.is_some())),
     }
 }

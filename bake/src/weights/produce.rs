@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::quant::float_at;
+use loaf_formats::quant::{float_at, push_float};
 
 use super::gguf::{self, GgufRows};
 use super::random::Fill;
@@ -101,6 +101,8 @@ enum What<'a> {
     Draw { stored: usize, fill: &'a Fill, begin: u64, bytes: u64 },
     /// Rows of a weight to be quantised, all stored tensors at once.
     Quantise { w: &'a Resolved, source: &'a Stretches, dtype: DType, first: u64, rows: u64 },
+    /// All of a weight, in f32.
+    Widen { from: &'a Stretches, dtype: DType },
     /// Rows of a GGUF tensor, all stored tensors at once.
     Gguf { w: &'a Resolved, from: &'a GgufRows, first: u64, rows: u64 },
 }
@@ -124,6 +126,8 @@ fn cut(weight: usize, w: &Resolved) -> Vec<Block<'_>> {
                 .map(|(first, rows)| What::Quantise { w, source, dtype, first, rows })
                 .collect()
         }
+        // Biases: a few thousand elements.
+        &Origin::Widen { ref source, dtype } => vec![What::Widen { from: source, dtype }],
         Origin::Gguf(from) => steps(from.rows(), BLOCK_BYTES / from.row_bytes().max(1))
             .map(|(first, rows)| What::Gguf { w, from, first, rows })
             .collect(),
@@ -165,6 +169,17 @@ fn run<E>(block: &Block<'_>, sink: Sink<'_, E>) -> Result<u64, ProduceError<E>> 
         What::Quantise { w, source, dtype, first, rows } => {
             let parts = quantise_rows(w, source, dtype, first, rows).map_err(ProduceError::Weight)?;
             put_rows(&parts, first, rows, put)
+        }
+        What::Widen { from, dtype } => {
+            let mut out = Vec::new();
+            for (shard, range) in from.parts(0, u64::MAX) {
+                let bytes = shard.bytes(range);
+                for i in 0..bytes.len() / dtype.bytes() as usize {
+                    push_float(DType::F32, float_at(dtype, bytes, i).unwrap_or(f32::NAN), &mut out);
+                }
+            }
+            put(0, 0, &out)?;
+            Ok(out.len() as u64)
         }
         What::Gguf { w, from, first, rows } => {
             let parts = gguf::produce_rows(w, from, first, rows).map_err(ProduceError::Weight)?;

@@ -75,7 +75,7 @@ fn dense_law(decl: &WeightDecl, in_dim: u64) -> Law {
         WeightClass::Conv => symmetric(0.5),
         WeightClass::Vector if decl.name.ends_with(".A_log") => Law::LogOfInteger,
         WeightClass::Vector if decl.name.ends_with(".dt_bias") => Law::Uniform { low: DT_BIAS.0, high: DT_BIAS.1 },
-        WeightClass::Vector => symmetric(0.02),
+        WeightClass::Vector | WeightClass::Bias => symmetric(0.02),
         // Variance of a uniform law of half-width b: b^2 / 3.
         _ => symmetric((3.0 / in_dim.max(1) as f32).sqrt()),
     }

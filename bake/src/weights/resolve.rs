@@ -100,6 +100,9 @@ fn resolve_one(
             let target = target_format(decl, dtype, quant);
             match (target, streams.into_iter().next()) {
                 (WeightFormat::Affine { .. }, Some(source)) => (target, Origin::Quantise { source, dtype }),
+                (WeightFormat::Dense(wanted), Some(source)) if wanted != dtype => {
+                    (target, Origin::Widen { source, dtype })
+                }
                 (_, source) => (target, Origin::Copy(source.into_iter().collect())),
             }
         }
@@ -128,7 +131,7 @@ fn find_piece<'a>(
         WeightClass::Linear | WeightClass::Embedding | WeightClass::Router | WeightClass::Experts { .. } => {
             checkpoint.format_of(module)?
         }
-        WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector => {
+        WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector | WeightClass::Bias => {
             expect_dtype(&piece.tensor, weight, &[DType::F32, DType::F16, DType::BF16])?;
             WeightFormat::Dense(weight.dtype.unwrap_or(DType::F32))
         }

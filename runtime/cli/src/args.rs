@@ -181,7 +181,8 @@ pub(crate) struct ComputeArgs {
     /// What to compute with
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     pub backend: BackendArg,
-    /// Threads of the CPU backend; results do not depend on it [default: one per physical core]
+    /// Threads of the CPU backend; results do not depend on it [default: one per physical core, fewer
+    /// for small models]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Print timings and sizes on standard error

@@ -9,6 +9,7 @@ use loaf_runtime::backend::Device;
 use loaf_runtime::engine::{Engine, EngineOptions};
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::model::{Model, OpenError, SharedTokenizer};
+use loaf_runtime::threads::threads_for;
 use loaf_runtime::trace::Trace;
 
 /// Said when nobody named a model and this build has none of its own.
@@ -114,7 +115,7 @@ pub(crate) fn session(loaf: &Model, compute: &ComputeArgs, io: &mut Io<'_>) -> R
     let engine = match compute.backend {
         BackendArg::Cpu => {
             let mut options = EngineOptions { kernels: kernels(io)?, ..EngineOptions::default() };
-            options.threads = compute.threads.map_or(options.threads, usize::from);
+            options.threads = compute.threads.map_or_else(|| threads_for(loaf.plan()), usize::from);
             Engine::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))?
         }
         BackendArg::Mlx => Engine::on(loaf, device(loaf, true)?),

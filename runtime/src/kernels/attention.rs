@@ -143,13 +143,13 @@ unsafe fn key_dots<W: Wide<S = S>, S: Simd, const Q: usize, const K: usize>(
 unsafe fn weigh<S: Simd>(p: *mut f32, n: usize, m: f32) -> f32 {
     // SAFETY: the caller names that many.
     unsafe {
-        let mut sum = [S::splat(0.0); 4];
-        lanes!(n, |i, _count, part| {
+        let mut acc = [S::splat(0.0); 4];
+        lanes!(n, acc, |i, _count, sum| {
             let e = simd::exp::<S>(S::sub(S::load(p.add(i)), S::splat(m)));
             S::store(p.add(i), e);
-            sum[part] = S::add(sum[part], e);
+            *sum = S::add(*sum, e);
         });
-        simd::fold::<S>(sum)
+        simd::fold::<S>(acc)
     }
 }
 
@@ -316,11 +316,19 @@ impl Tile {
                 let mut n = 0;
                 while n < queries {
                     macro_rules! dots {
-                        ($Q:literal, $K:literal) => {{
+                        ($Q:literal, $K:literal, $size:expr) => {{
                             for i in (from..to).step_by(EIGHT) {
                                 let keys = chunk.add((i - from) * padded);
                                 let scores = scores.add(n * ATTENTION_BLOCK + i);
-                                key_dots::<W, S, $Q, $K>(query.add(n * padded), keys, (dim, padded), scale, scores);
+                                key_dots::<W, S, $Q, $K>(query.add(n * padded), keys, $size, scale, scores);
+                            }
+                        }};
+                        // The compiler knows the most common sizes, so that it leaves no loop there.
+                        ($Q:literal, $K:literal) => {{
+                            match dim {
+                                64 => dots!($Q, $K, (64, 64)),
+                                128 => dots!($Q, $K, (128, 128)),
+                                _ => dots!($Q, $K, (dim, padded)),
                             }
                             n += $Q;
                         }};

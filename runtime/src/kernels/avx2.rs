@@ -1,4 +1,4 @@
-//! [`Simd`] and [`Rows`] on AVX2, FMA and F16C.
+//! [`Simd`] and [`Rows`] on AVX2, FMA and F16C; [`Rows`] on AVX-VNNI as well (`products`).
 //!
 //! Orders of unpacked codes, per width, in terms of the 32 (64) code positions they came from:
 //! - 4 bits: the even positions, then the odd ones (a byte's low nibble is the even one); in halves of 16 for
@@ -10,13 +10,12 @@
 
 use std::arch::x86_64::*;
 
-use loaf_formats::dtype::DType;
-
-use super::elementwise::floats;
-use super::rows::{Rows, byte_scales, eight_floats};
 use super::simd::{Simd, layout};
 
+mod products;
 mod stream;
+
+pub(crate) use products::{EVEX, MADD, Products, VEX};
 
 /// Proof of nothing: use only inside functions compiled for, and run on, AVX2 + FMA + F16C.
 #[derive(Clone, Copy)]
@@ -265,7 +264,7 @@ impl Simd for Avx2 {
             for i in 0..8 {
                 codes[i] = _mm256_castps_si256(a[i]);
             }
-            let (codes, mut out) = (Self::transpose_b(codes), a);
+            let (codes, mut out) = (transpose8(codes), a);
             for i in 0..8 {
                 out[i] = _mm256_castsi256_ps(codes[i]);
             }
@@ -430,167 +429,41 @@ pub(super) unsafe fn unpack32(kind: u8, p: *const u8) -> __m256i {
     }
 }
 
-impl Rows for Avx2 {
-    eight_floats!(Avx2);
-    type B = __m256i;
-    /// Sixteen i16.
-    type H = __m256i;
-    type Bs = [__m256i; 8];
-
-    const Q8_BIAS: i32 = 128;
-    const STREAMED_Q8_BIAS: i32 = 0;
-
-    #[inline(always)]
-    unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m256i {
-        // SAFETY: as `load`.
-        unsafe {
-            match dtype {
-                DType::U8 => _mm256_castps_si256(byte_scales::<Avx2>(kind, row, g, n)),
-                _ => _mm256_castps_si256(floats::<Avx2>(dtype, row, g, n)),
-            }
+/// The vectors as a square matrix of four-byte elements, transposed.
+#[inline(always)]
+unsafe fn transpose8(a: [__m256i; 8]) -> [__m256i; 8] {
+    // SAFETY: register operations.
+    unsafe {
+        macro_rules! pairs {
+            ($x:expr, $y:expr) => {
+                (_mm256_unpacklo_epi32($x, $y), _mm256_unpackhi_epi32($x, $y))
+            };
         }
-    }
-    #[inline(always)]
-    unsafe fn load_b(p: *const u8) -> __m256i {
-        // SAFETY: as `load`.
-        unsafe { _mm256_loadu_si256(p.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store_b(p: *mut u8, x: __m256i) {
-        // SAFETY: as `load`.
-        unsafe { _mm256_storeu_si256(p.cast(), x) }
-    }
-    #[inline(always)]
-    unsafe fn splat4(p: *const i8) -> __m256i {
-        // SAFETY: as `load`.
-        unsafe { _mm256_set1_epi32(p.cast::<i32>().read_unaligned()) }
-    }
-    #[inline(always)]
-    unsafe fn unpack(kind: u8, p: *const u8, part: usize) -> __m256i {
-        // SAFETY: as `load`.
-        unsafe {
-            match kind {
-                layout::Q4_WIDE => nibbles(Self::load_b(p))[part],
-                _ => unpack32(kind, p.add(part * 4 * layout::bits(kind))),
-            }
+        macro_rules! quads {
+            ($x:expr, $y:expr) => {
+                (_mm256_unpacklo_epi64($x, $y), _mm256_unpackhi_epi64($x, $y))
+            };
         }
-    }
-    #[inline(always)]
-    unsafe fn transpose_b(a: [__m256i; 8]) -> [__m256i; 8] {
-        // SAFETY: as `splat`.
-        unsafe {
-            macro_rules! pairs {
-                ($x:expr, $y:expr) => {
-                    (_mm256_unpacklo_epi32($x, $y), _mm256_unpackhi_epi32($x, $y))
-                };
-            }
-            macro_rules! quads {
-                ($x:expr, $y:expr) => {
-                    (_mm256_unpacklo_epi64($x, $y), _mm256_unpackhi_epi64($x, $y))
-                };
-            }
-            macro_rules! low {
-                ($x:expr, $y:expr) => {
-                    _mm256_permute2x128_si256::<0x20>($x, $y)
-                };
-            }
-            macro_rules! high {
-                ($x:expr, $y:expr) => {
-                    _mm256_permute2x128_si256::<0x31>($x, $y)
-                };
-            }
-            let (p0, p1) = pairs!(a[0], a[1]);
-            let (p2, p3) = pairs!(a[2], a[3]);
-            let (p4, p5) = pairs!(a[4], a[5]);
-            let (p6, p7) = pairs!(a[6], a[7]);
-            let (q0, q1) = quads!(p0, p2);
-            let (q2, q3) = quads!(p1, p3);
-            let (q4, q5) = quads!(p4, p6);
-            let (q6, q7) = quads!(p5, p7);
-            let first = [low!(q0, q4), low!(q1, q5), low!(q2, q6), low!(q3, q7)];
-            let second = [high!(q0, q4), high!(q1, q5), high!(q2, q6), high!(q3, q7)];
-            [first[0], first[1], first[2], first[3], second[0], second[1], second[2], second[3]]
+        macro_rules! low {
+            ($x:expr, $y:expr) => {
+                _mm256_permute2x128_si256::<0x20>($x, $y)
+            };
         }
-    }
-    #[inline(always)]
-    unsafe fn zero_h() -> __m256i {
-        // SAFETY: as `splat`.
-        unsafe { _mm256_setzero_si256() }
-    }
-    #[inline(always)]
-    unsafe fn dot(kind: u8, h: __m256i, w: __m256i, x: __m256i) -> __m256i {
-        // SAFETY: as `splat`.
-        unsafe {
-            if kind == layout::Q8 {
-                // `|w| <= 128` and `|x| <= 127`, so a pair is at most 32512.
-                return _mm256_add_epi16(h, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
-            }
-            _mm256_add_epi16(h, _mm256_maddubs_epi16(w, x))
+        macro_rules! high {
+            ($x:expr, $y:expr) => {
+                _mm256_permute2x128_si256::<0x31>($x, $y)
+            };
         }
-    }
-    #[inline(always)]
-    unsafe fn widen(a: __m256i, h: __m256i) -> __m256i {
-        // SAFETY: as `splat`.
-        unsafe { _mm256_add_epi32(a, _mm256_madd_epi16(h, _mm256_set1_epi16(1))) }
-    }
-    /// `steps * 2 * largest code * 127 < 2^15`.
-    #[inline(always)]
-    fn steps(kind: u8) -> usize {
-        match kind {
-            2 => 32,
-            3 => 16,
-            layout::Q4 | layout::Q4_WIDE => 8,
-            5 | layout::E2M1 | layout::E2M1_HALVES => 4,
-            layout::Q8 => 1,
-            _ => 2,
-        }
-    }
-    #[inline(always)]
-    fn has_planes(kind: u8) -> bool {
-        kind == layout::Q4_WIDE
-    }
-    #[inline(always)]
-    unsafe fn planes(_: u8, packed: __m256i) -> [__m256i; 2] {
-        // SAFETY: as `splat`.
-        unsafe { nibbles(packed) }
-    }
-    #[inline(always)]
-    fn parts(kind: u8, group: usize) -> usize {
-        stream::parts(kind, group)
-    }
-    #[inline(always)]
-    fn arranged_bytes(kind: u8) -> usize {
-        stream::arranged_bytes(kind)
-    }
-    #[inline(always)]
-    unsafe fn arrange(kind: u8, group: usize, from: *const i8, to: *mut i8) {
-        // SAFETY: the trait's condition.
-        unsafe { stream::arrange(kind, group, from, to) }
-    }
-    #[inline(always)]
-    unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: usize, x: *const i8) -> [__m256i; 8] {
-        // SAFETY: the trait's condition.
-        unsafe { stream::dots(kind, group, rows, at, x) }
-    }
-    #[inline(always)]
-    unsafe fn fill_params<const OFTEN: bool>(
-        kind: u8,
-        dtype: DType,
-        rows: &[*const u8; 16],
-        groups: usize,
-        to: *mut u8,
-    ) {
-        // SAFETY: the trait's condition.
-        unsafe {
-            if dtype == DType::BF16 {
-                return stream::fill_bf16(rows, groups, to);
-            }
-            for g in (0..groups).step_by(8) {
-                let by_group = Self::params(kind, dtype, rows, g, 8.min(groups - g));
-                for i in 0..8 {
-                    Self::store_b(to.add((g + i) * 32), by_group[i]);
-                }
-            }
-        }
+        let (p0, p1) = pairs!(a[0], a[1]);
+        let (p2, p3) = pairs!(a[2], a[3]);
+        let (p4, p5) = pairs!(a[4], a[5]);
+        let (p6, p7) = pairs!(a[6], a[7]);
+        let (q0, q1) = quads!(p0, p2);
+        let (q2, q3) = quads!(p1, p3);
+        let (q4, q5) = quads!(p4, p6);
+        let (q6, q7) = quads!(p5, p7);
+        let first = [low!(q0, q4), low!(q1, q5), low!(q2, q6), low!(q3, q7)];
+        let second = [high!(q0, q4), high!(q1, q5), high!(q2, q6), high!(q3, q7)];
+        [first[0], first[1], first[2], first[3], second[0], second[1], second[2], second[3]]
     }
 }

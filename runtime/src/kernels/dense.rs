@@ -10,8 +10,9 @@ use std::ops::Range;
 use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 use loaf_formats::op::{OpAttrs, expert_linear_dense as expert_op, linear_dense as linear_op};
 
-use super::dots::{Panel, eight_of, folded, long_dots, repeated};
+use super::dots::{Panel, Sums, eight_of, folded, long_dots, repeated};
 use super::elementwise::store;
+use super::rows::PerLane;
 use super::scratch::Scratch;
 use super::simd::Simd;
 use super::wide::Wide;
@@ -86,54 +87,49 @@ impl Block {
     }
 }
 
-/// Runs `$body` for every eight columns `$i..$i + $n` of a [`Block`], the `$part`-th of their 32, and for each of the `$count` vectors
-/// `$v` of its rows from vector `$first` on, `$w` being its decoded weights.
-macro_rules! weights {
-    ($W:ty, $block:expr, $first:expr, $count:expr, |$i:ident, $n:ident, $part:ident, $v:ident, $w:ident| $body:expr) => {{
-        let block: &Block = $block;
-        let first = $first * <$W>::EIGHTS;
+/// Eight columns of a [`Block`], from `$i` on: runs `$body` for each of the `$count` vectors `$v` of its rows from row `$first` on, `$w` being
+/// their `$n` decoded weights.
+macro_rules! columns {
+    ($W:ty, $block:expr, $first:expr, $count:expr, $scales:expr, $i:ident, $n:expr, |$v:ident, $w:ident| $body:expr) => {
+        for $v in 0..$count {
+            let mut $w = <$W>::rows($block.dtype, &$block.rows[$first + $v * <$W>::EIGHTS..], $i, $n);
+            if $block.dtype == DType::U8 {
+                $w = <$W>::mul($w, $scales[$v]);
+            }
+            $body;
+        }
+    };
+}
+
+/// Runs `$whole` for every whole 32 columns from `$i` on and `$rest` for the last, if they are fewer; before that asks for the next block's, and
+/// gets the scales of `$count` vectors of rows from row `$first` on.
+macro_rules! chunks {
+    ($W:ty, $block:expr, $first:expr, $count:expr, |$i:ident, $scales:ident| $whole:expr, $rest:expr) => {{
         // The next block is the next bytes; asked for in order of address, they come fastest.
-        let ahead = block.ahead.wrapping_add(first * block.row_bytes);
-        let bytes = CHUNK * $count * <$W>::EIGHTS * block.dtype.bytes() as usize;
+        let ahead = $block.ahead.wrapping_add($first * $block.row_bytes);
+        let bytes = CHUNK * $count * <$W>::EIGHTS * $block.dtype.bytes() as usize;
         let mut $i = 0;
-        while $i < block.inp {
+        while $i < $block.inp {
             for line in (0..bytes).step_by(64) {
                 <$W as Wide>::S::prefetch(ahead.wrapping_add($i / CHUNK * bytes + line));
             }
-            let mut scales = [<$W>::splat(1.0); $count];
-            if block.dtype == DType::U8 {
+            let mut $scales = [<$W>::splat(1.0); $count];
+            if $block.dtype == DType::U8 {
                 for v in 0..$count {
                     let mut each = [0.0; EIGHT];
                     for j in 0..<$W>::EIGHTS {
-                        each[j] = math::e8m0(*block.scales[first + v * <$W>::EIGHTS + j].add($i / CHUNK));
+                        each[j] = math::e8m0(*$block.scales[$first + v * <$W>::EIGHTS + j].add($i / CHUNK));
                     }
-                    scales[v] = <$W>::each(&each);
+                    $scales[v] = <$W>::each(&each);
                 }
             }
-            macro_rules! eight {
-                ($p:expr, $count_of:expr) => {{
-                    let ($part, $n) = ($p, $count_of);
-                    for $v in 0..$count {
-                        let mut $w = <$W>::rows(block.dtype, &block.rows[first + $v * <$W>::EIGHTS..], $i, $n);
-                        if block.dtype == DType::U8 {
-                            $w = <$W>::mul($w, scales[$v]);
-                        }
-                        $body;
-                    }
-                    $i += $n;
-                }};
-            }
-            if $i + CHUNK <= block.inp {
-                for part in 0..4 {
-                    eight!(part, EIGHT)
-                }
+            // A row of bytes is whole groups.
+            if $block.dtype == DType::U8 || $i + CHUNK <= $block.inp {
+                $whole;
             } else {
-                for part in 0..4 {
-                    if $i < block.inp {
-                        eight!(part, EIGHT.min(block.inp - $i))
-                    }
-                }
+                $rest;
             }
+            $i += CHUNK;
         }
     }};
 }
@@ -201,15 +197,7 @@ unsafe fn multiply<W: Wide>(
                             store::<W::S>(y.add(first), dots, valid);
                         }
                     } else {
-                        macro_rules! fill {
-                            ($count:literal) => {
-                                weights!(W, &block, 0, $count, |i, n, part, v, w| {
-                                    let at = columns.parts[part] + i / CHUNK * columns.round;
-                                    W::store(panel.add(at + v * columns.vector), w)
-                                })
-                            };
-                        }
-                        if W::EIGHTS == 2 { fill!(4) } else { fill!(8) }
+                        if W::EIGHTS == 2 { fill::<W, 4>(&block, columns) } else { fill::<W, 8>(&block, columns) }
                     }
                 }
             }};
@@ -227,19 +215,67 @@ unsafe fn multiply<W: Wide>(
     }
 }
 
+/// Decodes eight weight rows, `K` vectors, into a panel.
+#[inline(always)]
+unsafe fn fill<W: Wide, const K: usize>(block: &Block, panel: Panel) {
+    // SAFETY: rows of `inp` elements; the panel holds them, padded.
+    unsafe {
+        macro_rules! part {
+            ($part:ident, $e:expr, $n:expr, $scales:ident) => {
+                let (e, to) = ($e, panel.at.add(panel.parts[$part] + $e / CHUNK * panel.round).cast_mut());
+                columns!(W, block, 0, K, $scales, e, $n, |v, w| W::store(to.add(v * panel.vector), w))
+            };
+        }
+        chunks!(
+            W,
+            block,
+            0,
+            K,
+            |i, scales| for part in 0..4 {
+                part!(part, i + part * EIGHT, EIGHT, scales);
+            },
+            for part in 0..(block.inp - i).div_ceil(EIGHT) {
+                part!(part, i + part * EIGHT, EIGHT.min(block.inp - i - part * EIGHT), scales);
+            }
+        );
+    }
+}
+
 /// Lane dots of eight weight rows with one activation row, `K` vectors of them at a time.
 #[inline(always)]
 unsafe fn stream<W: Wide, const K: usize>(block: &Block, x: *const f32) -> <W::S as Simd>::F {
     // SAFETY: each row and `x` have `inp` elements.
     unsafe {
         let mut sums = [W::splat(0.0); EIGHT];
-        for first in (0..EIGHT / W::EIGHTS).step_by(K) {
+        for vector in (0..EIGHT / W::EIGHTS).step_by(K) {
+            let first = vector * W::EIGHTS;
             let mut acc = [[W::splat(0.0); K]; 4];
-            weights!(W, block, first, K, |i, n, part, v, w| {
-                acc[part][v] = W::fma(repeated::<W>(x.add(i), n), w, acc[part][v])
-            });
+            chunks!(
+                W,
+                block,
+                first,
+                K,
+                |i, scales| for part in 0..4 {
+                    let e = i + part * EIGHT;
+                    let x = W::repeat(x.add(e));
+                    columns!(W, block, first, K, scales, e, EIGHT, |v, w| acc[part][v] = W::fma(x, w, acc[part][v]))
+                },
+                {
+                    // In memory: where an index is computed there are no registers.
+                    let mut parked = acc;
+                    for (part, sums) in std::hint::black_box(&mut parked).iter_mut().enumerate() {
+                        let e = i + part * EIGHT;
+                        if e < block.inp {
+                            let n = EIGHT.min(block.inp - e);
+                            let x = repeated::<W>(x.add(e), n);
+                            columns!(W, block, first, K, scales, e, n, |v, w| sums[v] = W::fma(x, w, sums[v]))
+                        }
+                    }
+                    acc = parked;
+                }
+            );
             for k in 0..K {
-                sums[first + k] = W::add(W::add(acc[0][k], acc[2][k]), W::add(acc[1][k], acc[3][k]));
+                sums[vector + k] = W::add(W::add(acc[0][k], acc[2][k]), W::add(acc[1][k], acc[3][k]));
             }
         }
         folded::<W>(eight_of::<W>(&sums[..EIGHT / W::EIGHTS]), block.inp)
@@ -290,9 +326,13 @@ unsafe fn tile<W: Wide, const V: usize, const R: usize>(panel: Panel, x: &[*cons
     let mut dots = [0.0; 48];
     // SAFETY: a panel padded to whole eights, `inp` elements of each activation row.
     unsafe {
-        let sums = long_dots::<W, R, V>(x, panel, inp);
+        let mut sums = Sums::new();
+        long_dots::<W, R, V>(x, panel, inp, &mut sums);
         for c in 0..R * V / keys {
-            let some = eight_of::<W>(&sums.as_flattened()[c * keys..(c + 1) * keys]);
+            let mut some = W::Keys::all(W::splat(0.0));
+            for k in 0..keys {
+                some[k] = sums.folded::<W>((c * keys + k) / V, (c * keys + k) % V);
+            }
             <W::S as Simd>::store(dots.as_mut_ptr().add(c * EIGHT), folded::<W>(some, inp));
         }
     }

@@ -4,6 +4,8 @@
 //! so that registers go to different pairs of rows and every load serves several products: one after the other in long rows
 //! ([`long_dots`]), two at a time in short ones ([`short_dots`]), where parking sums in memory would cost.
 
+use std::mem::MaybeUninit;
+
 use loaf_formats::op::LANES;
 
 use super::EIGHT;
@@ -91,20 +93,39 @@ pub(super) unsafe fn short_dots<W: Wide, const Q: usize, const K: usize>(
     }
 }
 
-/// Lane dots, but for their last three folds, of `Q` rows of `n` elements with `K` vectors of a panel, which is padded with zeros to
-/// whole eights.
+/// The four sums of `Q` rows with `K` vectors of a panel.
+pub(super) struct Sums<V, const Q: usize, const K: usize>(MaybeUninit<[[[V; K]; Q]; 4]>);
+
+impl<V: Copy, const Q: usize, const K: usize> Sums<V, Q, K> {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Sums(MaybeUninit::uninit())
+    }
+
+    /// Folds by 16 and 8: what is left of row `q` and vector `k`.
+    #[inline(always)]
+    pub(super) unsafe fn folded<W: Wide<V = V>>(&self, q: usize, k: usize) -> V {
+        // SAFETY: `long_dots` has written all of them.
+        unsafe {
+            let sums = self.0.assume_init_ref();
+            W::add(W::add(sums[0][q][k], sums[2][q][k]), W::add(sums[1][q][k], sums[3][q][k]))
+        }
+    }
+}
+
+/// Lane dots, but for their folds, of `Q` rows of `n` elements with `K` vectors of a panel, which is padded with zeros to whole eights.
 #[inline(always)]
 pub(super) unsafe fn long_dots<W: Wide, const Q: usize, const K: usize>(
     x: &[*const f32; Q],
     panel: Panel,
     n: usize,
-) -> [[W::V; K]; Q] {
+    sums: &mut Sums<W::V, Q, K>,
+) {
     let (eights, rest) = (n / EIGHT, n % EIGHT);
+    // In memory, where the compiler would have them in registers that the loop needs.
+    let sums = std::hint::black_box(sums).0.as_mut_ptr().cast::<[[W::V; K]; Q]>();
     // SAFETY: the caller names `n` elements of each row and the panel's.
     unsafe {
-        let mut sums = [[[W::splat(0.0); K]; Q]; 4];
-        // In memory, where the compiler would have them in registers that the loop needs.
-        let sums = std::hint::black_box(&mut sums);
         for part in 0..4 {
             let mut acc = [[W::splat(0.0); K]; Q];
             let mut at = panel.at.add(panel.parts[part]);
@@ -119,24 +140,18 @@ pub(super) unsafe fn long_dots<W: Wide, const Q: usize, const K: usize>(
                 at = at.add(panel.round);
                 e += 4;
             }
-            sums[part] = acc;
+            *sums.add(part) = acc;
         }
         if rest > 0 {
-            let (part, at) = (eights % 4, panel.at.add(panel.parts[eights % 4] + eights / 4 * panel.round));
+            let acc = &mut *sums.add(eights % 4);
+            let at = panel.at.add(panel.parts[eights % 4] + eights / 4 * panel.round);
             for q in 0..Q {
                 let x = repeated::<W>(x[q].add(eights * EIGHT), rest);
                 for k in 0..K {
-                    sums[part][q][k] = W::fma(x, W::load(at.add(k * panel.vector)), sums[part][q][k]);
+                    acc[q][k] = W::fma(x, W::load(at.add(k * panel.vector)), acc[q][k]);
                 }
             }
         }
-        let mut out = sums[0];
-        for q in 0..Q {
-            for k in 0..K {
-                out[q][k] = W::add(W::add(sums[0][q][k], sums[2][q][k]), W::add(sums[1][q][k], sums[3][q][k]));
-            }
-        }
-        out
     }
 }
 

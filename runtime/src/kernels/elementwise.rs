@@ -74,28 +74,32 @@ macro_rules! eights {
     }};
 }
 
-/// As [`eights`], `$part` being which of the four vectors of accumulators takes them: a loop over whole 32s, then up to four shorter
-/// steps.
+/// As [`eights`], `$sum` being the one of the four vectors of accumulators `$acc` that takes them: a loop over whole 32s, then perhaps
+/// what is left of one.
 macro_rules! lanes {
-    ($n:expr, |$i:ident, $count:ident, $part:ident| $body:expr) => {{
+    ($n:expr, $acc:ident, |$i:ident, $count:ident, $sum:ident| $body:expr) => {{
         let (n, mut $i) = ($n, 0usize);
         while $i + 4 * EIGHT <= n {
-            for $part in 0..4 {
-                let $count = EIGHT;
+            for part in 0..4 {
+                let ($count, $sum) = (EIGHT, &mut $acc[part]);
                 $body;
                 $i += EIGHT;
             }
         }
-        for $part in 0..4 {
-            if $i < n {
-                let $count = EIGHT.min(n - $i);
-                $body;
-                $i += $count;
+        if $i < n {
+            // In memory: where an index is computed there are no registers.
+            let mut parked = $acc;
+            for $sum in std::hint::black_box(&mut parked) {
+                if $i < n {
+                    let $count = EIGHT.min(n - $i);
+                    $body;
+                    $i += $count;
+                }
             }
+            $acc = parked;
         }
     }};
 }
-
 pub(super) use lanes;
 
 /// The lane dot of `x` with itself. Squares are not negative, so no accumulator is `-0`, and zeros past the end need not be added.
@@ -104,9 +108,9 @@ unsafe fn square<S: Simd>(x: *const f32, n: usize) -> f32 {
     // SAFETY: `n` valid elements.
     unsafe {
         let mut acc = [S::splat(0.0); 4];
-        lanes!(n, |i, count, part| {
+        lanes!(n, acc, |i, count, sum| {
             let x = load::<S>(x.add(i), count);
-            acc[part] = S::fma(x, x, acc[part]);
+            *sum = S::fma(x, x, *sum);
         });
         simd::fold::<S>(acc)
     }
@@ -231,10 +235,10 @@ pub(super) unsafe fn add_rms_norm<S: Simd>(call: &OpCall<'_>, units: Range<usize
         unsafe {
             let (x, y, sum) = (o.a.at::<f32>(r, h), o.b.at::<f32>(r, h), o.sum.at::<f32>(r, h));
             let mut acc = [S::splat(0.0); 4];
-            lanes!(a.dim, |i, count, part| {
+            lanes!(a.dim, acc, |i, count, square| {
                 let x = S::add(load::<S>(x.add(i), count), load::<S>(y.add(i), count));
                 store::<S>(sum.add(i), x, count);
-                acc[part] = S::fma(x, x, acc[part]);
+                *square = S::fma(x, x, *square);
             });
             norm_row::<S>(&norm, sum, simd::fold::<S>(acc), &o.weight, o.out.at(r, h));
         }
@@ -466,14 +470,14 @@ pub(super) unsafe fn softmax<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _:
             let (x, out) = (o.x.at::<f32>(r, 0), o.out.at::<f32>(r, 0));
             let m = S::splat(max_of::<S>(x, dim));
             let mut acc = [S::splat(0.0); 4];
-            lanes!(dim, |i, count, part| {
+            lanes!(dim, acc, |i, count, sum| {
                 let mut e = simd::exp::<S>(S::sub(load::<S>(x.add(i), count), m));
                 store::<S>(out.add(i), e, count);
                 if count < EIGHT {
                     // Read back, so that lanes past the end are zero.
                     e = S::load_n(out.add(i), count);
                 }
-                acc[part] = S::add(acc[part], e);
+                *sum = S::add(*sum, e);
             });
             let sum = S::splat(simd::fold::<S>(acc));
             map2!(S, dim, out, (e = out, _f = out) => S::div(e, sum));

@@ -12,7 +12,7 @@ use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{OP_COUNT, OpAttrs, OpKind, expert_linear_quant, linear_quant};
 
 #[cfg(target_arch = "x86_64")]
-use super::avx2::Avx2;
+use super::avx2::{Avx2, EVEX, MADD, Products, VEX};
 #[cfg(target_arch = "x86_64")]
 use super::avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
@@ -34,8 +34,8 @@ pub(super) fn quant_case(format: WeightFormat) -> Option<(u8, usize)> {
 }
 
 /// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`], attention, dense matmuls and the
-/// scan for one [`super::wide::Wide`], under one attribute. The integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is a number, one for all
-/// the others where it is `_`.
+/// scan for one [`super::wide::Wide`], under one attribute. The integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is a number, one for two
+/// groups where the one is some times the other, one for all the others where it is `_`.
 macro_rules! isa {
     ($module:ident, $simd:ty, $wide:ty, $attr:meta, else $else:path, $($case:tt)*) => {
         pub(super) mod $module {
@@ -102,7 +102,17 @@ macro_rules! isa {
             let kind = if KIND == 0 { kind } else { KIND };
             let group = if GROUP == 0 { group } else { GROUP };
             // SAFETY: the kernel's contract, passed on.
-            unsafe { quant::product::<S>(kind, group, call, units, scratch) }
+            unsafe { quant::product::<S>(kind, (group, group), call, units, scratch) }
+        }
+
+        /// Groups that are some times `PART`.
+        #[$attr]
+        #[allow(dead_code, reason = "a set may know no such layout")]
+        unsafe fn multiple<S: Rows, const KIND: u8, const PART: usize>(
+            _: u8, group: usize, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
+        ) {
+            // SAFETY: the kernel's contract, passed on.
+            unsafe { quant::product::<S>(KIND, (group, PART), call, units, scratch) }
         }
 
         pub(in crate::kernels) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
@@ -133,6 +143,11 @@ macro_rules! isa {
     (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, $group:literal => $rows:ty; $($rest:tt)*) => {
         isa!(@match $else, ($k, $g, $($args),*) { $($arms)* ($kind, $group) => case::<$rows, $kind, $group>($k, $g, $($args),*), }
             $($rest)*)
+    };
+    (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, $part:literal or $group:literal => $rows:ty; $($rest:tt)*) => {
+        isa!(@match $else, ($k, $g, $($args),*) {
+            $($arms)* ($kind, $part | $group) => multiple::<$rows, $kind, $part>($k, $g, $($args),*),
+        } $($rest)*)
     };
     (@functions $attr:meta, $($kind:ident = $module:ident :: $name:ident :: <$set:ty>),* $(,)?) => {
         $(
@@ -169,18 +184,42 @@ isa!(scalar, Scalar, Scalar, inline(never), else no_product,
     _, _ => Scalar;);
 #[cfg(target_arch = "x86_64")]
 isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"), else no_product,
-    44, 64 => Avx2; 44, 128 => Avx2; 4, 32 => Avx2;
-    2, 32 => Avx2; 2, 64 => Avx2; 2, 128 => Avx2;
-    3, 32 => Avx2; 3, 64 => Avx2; 3, 128 => Avx2;
-    5, 32 => Avx2; 5, 64 => Avx2; 5, 128 => Avx2;
-    6, 32 => Avx2; 6, 64 => Avx2; 6, 128 => Avx2;
-    8, 32 => Avx2; 8, 64 => Avx2; 8, 128 => Avx2;
-    14, 32 => Avx2; 24, 16 => Avx2;);
+    44, 64 or 128 => Products<MADD>; 4, 32 => Products<MADD>; 2, 32 => Products<MADD>;
+    2, 64 or 128 => Products<MADD>; 3, 32 => Products<MADD>; 3, 64 or 128 => Products<MADD>;
+    5, 32 => Products<MADD>; 5, 64 or 128 => Products<MADD>; 6, 32 => Products<MADD>;
+    6, 64 or 128 => Products<MADD>; 8, 32 => Products<MADD>; 8, 64 or 128 => Products<MADD>;
+    14, 32 => Products<MADD>; 24, 16 => Products<MADD>;);
+
+/// Integer matmuls with the dot instructions of AVX-VNNI.
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx_vnni {
+    use super::*;
+
+    isa!(@products target_feature(enable = "avx2,fma,f16c,avxvnni"), avx2::product,
+        44, 64 or 128 => Products<VEX>; 4, 32 => Products<VEX>; 2, 32 => Products<VEX>;
+        2, 64 or 128 => Products<VEX>; 3, 32 => Products<VEX>; 3, 64 or 128 => Products<VEX>;
+        5, 32 => Products<VEX>; 5, 64 or 128 => Products<VEX>; 6, 32 => Products<VEX>;
+        6, 64 or 128 => Products<VEX>; 8, 32 => Products<VEX>; 8, 64 or 128 => Products<VEX>;
+        14, 32 => Products<VEX>; 24, 16 => Products<VEX>;);
+}
+
+/// The same instructions as AVX-512 encodes them.
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx_vnni_evex {
+    use super::*;
+
+    isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
+        44, 64 or 128 => Products<EVEX>; 4, 32 => Products<EVEX>; 2, 64 or 128 => Products<EVEX>;
+        3, 64 or 128 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 or 128 => Products<EVEX>;
+        6, 64 or 128 => Products<EVEX>; 8, 32 => Products<EVEX>; 8, 64 or 128 => Products<EVEX>;
+        14, 32 => Products<EVEX>; 24, 16 => Products<EVEX>;);
+}
+
 // Everything but matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers. Widths that no 512-bit
-// instruction unpacks well without VBMI are those of AVX2.
+// instruction unpacks well without VBMI are those of half as long vectors.
 #[cfg(target_arch = "x86_64")]
 isa!(avx512, Avx2, Avx512<false>,
-    target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx2::product,
+    target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx_vnni_evex::product,
     44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 4, 32 => Avx512<false>;
     8, 64 => Avx512<false>; 8, _ => Avx512<false>;
     14, 32 => Avx512<false>; 24, 16 => Avx512<false>;);

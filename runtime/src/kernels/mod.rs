@@ -7,7 +7,7 @@
 //!
 //! - `naive` is the contract spelled out in plain loops, and the oracle of the tests.
 //! - `simd` is the small set of vector operations the fast kernels need; `scalar` (arrays), `avx2` and `neon`
-//!   implement it; `rows` is that of the integer matmuls, which `avx512` implements too. The algorithms
+//!   implement it; `rows` is that of the integer matmuls, which `avx512` implements too, and `avx2` twice. The algorithms
 //!   (`elementwise`, `dense`, `quant`, `attention`, `recurrent`) are written once over it.
 //!
 //! # What a kernel relies on
@@ -269,6 +269,8 @@ pub enum Isa {
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,
+    /// AVX2 with FMA and F16C, and dot instructions for the integer matmuls.
+    AvxVnni,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
     /// NEON.
@@ -277,7 +279,7 @@ pub enum Isa {
 
 impl Isa {
     /// All there are, the best first, the one for tests last.
-    pub const ALL: [Isa; 5] = [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Scalar, Isa::Naive];
+    pub const ALL: [Isa; 6] = [Isa::Avx512, Isa::AvxVnni, Isa::Avx2, Isa::Neon, Isa::Scalar, Isa::Naive];
 
     /// Name in reports and in `LOAF_ISA`.
     pub const fn name(self) -> &'static str {
@@ -285,6 +287,7 @@ impl Isa {
             Isa::Naive => "naive",
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
             Isa::Neon => "neon",
         }
@@ -309,6 +312,7 @@ impl Kernels {
     pub fn all() -> impl Iterator<Item = Kernels> {
         Isa::ALL.into_iter().filter_map(|isa| match isa {
             Isa::Avx512 => Kernels::avx512(),
+            Isa::AvxVnni => Kernels::avx_vnni(),
             Isa::Avx2 => Kernels::avx2(),
             Isa::Neon => Kernels::neon(),
             Isa::Scalar => Some(Kernels::scalar()),
@@ -339,6 +343,30 @@ impl Kernels {
             let has =
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
             has.then(|| Kernels { isa: Isa::Avx2, table: isa::avx2::table(), split: Some(isa::avx2::SPLIT) })
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        None
+    }
+
+    /// The AVX2 table with the dot instructions of AVX-VNNI, if this CPU has them in either encoding.
+    pub fn avx_vnni() -> Option<Kernels> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let product: Kernel = if is_x86_feature_detected!("avxvnni") {
+                isa::avx_vnni::product
+            } else if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vnni")
+            {
+                isa::avx_vnni_evex::product
+            } else {
+                return None;
+            };
+            let mut kernels = Kernels::avx2()?;
+            kernels.isa = Isa::AvxVnni;
+            kernels.table[OpKind::LinearQuant as usize] = Some(product);
+            kernels.table[OpKind::ExpertLinearQuant as usize] = Some(product);
+            Some(kernels)
         }
         #[cfg(not(target_arch = "x86_64"))]
         None

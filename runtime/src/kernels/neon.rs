@@ -599,7 +599,7 @@ four_bytes!(
 );
 
 impl<D: Dot> Rows for D {
-    eight_floats!(Neon);
+    eight_floats!(Neon, 2);
     type B = B;
     type H = D::Sums;
     type Bs = [B; 8];

@@ -99,6 +99,8 @@ struct Matrix<'a> {
 struct Packing {
     kind: u8,
     group: usize,
+    /// Codes whose products are summed by code that knows their number: a group, or a part of one.
+    part: usize,
 }
 
 impl Packing {
@@ -130,12 +132,12 @@ impl Packing {
 #[inline(always)]
 pub(super) unsafe fn product<S: Rows>(
     kind: u8,
-    group: usize,
+    (group, part): (usize, usize),
     call: &OpCall<'_>,
     units: Range<usize>,
     scratch: &mut [u8],
 ) {
-    let packing = Packing { kind, group };
+    let packing = Packing { kind, group, part };
     let is_linear = call.kind == OpKind::LinearQuant;
     // A linear op as one expert; what it lacks is not read.
     let (a, o) = if is_linear {
@@ -268,14 +270,12 @@ unsafe fn multiply<S: Rows>(
                         i += $R;
                     }};
                 }
-                // One arm is left of those that differ by the width of a tile.
+                // One arm is left of those that differ by the width of a tile. Every arm is a copy for every layout.
                 match (count, n - i) {
                     (2, 1) => tile!(2, 1),
                     (2, 2..=3) if S::TILE == 6 => tile!(2, 3),
-                    (2, 2) => tile!(2, 2),
                     (2, _) if S::TILE == 6 => tile!(2, 6),
                     (2, _) => tile!(2, 4),
-                    (_, 1) => tile!(1, 1),
                     _ => tile!(1, 4),
                 }
             }
@@ -351,7 +351,7 @@ unsafe fn arrange<S: Rows>(packing: Packing, from: *const i8, inp: usize, to: *m
         // SAFETY: `inp` codes, and room for whole blocks.
         unsafe {
             let from = block(from, inp, i, &mut last);
-            S::arrange(packing.kind, packing.group, from, to.add(i * S::arranged_bytes(packing.kind)));
+            S::arrange(packing.kind, packing.part, from, to.add(i * S::arranged_bytes(packing.kind)));
         }
     }
 }
@@ -384,9 +384,9 @@ unsafe fn scaled<S: Rows, const STREAMED: bool>(
 /// A vector of weight rows, read once, against one activation row, arranged at `codes`; `end` is where this thread's rows end.
 #[inline(always)]
 unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, codes: *const i8, panels: &Panels) -> S::F {
-    let (packing, kind, group) = (m.packing, m.packing.kind, m.packing.group);
-    let (groups, parts) = (m.inp / group, S::parts(kind, group));
-    let bytes = packing.bytes(parts * group);
+    let (packing, kind, part) = (m.packing, m.packing.kind, m.packing.part);
+    let (all, parts, in_group) = (m.inp / part, S::parts(kind, part), packing.group / part);
+    let bytes = packing.bytes(parts * part);
     // SAFETY: rows of `inp` packed codes; activations are padded to whole blocks.
     unsafe {
         let mut weights = [std::ptr::null(); 16];
@@ -397,29 +397,38 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, code
         // sixteen short rows read side by side. What has left the first cache again by then is asked for once more.
         let next = if first + S::LANES < end { S::LANES * m.w[0].row_stride * 4 } else { 0 };
         let (ahead, soon) = (weights[0].wrapping_add(next), weights[0].wrapping_add(SOON));
-        let mut acc = S::splat(0.0);
-        for v in 0..groups.div_ceil(parts) {
+        let (mut acc, mut sum, mut rest, mut g) = (S::splat(0.0), S::splat_i(0), in_group, 0);
+        // What `n` parts add to their groups.
+        macro_rules! add {
+            ($dots:expr, $n:expr) => {
+                for j in 0..$n {
+                    sum = S::add_i(sum, $dots[j]);
+                    rest -= 1;
+                    if rest == 0 {
+                        acc = scaled::<S, true>(packing, acc, sum, x, panels, 0, g);
+                        (sum, rest, g) = (S::splat_i(0), in_group, g + 1);
+                    }
+                }
+            };
+        }
+        for v in 0..all.div_ceil(parts) {
             for line in (0..S::LANES * bytes).step_by(64) {
                 S::Narrow::prefetch(ahead.wrapping_add(v * S::LANES * bytes + line));
                 S::Narrow::prefetch(soon.wrapping_add(v * S::LANES * bytes + line));
             }
-            let x_codes = codes.add(v * parts * group * S::arranged_bytes(kind));
-            let n = parts.min(groups - v * parts);
+            let x_codes = codes.add(v * parts * part * S::arranged_bytes(kind));
+            let n = parts.min(all - v * parts);
             if n == parts {
-                let dots = S::dots(kind, group, &weights, v * bytes, x_codes);
-                for j in 0..parts {
-                    acc = scaled::<S, true>(packing, acc, dots[j], x, panels, 0, v * parts + j);
-                }
+                let dots = S::dots(kind, part, &weights, v * bytes, x_codes);
+                add!(dots, parts);
             } else {
                 let (mut tails, mut at) = ([[0; 64]; 16], [std::ptr::null(); 16]);
                 for i in 0..S::LANES {
-                    tails[i] = tail(weights[i].add(v * bytes), packing.bytes(n * group));
+                    tails[i] = tail(weights[i].add(v * bytes), packing.bytes(n * part));
                     at[i] = tails[i].as_ptr();
                 }
-                let dots = S::dots(kind, group, &at, 0, x_codes);
-                for j in 0..n {
-                    acc = scaled::<S, true>(packing, acc, dots[j], x, panels, 0, v * parts + j);
-                }
+                let dots = S::dots(kind, part, &at, 0, x_codes);
+                add!(dots, n);
             }
         }
         acc
@@ -499,7 +508,7 @@ unsafe fn tile<S: Rows, const P: usize, const R: usize>(
     unsafe {
         let mut acc = [[S::splat(0.0); R]; P];
         let fours = packing.group / 4;
-        let run = S::steps(packing.kind).min(fours);
+        let run = S::steps(packing.kind).min(packing.part / 4);
         for g in 0..groups {
             let mut total = [[S::splat_i(0); R]; P];
             for from in (g * fours..(g + 1) * fours).step_by(run) {

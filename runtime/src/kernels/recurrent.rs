@@ -13,6 +13,9 @@ use super::simd::{self, Simd};
 use super::wide::Wide;
 use super::{CONV_CHANNELS, EIGHT, OpCall, RawOperand, Run};
 
+/// Taps of a convolution, at most: the op's file says so.
+const MAX_TAPS: usize = 16;
+
 #[inline(always)]
 pub(super) unsafe fn conv<S: Simd>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
     // SAFETY: as this function.
@@ -86,6 +89,10 @@ unsafe fn convolve<S: Simd, const SILU: bool>(
                     // Rows are far apart, so that nobody else asks for the next ones in time.
                     let ahead = input((r + 5).min(run.rows) + kernel - 2);
                     let out_ahead = out.wrapping_add(4 * o.out.row_stride);
+                    let mut inputs = [out.cast_const(); MAX_TAPS];
+                    for t in 0..kernel {
+                        inputs[t] = input(r + t);
+                    }
                     for c in (0..channels).step_by(EIGHT) {
                         let n = EIGHT.min(channels - c);
                         S::prefetch(ahead.add(c).cast_const().cast());
@@ -93,7 +100,7 @@ unsafe fn convolve<S: Simd, const SILU: bool>(
                         let mut acc = S::splat(0.0);
                         for t in 0..kernel {
                             let w = load::<S>(taps.add(t * CONV_CHANNELS + c), n);
-                            acc = S::fma(w, load::<S>(input(r + t).add(c), n), acc);
+                            acc = S::fma(w, load::<S>(inputs[t].add(c), n), acc);
                         }
                         store::<S>(out.add(c), if SILU { simd::silu::<S>(acc) } else { acc }, n);
                     }

@@ -239,7 +239,7 @@ pub(crate) use dots_by_span;
 
 /// What [`Rows`] shares with the [`Simd`] of a set whose widest vectors have eight lanes.
 macro_rules! eight_floats {
-    ($simd:ty) => {
+    ($simd:ty, $streamed:literal) => {
         type F = <$simd as Simd>::F;
         type I = <$simd as Simd>::I;
         type Is = [<$simd as Simd>::I; 8];
@@ -247,7 +247,7 @@ macro_rules! eight_floats {
 
         const LANES: usize = 8;
         const TILE: usize = 4;
-        const STREAMED: usize = 2;
+        const STREAMED: usize = $streamed;
 
         eight_floats!(@same $simd,
             splat(x: f32) -> Self::F; load(p: *const f32) -> Self::F; mul(a: Self::F, b: Self::F) -> Self::F;

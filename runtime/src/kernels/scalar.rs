@@ -195,7 +195,7 @@ impl Simd for Scalar {
 }
 
 impl Rows for Scalar {
-    eight_floats!(Scalar);
+    eight_floats!(Scalar, 2);
     type B = B;
     type H = I;
     type Bs = [B; 8];

@@ -1,6 +1,7 @@
-//! Renders what it reads: one JSON object a line, `{"source": .., "cases": [{"messages": [..], ..}, ..]}`, gives one line with
-//! an array of what each case renders to, `{"text": .., "typed": [[start, end], ..], "steps": ..}` or `{"error": .., "kind": ..}`.
-//! `tests/templates_peer.py` compares that with Jinja.
+//! Renders what it reads: one JSON object a line, `{"source": .., "cases": [{"messages": [..], ..},
+//! ..]}`, gives one line with an array of what each case renders to, `{"text": .., "typed":
+//! [[start, end], ..], "steps": ..}` or `{"error": .., "kind": ..}`. `tests/templates_peer.py`
+//! compares that with Jinja.
 
 use std::io::{BufRead, Write};
 

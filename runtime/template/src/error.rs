@@ -1,4 +1,5 @@
-//! Why a template gives no prompt: what kind of failure, where in the template, and what was expected and found.
+//! Why a template gives no prompt: what kind of failure, where in the template, and what was
+//! expected and found.
 
 use std::fmt;
 
@@ -37,7 +38,8 @@ pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, at: Position, what: impl fmt::Display) -> Error {
-        // The text of an error may be the template's own: keep it to a line, and away from the terminal's controls.
+        // The text of an error may be the template's own: keep it to a line, and away from the
+        // terminal's controls.
         let what = what.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         Error { kind, at, what }
     }

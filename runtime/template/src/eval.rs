@@ -1,7 +1,7 @@
 //! Walking the tree: statements, expressions, scopes.
 //!
-//! Whatever grows is paid for from the rendering's budget: variables and arguments too, since recursion multiplies
-//! them. Recursion itself is counted.
+//! Whatever grows is paid for from the rendering's budget: variables and arguments too, since
+//! recursion multiplies them. Recursion itself is counted.
 
 use std::ops::Range;
 use std::rc::Rc;

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::functions::{Given, attribute, integer, items_of, needed, needed_string, string};
 use crate::json::Style;
-use crate::methods::{self, recase, string_method};
+use crate::methods::{self, Case, recase, string_method};
 use crate::operators::{binary, compare, escape};
 use crate::paid::{Buf, Text};
 use crate::python::is_space;
@@ -37,7 +37,7 @@ pub(crate) fn filter(name: &Text, value: &Value, given: Given<'_>, cx: &Context<
         "title" => {
             let starts = |c: char| is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
             let text = value.printed(budget)?.marked(false);
-            recase(&text, |before, _| before.is_none_or(starts)).map(Value::Str)
+            recase(&text, |before, _| if before.is_none_or(starts) { Case::Title } else { Case::Lower }).map(Value::Str)
         }
         "escape" | "e" | "forceescape" => {
             let text = value.printed(budget)?;
@@ -59,6 +59,7 @@ pub(crate) fn filter(name: &Text, value: &Value, given: Given<'_>, cx: &Context<
         "int" => {
             let [default] = given.take(["default"], cx)?;
             let number = match value {
+                Value::Undefined => return Err(budget.error("expected a value, found an undefined one")),
                 Value::Float(f) => f.is_finite().then_some(*f as i128),
                 Value::Str(s) => {
                     let word = digits(s)?;
@@ -72,6 +73,7 @@ pub(crate) fn filter(name: &Text, value: &Value, given: Given<'_>, cx: &Context<
         "float" => {
             let [default] = given.take(["default"], cx)?;
             let number = match value {
+                Value::Undefined => return Err(budget.error("expected a value, found an undefined one")),
                 Value::Str(s) => digits(s)?.parse().ok(),
                 other => other.float(),
             };
@@ -79,13 +81,24 @@ pub(crate) fn filter(name: &Text, value: &Value, given: Given<'_>, cx: &Context<
         }
         "abs" => {
             let negative = compare("<", value, &Value::Int(0), budget)?;
-            if negative { binary("-", &Value::Int(0), value, budget) } else { Ok(value.clone()) }
+            binary(if negative { "-" } else { "+" }, &Value::Int(0), value, budget)
         }
         "round" => {
             let [precision] = given.take(["precision"], cx)?;
-            let scale = 10f64.powi(integer(precision, 0, budget)?.clamp(-300, 300) as i32);
-            let number = value.float().ok_or_else(|| budget.error("expected a number to round"))?;
-            Ok(Value::Float((number * scale).round_ties_even() / scale))
+            let precision = integer(precision, 0, budget)?.clamp(-300, 300);
+            match (value.int(), value.float()) {
+                (Some(i), _) if precision >= 0 => Ok(Value::Int(i)),
+                // Formatting rounds exactly, and ties to even.
+                (None, Some(f)) if precision >= 0 => {
+                    Ok(Value::Float(format!("{f:.*}", precision as usize).parse().unwrap_or(f)))
+                }
+                (_, Some(f)) => {
+                    let scale = 10f64.powi(-precision as i32);
+                    let rounded = (f / scale).round_ties_even() * scale;
+                    Ok(if value.int().is_some() { Value::Int(rounded as i128) } else { Value::Float(rounded) })
+                }
+                _ => Err(budget.error("expected a number to round")),
+            }
         }
         "indent" => indent(value, given, cx),
         "items" => match value {
@@ -144,7 +157,8 @@ fn tojson(value: &Value, given: Given<'_>, cx: &Context<'_>) -> Result<Value> {
     Ok(Value::Str(out.finish()))
 }
 
-/// Jinja's `indent`: something put before every line but the first, and before empty ones only if asked.
+/// Jinja's `indent`: something put before every line but the first, and before empty ones only if
+/// asked.
 fn indent(value: &Value, given: Given<'_>, cx: &Context<'_>) -> Result<Value> {
     let budget = &cx.budget;
     let [width, first, blank] = given.take(["width", "first", "blank"], cx)?;

@@ -1,4 +1,5 @@
-//! `tojson`: a value as Python's `json.dumps` spells it, without the HTML escapes of Jinja's own filter.
+//! `tojson`: a value as Python's `json.dumps` spells it, without the HTML escapes of Jinja's own
+//! filter.
 
 use crate::error::Result;
 use crate::paid::{Buf, Items, Text};

@@ -1,8 +1,9 @@
 //! Template source to tokens, with Jinja's rules for the white space around tags.
 //!
-//! The source has line feeds alone (`parse` sees to that). As `transformers` sets Jinja up: the first line break after a block is dropped (`trim_blocks`), so is white space between the
-//! start of a line and a block (`lstrip_blocks`), and so is one line break at the end. Tokens are made one at a time, so
-//! that a source costs no more than itself.
+//! The source has line feeds alone (`parse` sees to that). As `transformers` sets Jinja up: the
+//! first line break after a block is dropped (`trim_blocks`), so is white space between the start
+//! of a line and a block (`lstrip_blocks`), and so is one line break at the end. Tokens are made
+//! one at a time, so that a source costs no more than itself.
 
 use crate::error::{Error, ErrorKind, Position, Result};
 use crate::python::is_space;

@@ -20,25 +20,28 @@
 //! # Ok::<(), loaf_template::Error>(())
 //! ```
 //!
-//! Templates are written against the `transformers` library, so this is its environment: Jinja with `trim_blocks` and
-//! `lstrip_blocks`, Python's string and dictionary methods, `tojson` in Python's spelling, `raise_exception`, `strftime_now`,
-//! `{% break %}` and `{% generation %}`, Python's words and quotes in print, maps in the order they were written.
+//! Templates are written against the `transformers` library, so this is its environment: Jinja with
+//! `trim_blocks` and `lstrip_blocks`, Python's string and dictionary methods, `tojson` in Python's
+//! spelling, `raise_exception`, `strftime_now`, `{% break %}` and `{% generation %}`, Python's
+//! words and quotes in print, maps in the order they were written.
 //!
 //! # What a template cannot do
 //!
-//! A template comes out of a file and is trusted with nothing. It sees its [`Inputs`] and no more: no file, no clock, no
-//! environment. Its steps, memory, recursion and output are bounded ([`Limits`]). Everything that it reads or makes is
-//! paid for in proportion, before the work is done, and that is held by types: strings and lists can be read in no
-//! other way (module `paid`). Trees and values nest to a limited depth.
+//! A template comes out of a file and is trusted with nothing. It sees its [`Inputs`] and no more:
+//! no file, no clock, no environment. Its steps, memory, recursion and output are bounded
+//! ([`Limits`]). Everything that it reads or makes is paid for in proportion, before the work is
+//! done, and that is held by types: strings and lists can be read in no other way (module `paid`).
+//! Trees and values nest to a limited depth.
 //!
 //! # Who wrote what
 //!
-//! [`Rendered::typed`] says which bytes of the prompt stem from strings of the caller: messages, tools, variables. The rest is
-//! the template's own, and the texts of [`Inputs::bos_token`] and [`Inputs::eos_token`]. So a tokenizer can refuse to read
-//! special tokens out of what somebody typed.
+//! [`Rendered::typed`] says which bytes of the prompt stem from strings of the caller: messages,
+//! tools, variables. The rest is the template's own, and the texts of [`Inputs::bos_token`] and
+//! [`Inputs::eos_token`]. So a tokenizer can refuse to read special tokens out of what somebody
+//! typed.
 //!
-//! What this crate does not do: it neither tokenises nor parses replies, and a template is one file (no imports, no
-//! inheritance).
+//! What this crate does not do: it neither tokenises nor parses replies, and a template is one file
+//! (no imports, no inheritance).
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -74,7 +77,8 @@ mod value;
 /// What a template renders.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Inputs<'a> {
-    /// Objects with `role` and `content`, and what else the template knows (`tool_calls`, `reasoning_content`).
+    /// Objects with `role` and `content`, and what else the template knows (`tool_calls`,
+    /// `reasoning_content`).
     pub messages: &'a [Json],
     /// Descriptions of tools, if there are any.
     pub tools: &'a [Json],
@@ -103,14 +107,15 @@ pub fn message(role: &str, content: &str) -> Json {
 pub struct Rendered {
     /// The prompt.
     pub text: String,
-    /// The bytes of `text` that stem from strings of the caller: in order, not empty, apart from each other, cut between
-    /// characters.
+    /// The bytes of `text` that stem from strings of the caller: in order, not empty, apart from
+    /// each other, cut between characters.
     ///
-    /// Strings of messages, tools and variables count, with one exception: a `role` that is one word of ASCII
-    /// letters, digits and underscores does not, since templates make special tokens of it (`'<|' + role + '|>'`), and it cannot
-    /// spell one by itself. What is computed from such strings counts character by character where that can be
-    /// followed (cut, joined, replaced, trimmed, changed in case, escaped), whether or not the template looked at it first. The digits of
-    /// numbers do not count.
+    /// Strings of messages, tools and variables count, with one exception: a `role` that is one
+    /// word of ASCII letters, digits and underscores does not, since templates make special tokens
+    /// of it (`'<|' + role + '|>'`), and it cannot spell one by itself. What is computed from such
+    /// strings counts character by character where that can be followed (cut, joined, replaced,
+    /// trimmed, changed in case, escaped), whether or not the template looked at it first. The
+    /// digits of numbers do not count.
     pub typed: Vec<Range<usize>>,
     /// Steps that the rendering took, of [`Limits::steps`].
     pub steps: u64,
@@ -125,7 +130,8 @@ impl Template {
     /// Parses Jinja source.
     ///
     /// # Errors
-    /// A syntax error, with line and column. Names of unknown filters, tests and functions are found when they are used.
+    /// A syntax error, with line and column. Names of unknown filters, tests and functions are
+    /// found when they are used.
     pub fn parse(source: &str) -> Result<Template, Error> {
         parse::parse(source).map(|tree| Template { tree })
     }

@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::functions::{Given, integer, needed, needed_string, string};
-use crate::operators::escape;
+use crate::operators::{escape, hashable};
 use crate::paid::{Buf, Items, Text};
 use crate::python::{is_line_end, is_space};
 use crate::sequences;
@@ -72,6 +72,7 @@ pub(crate) fn method(value: &Value, name: &Text, given: Given<'_>, cx: &Context<
         Value::Map(map) => match word {
             "get" => {
                 let [key, default] = given.take(["key", "default"], cx)?;
+                hashable(needed(key, &cx.budget)?, &cx.budget)?;
                 let found = map.get(needed(key, &cx.budget)?)?;
                 Ok(found.or(default).cloned().unwrap_or(Value::None))
             }
@@ -99,11 +100,11 @@ pub(crate) fn method(value: &Value, name: &Text, given: Given<'_>, cx: &Context<
             _ => Err(no_method(value, name, cx)?),
         },
         Value::List(list) => match word {
-            "copy" => {
+            "copy" if list.shape() == Shape::List => {
                 given.take([], cx)?;
                 Ok(value.clone())
             }
-            "index" | "count" => {
+            "index" | "count" if list.shape().has_indices() => {
                 let [wanted] = given.take(["value"], cx)?;
                 let (wanted, mut count) = (needed(wanted, &cx.budget)?, 0);
                 for (i, item) in list.iter().enumerate() {
@@ -141,11 +142,14 @@ pub(crate) fn string_method(s: &Text, name: &str, given: Given<'_>, cx: &Context
         "upper" | "lower" | "swapcase" | "capitalize" | "title" => {
             given.take([], cx)?;
             return text(match name {
-                "upper" => recase(s, |_, _| true)?,
-                "swapcase" => recase(s, |_, c| c.is_lowercase())?,
-                "capitalize" => recase(s, |before, _| before.is_none())?,
-                "title" => recase(s, |before, _| !before.is_some_and(char::is_alphabetic))?,
-                _ => recase(s, |_, _| false)?,
+                "upper" => recase(s, |_, _| Case::Upper)?,
+                "swapcase" => recase(s, |_, c| if c.is_lowercase() { Case::Upper } else { Case::Lower })?,
+                "capitalize" => recase(s, |before, _| if before.is_none() { Case::Title } else { Case::Lower })?,
+                "title" => recase(
+                    s,
+                    |before, _| if before.is_some_and(char::is_alphabetic) { Case::Lower } else { Case::Title },
+                )?,
+                _ => recase(s, |_, _| Case::Lower)?,
             });
         }
         "strip" | "lstrip" | "rstrip" => {
@@ -272,14 +276,26 @@ pub(crate) fn is_cased(s: &Text, right: fn(char) -> bool, wrong: fn(char) -> boo
     Ok(found)
 }
 
-/// Every character in upper or lower case, as `upper` says from the one before (of the original) and itself.
-pub(crate) fn recase(s: &Text, upper: impl Fn(Option<char>, char) -> bool) -> Result<Text> {
+/// How a character is to be written.
+pub(crate) enum Case {
+    Upper,
+    Lower,
+    /// As the first of a word: of several that upper case makes of one, the first.
+    Title,
+}
+
+/// Every character in the case that `case` says from the one before (of the original) and itself.
+pub(crate) fn recase(s: &Text, case: impl Fn(Option<char>, char) -> Case) -> Result<Text> {
     let (mut out, mut before) = (Buf::with_room(s.budget(), s.len())?, None);
     for c in s.chars()? {
-        if upper(before, c.c) {
-            c.c.to_uppercase().try_for_each(|u| out.push_char(u, c.typed))?;
-        } else {
-            c.c.to_lowercase().try_for_each(|l| out.push_char(l, c.typed))?;
+        match case(before, c.c) {
+            Case::Upper => c.c.to_uppercase().try_for_each(|u| out.push_char(u, c.typed))?,
+            Case::Lower => c.c.to_lowercase().try_for_each(|l| out.push_char(l, c.typed))?,
+            Case::Title => {
+                let mut upper = c.c.to_uppercase();
+                upper.next().map_or(Ok(()), |u| out.push_char(u, c.typed))?;
+                upper.flat_map(char::to_lowercase).try_for_each(|l| out.push_char(l, c.typed))?;
+            }
         }
         before = Some(c.c);
     }
@@ -322,7 +338,8 @@ fn split_at_space(s: &Text, most: usize, from_right: bool) -> Result<Value> {
         }
     }
     start.map_or(Ok(()), |at| words.add(at..s.len()))?;
-    // Words beyond `most` stay together, with the space around them but for the side from which the others were split.
+    // Words beyond `most` stay together, with the space around them but for the side from which the
+    // others were split.
     let (len, together) = (words.len(), words.len().saturating_sub(most));
     let mut parts = List::new(s.budget())?;
     for (i, word) in words.iter().enumerate() {
@@ -369,7 +386,8 @@ fn lines(s: &Text, keep_ends: bool) -> Result<Value> {
     Ok(out.finish())
 }
 
-/// Python's `str.format`, without format specifications: `{}`, `{0}`, `{name}`, and braces that are doubled.
+/// Python's `str.format`, without format specifications: `{}`, `{0}`, `{name}`, and braces that are
+/// doubled.
 fn format(s: &Text, given: Given<'_>, cx: &Context<'_>) -> Result<Text> {
     let budget = &cx.budget;
     let unpaired = || budget.error("expected a format with braces in pairs");

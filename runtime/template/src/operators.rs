@@ -116,7 +116,8 @@ pub(crate) fn compare(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>
     })
 }
 
-/// How two values stand to each other, upper case as lower case if `fold`. `None` for what has no order (a NaN).
+/// How two values stand to each other, upper case as lower case if `fold`. `None` for what has no
+/// order (a NaN).
 ///
 /// # Errors
 /// For values of kinds that do not compare.
@@ -124,11 +125,12 @@ pub(crate) fn order(left: &Value, right: &Value, fold: bool, budget: &Rc<Budget>
     budget.step()?;
     Ok(match (left, right) {
         (Value::Str(a), Value::Str(b)) => Some(a.order(b, fold)?),
-        (Value::List(a), Value::List(b)) => {
+        (Value::List(a), Value::List(b)) if a.shape() == b.shape() && a.shape().is_data() => {
+            // Python looks for the first items that are not equal, and then for their order.
             for (a, b) in a.iter().zip(b.iter()) {
-                match order(a?, b?, fold, budget)? {
-                    Some(Ordering::Equal) => {}
-                    other => return Ok(other),
+                let (a, b) = (a?, b?);
+                if !a.equals(b, budget)? {
+                    return order(a, b, false, budget);
                 }
             }
             Some(a.len().cmp(&b.len()))
@@ -144,6 +146,16 @@ pub(crate) fn order(left: &Value, right: &Value, fold: bool, budget: &Rc<Budget>
     })
 }
 
+/// Fails for what is never a key of a map.
+pub(crate) fn hashable(value: &Value, budget: &Budget) -> Result<()> {
+    match value {
+        Value::Map(_) => {}
+        Value::List(list) if list.shape() == Shape::List => {}
+        _ => return Ok(()),
+    }
+    Err(budget.error(format_args!("expected something that may be a key, found {}", value.kind())))
+}
+
 fn contains(container: &Value, value: &Value, budget: &Rc<Budget>) -> Result<bool> {
     match (container, value) {
         (Value::Str(text), Value::Str(part)) => Ok(text.matches(part)?.next().is_some()),
@@ -155,7 +167,10 @@ fn contains(container: &Value, value: &Value, budget: &Rc<Budget>) -> Result<boo
             }
             Ok(false)
         }
-        (Value::Map(items), _) => Ok(items.get(value)?.is_some()),
+        (Value::Map(items), _) => {
+            hashable(value, budget)?;
+            Ok(items.get(value)?.is_some())
+        }
         (Value::Undefined, _) => Ok(false),
         _ => {
             let (container, value) = (container.kind(), value.kind());

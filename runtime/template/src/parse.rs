@@ -1,8 +1,9 @@
 //! Tokens to a tree.
 //!
-//! The tree has limited size and height, so building, walking and dropping it take limited memory and stack. Macros
-//! are numbered, so that values need not point into it.
-//! What this does not do: inheritance, imports and includes (a template is one file), `do`, `raw`, recursive loops. Chat templates use none.
+//! The tree has limited size and height, so building, walking and dropping it take limited memory
+//! and stack. Macros are numbered, so that values need not point into it.
+//! What this does not do: inheritance, imports and includes (a template is one file), `do`, `raw`,
+//! recursive loops. Chat templates use none.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -141,7 +142,8 @@ impl<'a> Parser<'a> {
         result
     }
 
-    /// Statements up to one of the tags `ends` (or the end of the source, if there are none), and which it was.
+    /// Statements up to one of the tags `ends` (or the end of the source, if there are none), and
+    /// which it was.
     fn body(&mut self, ends: &[&'static str]) -> Result<(Vec<Stmt>, &'static str)> {
         self.deeper(|p| p.statements(ends))
     }

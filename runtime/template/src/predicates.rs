@@ -1,7 +1,7 @@
 //! Tests: what stands after `is`.
 
 use crate::error::Result;
-use crate::functions::{Given, integer, needed, needed_string};
+use crate::functions::{Given, needed};
 use crate::methods::is_cased;
 use crate::operators::{binary, compare};
 use crate::paid::Text;
@@ -30,10 +30,11 @@ pub(crate) fn test(name: &Text, value: &Value, given: Given<'_>, cx: &Context<'_
         "boolean" => matches!(value, Value::Bool(_)),
         "true" => matches!(value, Value::Bool(true)),
         "false" => matches!(value, Value::Bool(false)),
-        "callable" => matches!(value, Value::Macro { .. } | Value::Function(_) | Value::Method),
-        "odd" => integer(Some(value), 0, budget)? % 2 != 0,
-        "even" => integer(Some(value), 0, budget)? % 2 == 0,
-        "divisibleby" => binary("%", value, other()?, budget)?.int() == Some(0),
+        // An undefined value is one, which fails when it is called.
+        "callable" => matches!(value, Value::Macro { .. } | Value::Function(_) | Value::Method | Value::Undefined),
+        "odd" => binary("%", value, &Value::Int(2), budget)?.float() == Some(1.0),
+        "even" => binary("%", value, &Value::Int(2), budget)?.float() == Some(0.0),
+        "divisibleby" => binary("%", value, other()?, budget)?.float() == Some(0.0),
         "sameas" => {
             let other = other()?;
             std::mem::discriminant(value) == std::mem::discriminant(other) && value.equals(other, budget)?
@@ -45,8 +46,8 @@ pub(crate) fn test(name: &Text, value: &Value, given: Given<'_>, cx: &Context<'_
         "gt" | "greaterthan" | ">" => compare(">", value, other()?, budget)?,
         "ge" | ">=" => compare(">=", value, other()?, budget)?,
         "in" => compare("in", value, other()?, budget)?,
-        "lower" => is_cased(needed_string(Some(value), budget)?, char::is_lowercase, char::is_uppercase)?,
-        "upper" => is_cased(needed_string(Some(value), budget)?, char::is_uppercase, char::is_lowercase)?,
+        "lower" => is_cased(&value.printed(budget)?, char::is_lowercase, char::is_uppercase)?,
+        "upper" => is_cased(&value.printed(budget)?, char::is_uppercase, char::is_lowercase)?,
         _ => return Err(budget.error(format_args!("expected a test, found {}", name.quoted()?))),
     })
 }

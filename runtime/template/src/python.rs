@@ -10,7 +10,8 @@ pub(crate) fn is_line_end(c: char) -> bool {
     matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
-/// Python's `repr` of a float: the shortest digits that read back the same, with an exponent from 16 digits on.
+/// Python's `repr` of a float: the shortest digits that read back the same, with an exponent from
+/// 16 digits on.
 pub(crate) fn float(f: f64) -> String {
     if !f.is_finite() {
         return if f.is_nan() {
@@ -34,9 +35,11 @@ pub(crate) fn float(f: f64) -> String {
     }
 }
 
-/// Whether `repr` shows the character as it is: no control, format, separator, private or unassigned character.
+/// Whether `repr` shows the character as it is: no control, format, separator, private or
+/// unassigned character.
 pub(crate) fn is_printable(c: char) -> bool {
-    // The standard library knows the same categories, by what it escapes within a string. (It escapes more at the start of one.)
+    // The standard library knows the same categories, by what it escapes within a string. (It
+    // escapes more at the start of one.)
     matches!(c, '"' | '\'' | '\\') || {
         let mut within = [b'a', 0, 0, 0, 0];
         let len = 1 + c.encode_utf8(&mut within[1..]).len();

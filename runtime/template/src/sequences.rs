@@ -67,7 +67,12 @@ pub(crate) fn sequence(name: &Text, value: &Value, given: Given<'_>, cx: &Contex
             let (reverse, fold) = (reverse.is_some_and(Value::truth), !case.is_some_and(Value::truth));
             let mut items = items_of(value, cx)?;
             items.sort(|a, b| {
-                let order = order(&reach(a, attr, cx)?, &reach(b, attr, cx)?, fold, budget)?;
+                let (a, b) = (reach(a, attr, cx)?, reach(b, attr, cx)?);
+                // Attributes are compared as lists of one.
+                if attr.is_some() && a.equals(&b, budget)? {
+                    return Ok(false);
+                }
+                let order = order(&a, &b, fold, budget)?;
                 Ok(order == Some(if reverse { Ordering::Greater } else { Ordering::Less }))
             })?;
             Ok(items.finish())

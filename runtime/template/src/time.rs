@@ -21,8 +21,8 @@ const MONTHS: [&str; 12] = [
 
 /// A date and time of day, without a time zone, for `strftime_now`.
 ///
-/// The default is 26 July 2024, 00:00:00: the date that the templates which ask for the current one fall back to when
-/// there is no clock. A prompt is reproducible unless a caller asks otherwise.
+/// The default is 26 July 2024, 00:00:00: the date that the templates which ask for the current one
+/// fall back to when there is no clock. A prompt is reproducible unless a caller asks otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Time {
     /// Days since 1 January 1970.
@@ -38,7 +38,8 @@ impl Default for Time {
 }
 
 impl Time {
-    /// The time at this many seconds since 1 January 1970, in UTC. For local time, add the offset of the zone.
+    /// The time at this many seconds since 1 January 1970, in UTC. For local time, add the offset
+    /// of the zone.
     pub fn from_unix(seconds: i64) -> Time {
         // Years of up to nine digits, so that no computation below overflows.
         let seconds = seconds.clamp(-(1 << 54), 1 << 54);
@@ -85,7 +86,8 @@ impl Time {
         (self.days + 4).rem_euclid(7) as usize
     }
 
-    /// What `strftime` makes of one directive in the C locale; `None` for one that it does not know.
+    /// What `strftime` makes of one directive in the C locale; `None` for one that it does not
+    /// know.
     fn directive(self, directive: char) -> Option<String> {
         let (year, month, day) = self.date();
         let (hour, minute, second) = (self.seconds / 3600, self.seconds / 60 % 60, self.seconds % 60);

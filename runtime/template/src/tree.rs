@@ -1,7 +1,8 @@
 //! What a template is once parsed: statements and expressions.
 //!
-//! Strings and names stand in a table, once each, and the tree has their numbers: comparing names is comparing numbers, and
-//! a rendering can read a string of the template in no other way than to pay for it.
+//! Strings and names stand in a table, once each, and the tree has their numbers: comparing names
+//! is comparing numbers, and a rendering can read a string of the template in no other way than to
+//! pay for it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

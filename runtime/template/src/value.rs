@@ -1,8 +1,9 @@
 //! What a template computes with: values, lists, maps, and what a rendering shares.
 //!
-//! Values nest to a limited depth, and only plain data goes into containers. Namespaces, the one thing that a template may
-//! change, are numbers into a table that lives as long as the rendering, so a list may hold one and there are still no
-//! cycles: dropping or printing a value recurses no further than the depth.
+//! Values nest to a limited depth, and only plain data goes into containers. Namespaces, the one
+//! thing that a template may change, are numbers into a table that lives as long as the rendering,
+//! so a list may hold one and there are still no cycles: dropping or printing a value recurses no
+//! further than the depth.
 //! What this does not do: it knows no operators, see `operators`.
 
 use std::cell::{Cell, RefCell};
@@ -77,7 +78,8 @@ pub(crate) enum Shape {
     Keys,
     Values,
     Pairs,
-    /// What `map`, `select` and their like give: true, without length or index, and gone once it was gone through.
+    /// What `map`, `select` and their like give: true, without length or index, and gone once it
+    /// was gone through.
     Generator,
 }
 
@@ -245,7 +247,7 @@ fn depth_around(value: &Value, budget: &Budget) -> Result<u32> {
     let depth = match value {
         Value::List(list) => list.depth,
         Value::Map(map) => map.depth,
-        Value::Loop(_) | Value::Method => {
+        Value::Loop(_) => {
             let found = value.kind();
             return Err(budget.error(format_args!("expected plain data in a container, found {found}")));
         }
@@ -391,6 +393,11 @@ impl Value {
             Value::Int(i) => out.push_str(&i.to_string(), false),
             Value::Float(f) => out.push_str(&float(*f), false),
             Value::Str(s) if !quoted => out.push_text(s),
+            Value::Str(s) if s.is_markup() => {
+                out.push("Markup(")?;
+                repr(s, out)?;
+                out.push(")")
+            }
             Value::Str(s) => repr(s, out),
             Value::List(items) => {
                 let (open, close) = match (items.shape, items.len()) {

@@ -1,7 +1,8 @@
 //! Reading costs, by type: filters that read a string or a list for free do not compile.
 //!
-//! The modules that hold strings and lists are compiled together with a filter, as a crate of its own. A filter that pays
-//! compiles; each of those that do not is refused, and for the reason that what it reaches for is private or not there.
+//! The modules that hold strings and lists are compiled together with a filter, as a crate of its
+//! own. A filter that pays compiles; each of those that do not is refused, and for the reason that
+//! what it reaches for is private or not there.
 
 use std::fs;
 use std::path::Path;
@@ -46,7 +47,8 @@ fn filters_that_read_for_free_do_not_compile() {
     for (i, body) in paid.into_iter().enumerate() {
         assert_eq!(compile(&format!("paid{i}"), body), Ok(()), "{body}");
     }
-    // Error codes: a private field, no such method, a type that does not fit, no such operator, not indexable, no iterator.
+    // Error codes: a private field, no such method, a type that does not fit, no such operator, not
+    // indexable, no iterator.
     let free = [
         ("Ok(text.buf.len())", "E0616"),
         ("Ok(text.chars().count())", "E0599"),

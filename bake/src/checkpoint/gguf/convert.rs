@@ -362,7 +362,7 @@ mod tests {
                         Err(e) => panic!("{kind}: {e:?}"),
                     }
                     let mut ours = vec![0.0; 512];
-                    decode_row(format, 512, &out.codes, &out.scales, &out.biases, &mut ours).unwrap();
+                    decode_row(format, 512, [&out.codes, &out.scales, &out.biases, &[]], &mut ours).unwrap();
                     for (i, (a, b)) in ours.iter().zip(&expected).enumerate() {
                         assert!(a == b, "{kind} as {format}, weight {i}: {a:e} is not {b:e}");
                     }

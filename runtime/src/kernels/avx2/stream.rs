@@ -1,4 +1,4 @@
-//! Products of one activation row on AVX2: packed codes against rearranged activations, all in registers.
+//! Products of one activation row on vectors of 32 bytes: packed codes against rearranged activations, all in registers.
 //!
 //! Two ways of unpacking, both without a shuffle per code:
 //! - *Planes* (2 and 4 bits): plane `k` of 32 packed bytes is bits `k * bits ..` of every byte, so byte `b`
@@ -9,30 +9,32 @@
 //!   of two that the exact sum is divided by at the end. `madd` gives i32 sums.
 //!
 //! Eight rows' sums are then added down to one vector, in i16 as long as nothing can overflow.
+//!
+//! With dot instructions all sums are i32, and 8 bits are one plane.
 
 use std::arch::x86_64::*;
 
-use super::super::rows::Rows;
 use super::super::simd::{Simd, layout};
-use super::{Avx2, E2M1_LUT, EVENS_ODDS, both, permute32};
+use super::products::{MADD, bytes, words};
+use super::{Avx2, E2M1_LUT, EVENS_ODDS, both, permute32, transpose8};
 
 /// Groups that [`dots`] takes at once: those that share 32 packed bytes.
 #[inline(always)]
-pub(super) const fn parts(kind: u8, group: usize) -> usize {
+pub(super) const fn parts<const DOT: u8>(kind: u8, group: usize) -> usize {
     let bytes = group * layout::bits(kind) / 8;
-    if is_planes(kind) && bytes < 32 { 32 / bytes } else { 1 }
+    if is_planes::<DOT>(kind) && bytes < 32 { 32 / bytes } else { 1 }
 }
 
 /// Whether products are made by planes, not by pairs.
 #[inline(always)]
-const fn is_planes(kind: u8) -> bool {
-    matches!(layout::bits(kind), 2 | 4)
+const fn is_planes<const DOT: u8>(kind: u8) -> bool {
+    matches!(layout::bits(kind), 2 | 4) || kind == layout::Q8 && DOT != MADD
 }
 
 /// Bytes of an arranged activation code.
 #[inline(always)]
-pub(super) const fn arranged_bytes(kind: u8) -> usize {
-    if is_planes(kind) { 1 } else { 2 }
+pub(super) const fn arranged_bytes<const DOT: u8>(kind: u8) -> usize {
+    if is_planes::<DOT>(kind) { 1 } else { 2 }
 }
 
 /// How pairs of codes come to 16-bit lanes.
@@ -151,25 +153,31 @@ unsafe fn pairs(kind: u8, group: usize, p: *const u8, i: usize) -> __m256i {
     }
 }
 
-/// The products of a row's next groups with arranged `x`, not yet added up: i16 if made by planes, else i32.
+/// The products of a row's next groups with arranged `x`, not yet added up: i16 if made by planes without dot instructions,
+/// else i32.
 #[inline(always)]
-unsafe fn row(kind: u8, group: usize, w: *const u8, x: *const i8) -> __m256i {
+unsafe fn row<const DOT: u8>(kind: u8, group: usize, w: *const u8, x: *const i8) -> __m256i {
     let bits = layout::bits(kind);
     // SAFETY: of the groups' bytes, and as many activations.
     unsafe {
         let mut sum = _mm256_setzero_si256();
-        if is_planes(kind) {
+        if is_planes::<DOT>(kind) {
             let planes = 8 / bits;
-            for v in 0..parts(kind, group) * group * bits / 256 {
+            for v in 0..parts::<DOT>(kind, group) * group * bits / 256 {
                 let packed = load(w.add(32 * v));
                 for k in 0..planes {
-                    let codes = _mm256_and_si256(shift_right(packed, k * bits), _mm256_set1_epi8((1 << bits) - 1));
+                    let mask = _mm256_set1_epi8((0xff >> (8 - bits)) as i8);
+                    let codes = _mm256_and_si256(shift_right(packed, k * bits), mask);
                     let codes = match kind {
                         layout::E2M1 | layout::E2M1_HALVES => _mm256_shuffle_epi8(both(&E2M1_LUT), codes),
                         _ => codes,
                     };
                     let x = load(x.add(32 * (v * planes + k)).cast());
-                    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
+                    sum = if DOT == MADD {
+                        _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x))
+                    } else {
+                        bytes::<DOT>(sum, codes, x)
+                    };
                 }
             }
             return sum;
@@ -180,9 +188,8 @@ unsafe fn row(kind: u8, group: usize, w: *const u8, x: *const i8) -> __m256i {
             let low = _mm256_and_si256(pairs, mask);
             let high = shift_right(pairs, bits);
             let high = if kind == layout::Q8 { high } else { _mm256_and_si256(high, mask) };
-            let low = _mm256_madd_epi16(low, load(x.add(64 * i).cast()));
-            let high = _mm256_madd_epi16(high, load(x.add(64 * i + 32).cast()));
-            sum = _mm256_add_epi32(sum, _mm256_add_epi32(low, high));
+            sum = words::<DOT>(sum, low, load(x.add(64 * i).cast()));
+            sum = words::<DOT>(sum, high, load(x.add(64 * i + 32).cast()));
         }
         sum
     }
@@ -190,13 +197,13 @@ unsafe fn row(kind: u8, group: usize, w: *const u8, x: *const i8) -> __m256i {
 
 /// Levels of addition, of [`fold`]'s, that [`row`]'s i16 sums have room for.
 #[inline(always)]
-const fn levels(kind: u8, group: usize) -> usize {
+const fn levels<const DOT: u8>(kind: u8, group: usize) -> usize {
     let largest = match kind {
         2 => 3,
         layout::E2M1 | layout::E2M1_HALVES => 24,
         _ => 15,
     };
-    let products = parts(kind, group) * group / 16;
+    let products = parts::<DOT>(kind, group) * group / 16;
     match i16::MAX as usize / (products * largest * 127) {
         0 => panic!("sums of products do not fit"),
         1 => 0,
@@ -225,9 +232,17 @@ unsafe fn fold(a: __m256i, b: __m256i, level: usize, parts: usize, narrow: bool)
 
 /// [`super::super::rows::Rows::dots`].
 #[inline(always)]
-pub(super) unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: usize, x: *const i8) -> [__m256i; 8] {
-    let parts = parts(kind, group);
-    let levels = if is_planes(kind) { levels(kind, group) } else { usize::MAX };
+pub(super) unsafe fn dots<const DOT: u8>(
+    kind: u8,
+    group: usize,
+    rows: &[*const u8; 16],
+    at: usize,
+    x: *const i8,
+) -> [__m256i; 8] {
+    let parts = parts::<DOT>(kind, group);
+    // None are left to i32 sums.
+    let narrow = DOT == MADD && is_planes::<DOT>(kind);
+    let levels = if narrow { levels::<DOT>(kind, group) } else { usize::MAX };
     // SAFETY: of the rows' bytes, and as many activations.
     unsafe {
         macro_rules! widen {
@@ -238,15 +253,15 @@ pub(super) unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: us
         // Sums of two rows: a lane for each, in each half; or a lane for each group of each.
         macro_rules! two {
             ($i:literal) => {{
-                let a = widen!(row(kind, group, rows[$i].add(at), x), 0);
-                let b = widen!(row(kind, group, rows[$i + 1].add(at), x), 0);
-                widen!(fold(a, b, 0, parts, is_planes(kind) && levels > 0), 1)
+                let a = widen!(row::<DOT>(kind, group, rows[$i].add(at), x), 0);
+                let b = widen!(row::<DOT>(kind, group, rows[$i + 1].add(at), x), 0);
+                widen!(fold(a, b, 0, parts, narrow && levels > 0), 1)
             }};
         }
         // Sums of four rows: a lane for each, in each half.
         macro_rules! four {
             ($a:expr, $b:expr) => {
-                widen!(fold($a, $b, 1, parts, is_planes(kind) && levels > 1), 2)
+                widen!(fold($a, $b, 1, parts, narrow && levels > 1), 2)
             };
         }
         let mut out = [_mm256_setzero_si256(); 8];
@@ -277,7 +292,7 @@ pub(super) unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: us
         out[1] = _mm256_permute2x128_si256::<0x31>(low, high);
         if parts == 1 {
             out[0] = _mm256_add_epi32(out[0], out[1]);
-            if !is_planes(kind) {
+            if !is_planes::<DOT>(kind) {
                 out[0] = _mm256_sra_epi32(out[0], _mm_cvtsi32_si128(Pairs::of(kind).shift));
             }
         }
@@ -287,10 +302,11 @@ pub(super) unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: us
 
 /// [`super::super::rows::Rows::arrange`].
 #[inline(always)]
-pub(super) unsafe fn arrange(kind: u8, group: usize, from: *const i8, to: *mut i8) {
+pub(super) unsafe fn arrange<const DOT: u8>(kind: u8, group: usize, from: *const i8, to: *mut i8) {
     // SAFETY: 128 valid codes, and room for as many.
     unsafe {
         match layout::bits(kind) {
+            8 if is_planes::<DOT>(kind) => std::ptr::copy_nonoverlapping(from, to, 128),
             2 => {
                 // Eight codes of each residue modulo 4, of every 32 codes.
                 let mut residues = [0u64; 16];
@@ -350,7 +366,7 @@ pub(super) unsafe fn fill_bf16(rows: &[*const u8; 16], groups: usize, to: *mut u
                 };
             }
             // A lane is a row; in each, group 2i and 2i + 1.
-            let two = Avx2::transpose_b(two);
+            let two = transpose8(two);
             for i in 0..8 {
                 let to = to.add(32 * (g + 2 * i));
                 _mm256_storeu_si256(to.cast(), _mm256_slli_epi32::<16>(two[i]));

@@ -32,7 +32,8 @@ impl<T> Items<T> {
         budget.step()?;
         if self.items.len() == self.items.capacity() {
             let capacity = (self.items.capacity() * 2).max(4);
-            // The old buffer stays paid for until the new one is filled, and moving the items is work.
+            // The old buffer stays paid for until the new one is filled, and moving the items is
+            // work.
             let held = budget.hold(capacity.saturating_mul(size_of::<T>()).saturating_add(OVERHEAD_BYTES))?;
             budget.touch(self.items.len() * size_of::<T>())?;
             self.items.reserve_exact(capacity - self.items.len());
@@ -69,8 +70,9 @@ impl<T> Items<T> {
         Ok(())
     }
 
-    /// Puts the items in order, those that are equal in the order they had. `less` may fail, and need not be an order at all
-    /// (numbers that are none compare as nothing), which is why this is not the standard library's sort: that may panic.
+    /// Puts the items in order, those that are equal in the order they had. `less` may fail, and
+    /// need not be an order at all (numbers that are none compare as nothing), which is why this is
+    /// not the standard library's sort: that may panic.
     pub(crate) fn sort(&mut self, mut less: impl FnMut(&T, &T) -> Result<bool>) -> Result<()> {
         let (budget, len) = (self.budget().clone(), self.items.len());
         let _scratch = budget.hold(len.saturating_mul(2 * size_of::<usize>() + size_of::<Option<T>>()))?;

@@ -17,18 +17,11 @@ const WORD_BYTES: usize = 64;
 /// Bytes of a string that an error repeats.
 const QUOTED_BYTES: usize = 500;
 
-/// Bytes from `start` to `end` of a string. No string of a rendering has more than 2^32 of them: its memory does not.
-#[derive(Clone, Copy)]
-struct Run {
-    start: u32,
-    end: u32,
-}
-
 /// A growing string.
 pub(crate) struct Buf {
     text: String,
     /// What came from the caller: in order, apart from each other, none empty.
-    typed: Vec<Run>,
+    typed: Vec<Range<usize>>,
     held: Held,
 }
 
@@ -54,7 +47,7 @@ impl Buf {
     /// Pays for `bytes` and `runs` more, and makes room for them.
     fn reserve(&mut self, bytes: usize, runs: usize) -> Result<()> {
         let budget = self.held.budget();
-        budget.touch(bytes.saturating_add(8).saturating_add(runs * size_of::<Run>()))?;
+        budget.touch(bytes.saturating_add(8).saturating_add(runs * size_of::<Range<usize>>()))?;
         let grown = |len: usize, more: usize, capacity: usize| match len.saturating_add(more) {
             needed if needed <= capacity => capacity,
             needed => needed.max(capacity * 2),
@@ -62,7 +55,7 @@ impl Buf {
         let text = grown(self.text.len(), bytes, self.text.capacity());
         let typed = grown(self.typed.len(), runs, self.typed.capacity());
         if (text, typed) != (self.text.capacity(), self.typed.capacity()) {
-            let total = text.saturating_add(typed.saturating_mul(size_of::<Run>()));
+            let total = text.saturating_add(typed.saturating_mul(size_of::<Range<usize>>()));
             // The old buffers stay paid for until the new ones are filled.
             let held = budget.hold(total.saturating_add(OVERHEAD_BYTES))?;
             self.text.reserve_exact(text - self.text.len());
@@ -72,14 +65,13 @@ impl Buf {
         Ok(())
     }
 
-    /// Notes that what is at `start..end`, which is after everything noted so far, came from the caller.
+    /// Notes that what is at `start..end`, which is after everything noted so far, came from the
+    /// caller.
     fn mark(&mut self, start: usize, end: usize) {
-        // Within 2^32, as is every string.
-        let (start, end) = (start as u32, end as u32);
         match self.typed.last_mut() {
             _ if start == end => {}
             Some(last) if last.end == start => last.end = end,
-            _ => self.typed.push(Run { start, end }),
+            _ => self.typed.push(start..end),
         }
     }
 
@@ -107,18 +99,19 @@ impl Buf {
         self.push_part(text, 0..text.len())
     }
 
-    /// Appends a part of another string, along with who wrote it. A range that does not cut it between characters is an empty one.
+    /// Appends a part of another string, along with who wrote it. A range that does not cut it
+    /// between characters is an empty one.
     pub(crate) fn push_part(&mut self, text: &Text, range: Range<usize>) -> Result<()> {
         let from = &*text.buf;
         let Some(part) = from.text.get(range.clone()) else { return Ok(()) };
-        let first = from.typed.partition_point(|run| run.end as usize <= range.start);
+        let first = from.typed.partition_point(|run| run.end <= range.start);
         let runs = &from.typed[first..];
-        let runs = &runs[..runs.partition_point(|run| (run.start as usize) < range.end)];
+        let runs = &runs[..runs.partition_point(|run| run.start < range.end)];
         self.reserve(part.len(), runs.len())?;
         let start = self.text.len();
         self.text.push_str(part);
         for run in runs {
-            let clamp = |at: u32| (at as usize).clamp(range.start, range.end) - range.start + start;
+            let clamp = |at: usize| at.clamp(range.start, range.end) - range.start + start;
             self.mark(clamp(run.start), clamp(run.end));
         }
         Ok(())
@@ -130,8 +123,7 @@ impl Buf {
 
     /// The string, and what of it came from the caller.
     pub(crate) fn into_parts(self) -> (String, Vec<Range<usize>>) {
-        let typed = self.typed.iter().map(|run| run.start as usize..run.end as usize).collect();
-        (self.text, typed)
+        (self.text, self.typed)
     }
 }
 
@@ -170,7 +162,7 @@ impl Char {
 
 struct Chars<'a> {
     inner: CharIndices<'a>,
-    typed: &'a [Run],
+    typed: &'a [Range<usize>],
 }
 
 impl Iterator for Chars<'_> {
@@ -179,18 +171,18 @@ impl Iterator for Chars<'_> {
     fn next(&mut self) -> Option<Char> {
         let (at, c) = self.inner.next()?;
         while let [run, rest @ ..] = self.typed
-            && run.end as usize <= at
+            && run.end <= at
         {
             self.typed = rest;
         }
-        let typed = self.typed.first().is_some_and(|run| run.start as usize <= at);
+        let typed = self.typed.first().is_some_and(|run| run.start <= at);
         Some(Char { at, c, typed })
     }
 }
 
-/// An immutable, shared string that knows which of its bytes came from the caller (messages, tools, variables) and which
-/// from the template. What is copied, cut or joined keeps this byte for byte; a character made from another (upper case,
-/// escapes) has it from that one.
+/// An immutable, shared string that knows which of its bytes came from the caller (messages, tools,
+/// variables) and which from the template. What is copied, cut or joined keeps this byte for byte;
+/// a character made from another (upper case, escapes) has it from that one.
 #[derive(Clone)]
 pub(crate) struct Text {
     buf: Rc<Buf>,
@@ -281,7 +273,8 @@ impl Text {
         Ok(self.buf.text.ends_with(&part.buf.text))
     }
 
-    /// Where `part` starts, from the left, each after the end of the one before. The search is linear in both.
+    /// Where `part` starts, from the left, each after the end of the one before. The search is
+    /// linear in both.
     pub(crate) fn matches(&self, part: &Text) -> Result<impl Iterator<Item = usize>> {
         self.budget().touch(self.len() + part.len() + 8)?;
         Ok(self.buf.text.match_indices(part.buf.text.as_str()).map(|(at, _)| at))
@@ -303,7 +296,8 @@ impl Text {
         Ok(out.finish().marked(self.markup))
     }
 
-    /// What is left without the characters of `set`, or white space, at the ends that are asked for.
+    /// What is left without the characters of `set`, or white space, at the ends that are asked
+    /// for.
     pub(crate) fn stripped(&self, left: bool, right: bool, set: Option<&Text>) -> Result<Text> {
         let (budget, text) = (self.budget(), &self.buf.text);
         let goes = |c: char| {

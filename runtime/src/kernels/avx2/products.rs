@@ -1,0 +1,185 @@
+//! [`Rows`] on vectors of 32 bytes: what AVX2 multiplies with, and the dot instructions of AVX-VNNI.
+//!
+//! The dot instructions exist in two encodings. CPUs with AVX-512 VNNI have the one, newer ones without AVX-512
+//! (and some with it) the other; the products are the same.
+
+use std::arch::x86_64::*;
+
+use loaf_formats::dtype::DType;
+
+use super::super::elementwise::floats;
+use super::super::rows::{Rows, byte_scales, eight_floats};
+use super::super::simd::{Simd, layout};
+use super::{Avx2, nibbles, stream, transpose8, unpack32};
+
+/// Integer matmuls on AVX2, by [`MADD`], [`VEX`] or [`EVEX`]: use only inside functions compiled for, and run on, CPUs that have it.
+#[derive(Clone, Copy)]
+pub(crate) struct Products<const DOT: u8>;
+
+/// AVX2's products of bytes as i16 and sums of two.
+pub(crate) const MADD: u8 = 0;
+/// Dot instructions of AVX-VNNI.
+pub(crate) const VEX: u8 = 1;
+/// Dot instructions of AVX-512 VNNI and VL.
+pub(crate) const EVEX: u8 = 2;
+
+/// Adds to each i32 the products of its four bytes, `w` unsigned. Only with dot instructions.
+#[inline(always)]
+pub(super) unsafe fn bytes<const DOT: u8>(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: register operations of a CPU that has them.
+    unsafe { if DOT == VEX { _mm256_dpbusd_avx_epi32(sum, w, x) } else { _mm256_dpbusd_epi32(sum, w, x) } }
+}
+
+/// Adds to each i32 the products of its two i16.
+#[inline(always)]
+pub(super) unsafe fn words<const DOT: u8>(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: register operations of a CPU that has them.
+    unsafe {
+        match DOT {
+            VEX => _mm256_dpwssd_avx_epi32(sum, w, x),
+            EVEX => _mm256_dpwssd_epi32(sum, w, x),
+            _ => _mm256_add_epi32(sum, _mm256_madd_epi16(w, x)),
+        }
+    }
+}
+
+impl<const DOT: u8> Rows for Products<DOT> {
+    eight_floats!(Avx2, 3);
+    type B = __m256i;
+    /// Sixteen i16; i32 with dot instructions.
+    type H = __m256i;
+    type Bs = [__m256i; 8];
+
+    const Q8_BIAS: i32 = if DOT == MADD { 128 } else { 0 };
+    const STREAMED_Q8_BIAS: i32 = 0;
+
+    #[inline(always)]
+    unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m256i {
+        // SAFETY: as `load`.
+        unsafe {
+            match dtype {
+                DType::U8 => _mm256_castps_si256(byte_scales::<Avx2>(kind, row, g, n)),
+                _ => _mm256_castps_si256(floats::<Avx2>(dtype, row, g, n)),
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_b(p: *const u8) -> __m256i {
+        // SAFETY: as `load`.
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_b(p: *mut u8, x: __m256i) {
+        // SAFETY: as `load`.
+        unsafe { _mm256_storeu_si256(p.cast(), x) }
+    }
+    #[inline(always)]
+    unsafe fn splat4(p: *const i8) -> __m256i {
+        // SAFETY: as `load`.
+        unsafe { _mm256_set1_epi32(p.cast::<i32>().read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn unpack(kind: u8, p: *const u8, part: usize) -> __m256i {
+        // SAFETY: as `load`.
+        unsafe {
+            match kind {
+                layout::Q4_WIDE => nibbles(Self::load_b(p))[part],
+                layout::Q8 if DOT != MADD => Self::load_b(p.add(32 * part)),
+                _ => unpack32(kind, p.add(part * 4 * layout::bits(kind))),
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose_b(a: [__m256i; 8]) -> [__m256i; 8] {
+        // SAFETY: as `splat`.
+        unsafe { transpose8(a) }
+    }
+    #[inline(always)]
+    unsafe fn zero_h() -> __m256i {
+        // SAFETY: as `splat`.
+        unsafe { _mm256_setzero_si256() }
+    }
+    #[inline(always)]
+    unsafe fn dot(kind: u8, h: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: as `splat`.
+        unsafe {
+            if DOT != MADD {
+                return bytes::<DOT>(h, w, x);
+            }
+            if kind == layout::Q8 {
+                // `|w| <= 128` and `|x| <= 127`, so a pair is at most 32512.
+                return _mm256_add_epi16(h, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
+            }
+            _mm256_add_epi16(h, _mm256_maddubs_epi16(w, x))
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen(a: __m256i, h: __m256i) -> __m256i {
+        // SAFETY: as `splat`.
+        unsafe {
+            let h = if DOT == MADD { _mm256_madd_epi16(h, _mm256_set1_epi16(1)) } else { h };
+            _mm256_add_epi32(a, h)
+        }
+    }
+    /// `steps * 2 * largest code * 127 < 2^15`; an i32 has room for all of a group.
+    #[inline(always)]
+    fn steps(kind: u8) -> usize {
+        match kind {
+            _ if DOT != MADD => usize::MAX,
+            2 => 32,
+            3 => 16,
+            layout::Q4 | layout::Q4_WIDE => 8,
+            5 | layout::E2M1 | layout::E2M1_HALVES => 4,
+            layout::Q8 => 1,
+            _ => 2,
+        }
+    }
+    #[inline(always)]
+    fn has_planes(kind: u8) -> bool {
+        kind == layout::Q4_WIDE
+    }
+    #[inline(always)]
+    unsafe fn planes(_: u8, packed: __m256i) -> [__m256i; 2] {
+        // SAFETY: as `splat`.
+        unsafe { nibbles(packed) }
+    }
+    #[inline(always)]
+    fn parts(kind: u8, group: usize) -> usize {
+        stream::parts::<DOT>(kind, group)
+    }
+    #[inline(always)]
+    fn arranged_bytes(kind: u8) -> usize {
+        stream::arranged_bytes::<DOT>(kind)
+    }
+    #[inline(always)]
+    unsafe fn arrange(kind: u8, group: usize, from: *const i8, to: *mut i8) {
+        // SAFETY: the trait's condition.
+        unsafe { stream::arrange::<DOT>(kind, group, from, to) }
+    }
+    #[inline(always)]
+    unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: usize, x: *const i8) -> [__m256i; 8] {
+        // SAFETY: the trait's condition.
+        unsafe { stream::dots::<DOT>(kind, group, rows, at, x) }
+    }
+    #[inline(always)]
+    unsafe fn fill_params<const OFTEN: bool>(
+        kind: u8,
+        dtype: DType,
+        rows: &[*const u8; 16],
+        groups: usize,
+        to: *mut u8,
+    ) {
+        // SAFETY: the trait's condition.
+        unsafe {
+            if dtype == DType::BF16 {
+                return stream::fill_bf16(rows, groups, to);
+            }
+            for g in (0..groups).step_by(8) {
+                let by_group = Self::params(kind, dtype, rows, g, 8.min(groups - g));
+                for i in 0..8 {
+                    Self::store_b(to.add((g + i) * 32), by_group[i]);
+                }
+            }
+        }
+    }
+}
