@@ -124,6 +124,8 @@ fn bombs_are_stopped_by_a_limit_they_ran_into() {
         // One step each.
         ("{{ 'x' * 10**9 }}".into(), memory),
         ("{{ 'x' * 10**30 }}".into(), "127 bits"),
+        ("{{ [1] * 10**18 }}".into(), memory),
+        ("{{ [[1] * 1000] * 10**9 }}".into(), memory),
         ("{{ '' * 10**18 }}{{ 'xy' * 10**18 }}".into(), memory),
         ("{{ range(10**9)|list|length }}".into(), memory),
         ("{{ range(0, 0 - 10**18, -1)|length }}".into(), memory),

@@ -145,10 +145,9 @@ pub(crate) fn string_method(s: &Text, name: &str, given: Given<'_>, cx: &Context
                 "upper" => recase(s, |_, _| Case::Upper)?,
                 "swapcase" => recase(s, |_, c| if c.is_lowercase() { Case::Upper } else { Case::Lower })?,
                 "capitalize" => recase(s, |before, _| if before.is_none() { Case::Title } else { Case::Lower })?,
-                "title" => recase(
-                    s,
-                    |before, _| if before.is_some_and(char::is_alphabetic) { Case::Lower } else { Case::Title },
-                )?,
+                "title" => recase(s, |before, _| {
+                    if before.is_some_and(|b| b.is_lowercase() || b.is_uppercase()) { Case::Lower } else { Case::Title }
+                })?,
                 _ => recase(s, |_, _| Case::Lower)?,
             });
         }

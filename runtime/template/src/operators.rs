@@ -38,6 +38,15 @@ pub(crate) fn binary(op: &str, left: &Value, right: &Value, budget: &Rc<Budget>)
             a.iter().chain(b.iter()).try_for_each(|v| items.push(v?.clone()))?;
             return Ok(items.finish_as(shape));
         }
+        ("*", Value::List(list), n) | ("*", n, Value::List(list)) if list.shape().is_data() => {
+            let n = n.int().ok_or_else(wrong)?.max(0);
+            let n = if list.len() == 0 { 0 } else { n };
+            let mut items = List::new(budget)?;
+            for _ in 0..n {
+                list.iter().try_for_each(|item| items.push(item?.clone()))?;
+            }
+            return Ok(items.finish_as(list.shape()));
+        }
         ("*", Value::Str(text), n) | ("*", n, Value::Str(text)) => {
             let n = usize::try_from(n.int().ok_or_else(wrong)?.max(0)).map_err(|_| overflow())?;
             let n = if text.is_empty() { 0 } else { n };
