@@ -203,11 +203,18 @@ pub(super) mod avx_vnni {
         14, 32 => Products<VEX>; 24, 16 => Products<VEX>;);
 }
 
-/// The same instructions as AVX-512 encodes them.
+/// The same instructions as AVX-512 encodes them: of the layouts that the AVX-512 table has no better kernel for, and in debug
+/// builds of all, so that CPUs with AVX-512 test them.
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx_vnni_evex {
     use super::*;
 
+    #[cfg(not(debug_assertions))]
+    isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
+        2, 64 or 128 => Products<EVEX>; 3, 64 or 128 => Products<EVEX>; 5, 32 => Products<EVEX>;
+        5, 64 or 128 => Products<EVEX>; 6, 64 or 128 => Products<EVEX>;);
+
+    #[cfg(debug_assertions)]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
         44, 64 or 128 => Products<EVEX>; 4, 32 => Products<EVEX>; 2, 64 or 128 => Products<EVEX>;
         3, 64 or 128 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 or 128 => Products<EVEX>;

@@ -333,7 +333,7 @@ impl Kernels {
 
     /// The vector algorithms on arrays, for any CPU.
     pub fn scalar() -> Kernels {
-        Kernels { isa: Isa::Scalar, table: isa::scalar::table(), split: Some(isa::scalar::SPLIT) }
+        Kernels { isa: Isa::Scalar, table: isa::scalar::table(), split: None }
     }
 
     /// The AVX2 table, if this CPU has AVX2, FMA and F16C.

@@ -412,14 +412,11 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, code
             };
         }
         for v in 0..all.div_ceil(parts) {
-            for line in (0..S::LANES * bytes).step_by(64) {
-                S::Narrow::prefetch(ahead.wrapping_add(v * S::LANES * bytes + line));
-                S::Narrow::prefetch(soon.wrapping_add(v * S::LANES * bytes + line));
-            }
+            let next = [ahead, soon].map(|p| p.wrapping_add(v * S::LANES * bytes));
             let x_codes = codes.add(v * parts * part * S::arranged_bytes(kind));
             let n = parts.min(all - v * parts);
             if n == parts {
-                let dots = S::dots(kind, part, &weights, v * bytes, x_codes);
+                let dots = S::dots(kind, part, &weights, v * bytes, x_codes, next);
                 add!(dots, parts);
             } else {
                 let (mut tails, mut at) = ([[0; 64]; 16], [std::ptr::null(); 16]);
@@ -427,7 +424,7 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, code
                     tails[i] = tail(weights[i].add(v * bytes), packing.bytes(n * part));
                     at[i] = tails[i].as_ptr();
                 }
-                let dots = S::dots(kind, part, &at, 0, x_codes);
+                let dots = S::dots(kind, part, &at, 0, x_codes, next);
                 add!(dots, n);
             }
         }
@@ -508,26 +505,30 @@ unsafe fn tile<S: Rows, const P: usize, const R: usize>(
     unsafe {
         let mut acc = [[S::splat(0.0); R]; P];
         let fours = packing.group / 4;
-        let run = S::steps(packing.kind).min(packing.part / 4);
+        let part_fours = packing.part / 4;
+        let run = S::steps(packing.kind).min(part_fours);
         for g in 0..groups {
             let mut total = [[S::splat_i(0); R]; P];
-            for from in (g * fours..(g + 1) * fours).step_by(run) {
-                let mut h = [[S::zero_h(); R]; P];
-                for s in from..from + run {
-                    let mut w = [S::load_b(panels.codes[0].add(s * 4 * S::LANES)); P];
-                    for p in 1..P {
-                        w[p] = S::load_b(panels.codes[p].add(s * 4 * S::LANES));
-                    }
-                    for r in 0..R {
-                        let x = S::splat4(x[r].codes.add(s * 4));
-                        for p in 0..P {
-                            h[p][r] = S::dot(packing.kind, h[p][r], w[p], x);
+            for part in (g * fours..(g + 1) * fours).step_by(part_fours) {
+                // As many times as the compiler knows.
+                for from in (part..part + part_fours).step_by(run) {
+                    let mut h = [[S::zero_h(); R]; P];
+                    for s in from..from + run {
+                        let mut w = [S::load_b(panels.codes[0].add(s * 4 * S::LANES)); P];
+                        for p in 1..P {
+                            w[p] = S::load_b(panels.codes[p].add(s * 4 * S::LANES));
+                        }
+                        for r in 0..R {
+                            let x = S::splat4(x[r].codes.add(s * 4));
+                            for p in 0..P {
+                                h[p][r] = S::dot(packing.kind, h[p][r], w[p], x);
+                            }
                         }
                     }
-                }
-                for p in 0..P {
-                    for r in 0..R {
-                        total[p][r] = S::widen(total[p][r], h[p][r]);
+                    for p in 0..P {
+                        for r in 0..R {
+                            total[p][r] = S::widen(total[p][r], h[p][r]);
+                        }
                     }
                 }
             }

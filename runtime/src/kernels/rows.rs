@@ -157,8 +157,16 @@ pub(crate) trait Rows: Copy + 'static {
         }
     }
     /// Exact products of groups of [`Rows::LANES`] rows, packed from byte `at` on, with arranged `x`: vector `j`
-    /// below [`Rows::parts`] is group `j`, a lane for each row; the rest is arbitrary.
-    unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: usize, x: *const i8) -> [Self::I; 8];
+    /// below [`Rows::parts`] is group `j`, a lane for each row; the rest is arbitrary. As many bytes as are read of the
+    /// rows are asked for from both places in `next`.
+    unsafe fn dots(
+        kind: u8,
+        group: usize,
+        rows: &[*const u8; 16],
+        at: usize,
+        x: *const i8,
+        next: [*const u8; 2],
+    ) -> [Self::I; 8];
 }
 
 /// Bytes of an activation code that [`Rows::arrange`] has room for.
@@ -189,7 +197,14 @@ pub(crate) trait Spans: Rows {
     }
     /// [`Rows::dots`].
     #[inline(always)]
-    unsafe fn dots_by_span(kind: u8, group: usize, rows: &[*const u8; 16], at: usize, x: *const i8) -> [Self::I; 8] {
+    unsafe fn dots_by_span(
+        kind: u8,
+        group: usize,
+        rows: &[*const u8; 16],
+        at: usize,
+        x: *const i8,
+        next: [*const u8; 2],
+    ) -> [Self::I; 8] {
         let span = 4 * Self::LANES * Self::span_dots(kind);
         let (step, parts) = (span * layout::bits(kind) / 8, Self::span_parts(kind, group));
         // SAFETY: the same condition.
@@ -197,6 +212,8 @@ pub(crate) trait Spans: Rows {
             let mut dots = Self::Is::all(Self::splat_i(0));
             if parts > 1 {
                 for r in 0..Self::LANES {
+                    Self::Narrow::prefetch(next[0].wrapping_add(r * step));
+                    Self::Narrow::prefetch(next[1].wrapping_add(r * step));
                     let h = Self::span_dot(kind, Self::zero_h(), rows[r].add(at), x);
                     dots[r] = Self::widen(Self::splat_i(0), h);
                 }
@@ -206,6 +223,9 @@ pub(crate) trait Spans: Rows {
             for r in 0..Self::LANES {
                 let mut h = Self::zero_h();
                 for v in 0..group / span {
+                    let at_row = r * group / span * step + v * step;
+                    Self::Narrow::prefetch(next[0].wrapping_add(at_row));
+                    Self::Narrow::prefetch(next[1].wrapping_add(at_row));
                     h = Self::span_dot(kind, h, rows[r].add(at + v * step), x.add(v * span));
                     if (v + 1) % widen_every == 0 {
                         dots[r] = Self::widen(dots[r], h);
@@ -229,9 +249,16 @@ macro_rules! dots_by_span {
             <Self as Spans>::span_parts(kind, group)
         }
         #[inline(always)]
-        unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: usize, x: *const i8) -> [Self::I; 8] {
+        unsafe fn dots(
+            kind: u8,
+            group: usize,
+            rows: &[*const u8; 16],
+            at: usize,
+            x: *const i8,
+            next: [*const u8; 2],
+        ) -> [Self::I; 8] {
             // SAFETY: the same condition.
-            unsafe { <Self as Spans>::dots_by_span(kind, group, rows, at, x) }
+            unsafe { <Self as Spans>::dots_by_span(kind, group, rows, at, x, next) }
         }
     };
 }

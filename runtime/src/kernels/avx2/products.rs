@@ -157,9 +157,23 @@ impl<const DOT: u8> Rows for Products<DOT> {
         unsafe { stream::arrange::<DOT>(kind, group, from, to) }
     }
     #[inline(always)]
-    unsafe fn dots(kind: u8, group: usize, rows: &[*const u8; 16], at: usize, x: *const i8) -> [__m256i; 8] {
+    unsafe fn dots(
+        kind: u8,
+        group: usize,
+        rows: &[*const u8; 16],
+        at: usize,
+        x: *const i8,
+        next: [*const u8; 2],
+    ) -> [__m256i; 8] {
         // SAFETY: the trait's condition.
-        unsafe { stream::dots::<DOT>(kind, group, rows, at, x) }
+        unsafe {
+            let bytes = stream::parts::<DOT>(kind, group) * group * layout::bits(kind) / 8;
+            for line in (0..8 * bytes).step_by(64) {
+                Avx2::prefetch(next[0].wrapping_add(line));
+                Avx2::prefetch(next[1].wrapping_add(line));
+            }
+            stream::dots::<DOT>(kind, group, rows, at, x)
+        }
     }
     #[inline(always)]
     unsafe fn fill_params<const OFTEN: bool>(
