@@ -1,7 +1,7 @@
 //! What a shell command would destroy, so that whoever prints one can say so.
 //!
-//! A reader of words, not a shell: it splits a command line at quotes, operators and white space ([`words`]) and looks at each
-//! simple command's name and arguments ([`commands`]), at commands inside commands (`sudo`, `xargs`, `find -exec`, `sh -c`,
+//! A reader of words, not a shell: it splits a command line at quotes, operators and white space (`words`) and looks at each
+//! simple command's name and arguments (`commands`), at commands inside commands (`sudo`, `xargs`, `find -exec`, `sh -c`,
 //! `$(...)`), and at what is redirected where. It errs on the side of a warning and runs nothing, ever. It cannot know what
 //! an alias, a variable or a script does.
 
