@@ -74,6 +74,7 @@ macro_rules! isa {
             isa!(@products $attr, $else, $($case)*);
 
             /// Attention cut by blocks.
+            #[allow(dead_code, reason = "a set may do without")]
             pub(in crate::kernels) const SPLIT: Split = Split { parts: split_parts, merge: split_merge };
 
             #[$attr]
