@@ -18,7 +18,8 @@ use loaf_runtime::sample::SamplerOptions;
 /// What does not begin with a command is a request: 'loaf show the largest files' is 'loaf run show the largest files', and
 /// 'loaf model.loaf hello' asks that loaf.
 #[derive(Parser)]
-#[command(name = "loaf", version, long_version = long_version(), max_term_width = 100, subcommand_required = true)]
+#[command(name = "loaf", version, long_version = long_version(cfg!(feature = "default-model")))]
+#[command(max_term_width = 100, subcommand_required = true)]
 #[command(after_help = environment())]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -27,7 +28,7 @@ pub(crate) struct Args {
 
 /// Runs one language model, which it carries.
 #[derive(Parser)]
-#[command(name = "loaf", version, long_version = long_version(), max_term_width = 100, subcommand_required = true)]
+#[command(name = "loaf", version, long_version = long_version(false), max_term_width = 100, subcommand_required = true)]
 pub(crate) struct SmallArgs {
     #[command(subcommand)]
     pub command: SmallCommand,
@@ -56,9 +57,9 @@ top_k, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty.",
     )
 }
 
-/// The version with what was compiled in and what this CPU can run.
-fn long_version() -> &'static str {
-    let features: Vec<&str> = [("default-model", cfg!(feature = "default-model")), ("mlx", cfg!(feature = "mlx"))]
+/// The version with what was compiled in, a model or not, and what this CPU can run.
+fn long_version(model: bool) -> &'static str {
+    let features: Vec<&str> = [("default-model", model), ("mlx", cfg!(feature = "mlx"))]
         .into_iter()
         .filter_map(|(name, on)| on.then_some(name))
         .collect();
