@@ -1,6 +1,6 @@
 //! GGUF files as checkpoints: metadata as a config, a tokenizer and chat settings, tensors under canonical names.
 //!
-//! [`Gguf::open`] maps a file (or every part of a split model), parses and proves the headers and says for every
+//! `Gguf::open` maps a file (or every part of a split model), parses and proves the headers and says for every
 //! weight the recipes may ask for where its rows lie ([`Source`]). What llama.cpp's conversion changed is undone here
 //! by moving whole rows and runs of columns, so that the rest of the road is the one of safetensors folders: rope's
 //! row order of `llama` models, value heads in tiled order, `-exp(A_log)`. Norms keep the 1 that was added to them.
