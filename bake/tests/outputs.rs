@@ -15,11 +15,13 @@ const QWEN3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/hf/q
 fn bake(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bake"));
     command.args(args).stdout(Stdio::null());
-    // A test run in the background of a script ignores interrupts, and what it starts would too.
+    // A test run in the background of a script may ignore signals, and what it starts would too.
     // SAFETY: nothing but a system call that is safe between fork and exec.
     unsafe {
         command.pre_exec(|| {
-            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
             Ok(())
         })
     };

@@ -7,19 +7,29 @@ mod kernels;
 use std::ops::ControlFlow;
 
 use loaf_bake::build::BuildOptions;
-use loaf_runtime::backend::Backend;
 use loaf_runtime::backend::mlx::array::{Array, Type};
 use loaf_runtime::backend::mlx::compile::Compiled;
 use loaf_runtime::backend::mlx::delta::{self, Scan};
 use loaf_runtime::backend::mlx::kernels::{Attend, Kernels as DeviceKernels};
 use loaf_runtime::backend::mlx::ops::Mlx;
 use loaf_runtime::backend::mlx::{Device, MlxDevice, MlxOptions, device};
-use loaf_runtime::generate::{GenerateOptions, Generation};
+use loaf_runtime::backend::{Device as _, SlotRun};
+use loaf_runtime::generate::{self, GenerateOptions, Generation};
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::SamplerOptions;
-use loaf_runtime::session::Session;
+use loaf_runtime::{Engine, Model, Session};
 use loaf_tests::engines::{mlx, mlx_as};
 use loaf_tests::{Expected, assert_bits, bake, max_diff, session};
+
+/// The only slot's next rows.
+fn rows(pos: u32, rows: u32) -> [SlotRun; 1] {
+    [SlotRun { slot: 0, rows, pos, from: 0, to: 0, each: false }]
+}
+
+/// A sequence on MLX.
+fn on_mlx(model: &Model) -> Session {
+    Session::new(Engine::on(model, Box::new(mlx(model)))).expect("a slot")
+}
 
 fn open() -> (Mlx, Device) {
     device::open(true).or_else(|_| device::open(false)).unwrap_or_else(|e| panic!("{e}"))
@@ -205,11 +215,11 @@ fn nothing_is_traced_again_between_tokens() {
     let traces = backend.traces();
     assert_eq!(traces, 3, "decode, the largest prefill and the head");
     for (pos, id) in (0..100).zip(&ids) {
-        backend.decode(pos, *id).expect("a step");
+        backend.decode(&[*id], &rows(pos, 1)).expect("a step");
     }
-    backend.prefill(100, &ids[100..128]).expect("a chunk");
+    backend.prefill(&ids[100..128], &rows(100, 28)).expect("a chunk");
     for row in 0..5 {
-        backend.head(row).expect("a row");
+        backend.lm_head(&[row]).expect("a row");
     }
     assert_eq!(backend.traces(), traces);
 }
@@ -232,11 +242,11 @@ fn a_compiled_function_may_hand_an_input_back() {
 fn caches_are_written_in_place() {
     let baked = bake("hf/qwen3", &BuildOptions::default());
     let mut backend = mlx(&baked.loaf);
-    backend.decode(0, 5).expect("a step");
+    backend.decode(&[5], &rows(0, 1)).expect("a step");
     let before = backend.cache_addresses();
     assert!(!before.is_empty() && before.iter().all(|a| *a != 0));
     for pos in 1..6 {
-        backend.decode(pos, 7).expect("a step");
+        backend.decode(&[7], &rows(pos, 1)).expect("a step");
     }
     assert_eq!(backend.cache_addresses(), before);
 }
@@ -246,7 +256,7 @@ fn a_sequence_can_start_over_and_step_back() {
     for name in ["hf/qwen3_next", "hf/mistral"] {
         let baked = bake(name, &BuildOptions::default());
         let ids = Expected::read(name).ids;
-        let mut s = Session::over(&baked.loaf, Box::new(mlx(&baked.loaf)));
+        let mut s = on_mlx(&baked.loaf);
         let play = |s: &mut Session, ids: &[u32]| -> Vec<Vec<f32>> {
             ids.iter().map(|&id| s.decode(id).expect("a step").to_vec()).collect()
         };
@@ -254,9 +264,10 @@ fn a_sequence_can_start_over_and_step_back() {
         s.rewind(0).expect("a session can always start over");
         assert_bits(name, &play(&mut s, &ids[..10]), &want[..10]);
         // A step is submitted ahead and taken back.
-        assert!(s.start_sampling(&SamplerOptions::default(), 10, &[]).expect("started"));
-        s.sample(false, true).expect("a token");
-        s.end_sampling();
+        let chooser = s.engine.chooser().expect("a device that chooses");
+        chooser.start(&SamplerOptions::default(), 10, &[]).expect("started");
+        chooser.next(10, true).expect("a token");
+        chooser.end();
         assert_eq!(s.position(), 10);
         assert_bits(name, &play(&mut s, &ids[10..20]), &want[10..]);
     }
@@ -277,8 +288,10 @@ fn generate(
         log_probs: true,
         ..GenerateOptions::default()
     };
-    let mut generation = Generation::new(None, session.loaf().plan().vocab, options).expect("valid options");
-    let report = generation.run(session, prompt, &mut |_| ControlFlow::Continue(())).expect("a run");
+    let Session { engine, sequence } = session;
+    let mut generation = Generation::new(engine.model(), None, prompt, 0, options).expect("valid options");
+    let report =
+        generate::run(engine, sequence, &mut generation, &mut |_, _| ControlFlow::Continue(())).expect("a run");
     (generation.ids().to_vec(), session.position(), report.mean_log_prob().expect("asked for"))
 }
 
@@ -299,13 +312,13 @@ fn choices_on_the_device_are_the_samplers() {
     ];
     for sampler in cases {
         let want = generate(&mut session(&baked.loaf, Kernels::detect(), 2), &ids[..30], 24, sampler, &[]);
-        let got = generate(&mut Session::over(&baked.loaf, Box::new(mlx(&baked.loaf))), &ids[..30], 24, sampler, &[]);
+        let got = generate(&mut on_mlx(&baked.loaf), &ids[..30], 24, sampler, &[]);
         assert_eq!((&got.0, got.1), (&want.0, want.1), "{sampler:?}");
         assert!((got.2 - want.2).abs() < 1e-3, "{sampler:?}: {} and {}", got.2, want.2);
         // Ended by a token, after which a step was on its way.
         let stop = &[want.0[9]];
         let want = generate(&mut session(&baked.loaf, Kernels::detect(), 2), &ids[..30], 24, sampler, stop);
-        let got = generate(&mut Session::over(&baked.loaf, Box::new(mlx(&baked.loaf))), &ids[..30], 24, sampler, stop);
+        let got = generate(&mut on_mlx(&baked.loaf), &ids[..30], 24, sampler, stop);
         assert_eq!((got.0, got.1), (want.0, want.1), "{sampler:?}, stopped");
     }
 }
@@ -316,7 +329,7 @@ fn draws_follow_the_seed_and_the_filters() {
     let ids = Expected::read("hf/qwen3").ids;
     let run = |seed, top_k| {
         let sampler = SamplerOptions { temperature: 2.0, top_k, seed, ..SamplerOptions::default() };
-        generate(&mut Session::over(&baked.loaf, Box::new(mlx(&baked.loaf))), &ids[..9], 20, sampler, &[]).0
+        generate(&mut on_mlx(&baked.loaf), &ids[..9], 20, sampler, &[]).0
     };
     assert_eq!(run(1, 0), run(1, 0));
     assert_ne!(run(1, 0), run(2, 0));
@@ -342,7 +355,8 @@ fn halves_stay_near() {
             if twins && gpu {
                 continue;
             }
-            let mut s = Session::over(&baked.loaf, Box::new(mlx_as(&baked.loaf, kind, twins)));
+            let device = Box::new(mlx_as(&baked.loaf, kind, twins));
+            let mut s = Session::new(Engine::on(&baked.loaf, device)).expect("a slot");
             s.prefill(&expected.ids[..40]).expect("a chunk");
             let mut near = |row: usize, got: &[f32]| {
                 let diff = max_diff(got, expected.logits_at(row)) / expected.scale;
