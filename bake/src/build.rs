@@ -173,14 +173,14 @@ pub struct Report {
     pub file_bytes: u64,
     /// Length of the weights.
     pub weight_bytes: u64,
-    /// What was proved, per family of the plan.
+    /// What was proved, per template of the plan.
     pub proofs: Vec<Proof>,
 }
 
 /// Most positions: each is a graph to trace, four times as many as published models have. Configs are bounded alike.
 pub const MAX_CONTEXT: u32 = 1 << 20;
 
-/// Most prefill chunks: each is a family of graphs.
+/// Most prefill chunks: each is a graph template.
 const MAX_CHUNKS: usize = 16;
 
 /// Prefill chunks where nobody asks for others. A mixture reads nearly all experts for a chunk, so long prompts want it larger; dense

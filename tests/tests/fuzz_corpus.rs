@@ -93,6 +93,22 @@ fn tokenizer_inputs() -> BTreeMap<String, Vec<u8>> {
     inputs
 }
 
+/// A seed of another format is refused at its first field, and a fuzzer that starts there learns nothing of what follows.
+#[test]
+fn the_seeds_of_containers_and_plans_are_of_this_format() {
+    let vector = Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors/tiny.loaf");
+    let file = fs::read(vector).expect("committed");
+    let plan = Container::open(&file).expect("a loaf").section(SectionKind::Plan).expect("a plan").to_vec();
+    for (target, seed) in [("container", &file), ("plan", &plan)] {
+        let place = corpus(target).join("tiny");
+        if std::env::var_os("UPDATE_CORPUS").is_some() {
+            fs::write(&place, seed).expect("a writable folder");
+        }
+        let found = fs::read(&place).expect("committed");
+        assert!(found == *seed, "{}: UPDATE_CORPUS=1 takes a new seed from tests/vectors/tiny.loaf", place.display());
+    }
+}
+
 #[test]
 fn the_tokenizer_corpus_is_the_one_made_here() {
     let (folder, inputs) = (corpus("tokenizer"), tokenizer_inputs());

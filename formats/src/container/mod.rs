@@ -61,7 +61,7 @@ pub const LARGE_BYTES: u64 = 64 << 10;
 pub enum SectionKind {
     /// Every weight, and the padding between weights: one span.
     Weights = 1,
-    /// Op templates, patches, memory plan.
+    /// Graph templates, memory plan, state table.
     Plan = 2,
     /// Where the artifact came from, as JSON.
     Manifest = 3,
