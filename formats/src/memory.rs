@@ -19,16 +19,26 @@ impl fmt::Display for NoMemory {
 
 impl std::error::Error for NoMemory {}
 
+/// An empty vector with room for `n`.
+///
+/// # Errors
+/// [`NoMemory`] where an ordinary vector would end the process.
+pub fn reserved<T>(what: &'static str, n: u64) -> Result<Vec<T>, NoMemory> {
+    let bytes = n.saturating_mul(size_of::<T>() as u64);
+    let mut out = Vec::new();
+    let len = usize::try_from(n).map_err(|_| NoMemory { what, bytes })?;
+    out.try_reserve_exact(len).map_err(|_| NoMemory { what, bytes })?;
+    Ok(out)
+}
+
 /// `n` copies of `value`.
 ///
 /// # Errors
 /// [`NoMemory`] where an ordinary vector would end the process.
 pub fn filled<T: Clone>(what: &'static str, n: u64, value: T) -> Result<Vec<T>, NoMemory> {
-    let bytes = n.saturating_mul(size_of::<T>() as u64);
-    let mut out = Vec::new();
-    let len = usize::try_from(n).map_err(|_| NoMemory { what, bytes })?;
-    out.try_reserve_exact(len).map_err(|_| NoMemory { what, bytes })?;
-    out.resize(len, value);
+    let mut out = reserved(what, n)?;
+    // Whatever was reserved fits.
+    out.resize(n as usize, value);
     Ok(out)
 }
 

@@ -236,7 +236,8 @@ impl Engine {
     pub fn sequence(&mut self) -> Result<Sequence, EngineError> {
         let slot = self.slots.take().ok_or(EngineError::NoSlot { slots: self.limits.slots })?;
         // From here on the slot is the sequence's, so it is free again if something fails.
-        let sequence = Sequence::new(&self.slots, slot, self.context(), self.model.plan().is_rewindable());
+        let made = Sequence::new(&self.slots, slot, self.context(), self.model.plan().is_rewindable());
+        let sequence = made.map_err(|e| EngineError::Memory(e.bytes))?;
         self.device.clear(slot)?;
         Ok(sequence)
     }

@@ -14,6 +14,8 @@ use std::fmt;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use loaf_formats::memory::reserved;
+
 use crate::engine::{Engine, EngineError};
 use crate::model::{Model, SharedTokenizer};
 use crate::sample::{SampleError, Sampler, SamplerOptions, log_prob};
@@ -337,7 +339,8 @@ impl Generation {
         }
         // One token can follow a full context.
         let most = context as usize - prompt.len() + 1;
-        let mut ids = Vec::with_capacity(prompt.len() + options.max_tokens.map_or(most, |n| n.min(most)));
+        let room = prompt.len() + options.max_tokens.map_or(most, |n| n.min(most));
+        let mut ids = reserved("tokens", room as u64).map_err(|e| EngineError::Memory(e.bytes))?;
         ids.extend_from_slice(prompt);
         let log_prob = options.log_probs.then_some(0.0);
         Ok(Generation {

@@ -116,10 +116,14 @@ impl Model {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(path: &Path) -> Result<Model, OpenError> {
+        let io = |e| OpenError::Io(path.to_path_buf(), e);
+        // A pipe would wait for a writer.
+        if !std::fs::metadata(path).map_err(io)?.is_file() {
+            return Err(io(std::io::Error::other("expected a file, found something else")));
+        }
         if let Some(carried) = Model::open_embedded(path)? {
             return Ok(carried);
         }
-        let io = |e| OpenError::Io(path.to_path_buf(), e);
         let file = File::open(path).map_err(io)?;
         // SAFETY: the mapping is read-only and private to us; a file that another process truncates or rewrites
         // while it is mapped breaks every program that maps files, and the hashes catch what was there at open.

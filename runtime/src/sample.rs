@@ -15,6 +15,7 @@ use std::cmp::Ordering;
 use std::fmt;
 
 use loaf_formats::chat::Sampling;
+use loaf_formats::memory::{NoMemory, filled, reserved};
 
 use crate::math::exp;
 
@@ -80,11 +81,14 @@ impl SamplerOptions {
 
 /// Why no token can be chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SampleError {
     /// An option is out of its range.
     Option(String),
     /// Every logit is NaN or minus infinity.
     NoCandidate,
+    /// There is no memory for a vocabulary of this size.
+    Memory(NoMemory),
 }
 
 impl fmt::Display for SampleError {
@@ -92,11 +96,18 @@ impl fmt::Display for SampleError {
         match self {
             SampleError::Option(what) => write!(f, "sampling: {what}"),
             SampleError::NoCandidate => write!(f, "logits: expected at least one finite value, found none"),
+            SampleError::Memory(e) => e.fmt(f),
         }
     }
 }
 
 impl std::error::Error for SampleError {}
+
+impl From<NoMemory> for SampleError {
+    fn from(e: NoMemory) -> Self {
+        SampleError::Memory(e)
+    }
+}
 
 /// SplitMix64 (Steele, Lea, Flood 2014): a counter times an odd constant, mixed.
 #[derive(Clone, Debug)]
@@ -154,21 +165,21 @@ impl Sampler {
     /// A sampler over the first `vocab` logits; all it will ever allocate.
     ///
     /// # Errors
-    /// [`SampleError::Option`].
+    /// [`SampleError::Option`], [`SampleError::Memory`].
     pub fn new(options: SamplerOptions, vocab: usize) -> Result<Sampler, SampleError> {
         options.check()?;
         let penalised =
             options.repetition_penalty != 1.0 || options.presence_penalty != 0.0 || options.frequency_penalty != 0.0;
-        let penalties = if penalised { vocab } else { 0 };
-        let candidates = if options.temperature > 0.0 { vocab } else { 0 };
+        let penalties = if penalised { vocab as u64 } else { 0 };
+        let candidates = if options.temperature > 0.0 { vocab as u64 } else { 0 };
         Ok(Sampler {
             options,
             rng: Rng(options.seed),
             vocab,
-            seen: vec![Seen::default(); penalties],
-            distinct: Vec::with_capacity(penalties),
-            adjusted: vec![0.0; penalties],
-            candidates: Vec::with_capacity(candidates),
+            seen: filled("counts of tokens", penalties, Seen::default())?,
+            distinct: reserved("tokens seen", penalties)?,
+            adjusted: filled("penalised logits", penalties, 0.0)?,
+            candidates: reserved("candidates", candidates)?,
         })
     }
 

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use loaf_formats::memory::{NoMemory, reserved};
+
 /// The slots of an engine that are taken.
 #[derive(Debug)]
 pub(crate) struct Slots(Mutex<Vec<bool>>);
@@ -66,18 +68,19 @@ impl Drop for Sequence {
 }
 
 impl Sequence {
-    pub(crate) fn new(slots: &Arc<Slots>, slot: u32, context: u32, rewindable: bool) -> Sequence {
-        Sequence {
+    pub(crate) fn new(slots: &Arc<Slots>, slot: u32, context: u32, rewindable: bool) -> Result<Sequence, NoMemory> {
+        // Reserved, not touched: nothing is allocated while the sequence grows.
+        let ids = reserved("tokens", u64::from(context));
+        Ok(Sequence {
             slots: slots.clone(),
             slot,
             version: 0,
-            // Reserved, not touched: nothing is allocated while the sequence grows.
-            ids: Vec::with_capacity(context as usize),
+            ids: ids.inspect_err(|_| slots.give_back(slot))?,
             kept: Vec::with_capacity(64),
             marks: Vec::new(),
             pretended: 0,
             rewindable,
-        }
+        })
     }
 
     pub(crate) fn is_of(&self, slots: &Arc<Slots>) -> bool {

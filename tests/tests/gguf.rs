@@ -293,7 +293,7 @@ fn what_no_recipe_computes_is_refused_by_key() {
             Box::new(|file: &mut File| {
                 file.f32s("rope_freqs.weight", &[8], &[0.0; 8]);
             }),
-            "weight rope_freqs.weight, row 0, column 0: not a finite number",
+            "weight rope_freqs.weight, row 0, column 0: expected a finite number, found 0",
         ),
         (
             Box::new(|file: &mut File| {

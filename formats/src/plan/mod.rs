@@ -346,6 +346,12 @@ pub struct Plan {
     pub templates: Vec<Template>,
 }
 
+/// Positions that a plan may have.
+pub const MAX_CONTEXT: u32 = 1 << 20;
+/// Rows that an embedding table may have.
+pub const MAX_VOCAB: u32 = 1 << 24;
+/// Width that a hidden row may have.
+pub const MAX_HIDDEN: u32 = 1 << 20;
 /// Largest plan section read, in bytes.
 pub const MAX_PLAN_BYTES: usize = 64 << 20;
 /// Most words of a template.

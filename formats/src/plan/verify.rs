@@ -24,11 +24,11 @@
 use std::collections::BTreeMap;
 
 use super::{
-    MAX_DECODE_ROWS, MAX_PREFILL_ROWS, MAX_TEMPLATES, MAX_WORDS, Operand, Phase, Plan, PlanError, Record, Region,
-    StateKind, Template, VerifiedPlan, records, refuse,
+    MAX_CONTEXT, MAX_DECODE_ROWS, MAX_HIDDEN, MAX_PREFILL_ROWS, MAX_TEMPLATES, MAX_VOCAB, MAX_WORDS, Operand, Phase,
+    Plan, PlanError, Record, Region, StateKind, Template, VerifiedPlan, records, refuse,
 };
 use crate::dtype::{DType, WeightFormat};
-use crate::op::{MAX_COUNT, Mode, OpAttrs, OpKind, OperandSpec, Types, embed};
+use crate::op::{Mode, OpAttrs, OpKind, OperandSpec, Types, embed};
 
 impl Plan {
     /// Proves the plan safe to replay against a weights region of `weights_len` bytes.
@@ -39,9 +39,14 @@ impl Plan {
         if self.weight_bytes > weights_len {
             return refuse("weights region", format!("at most {weights_len} bytes"), self.weight_bytes);
         }
-        for (name, n) in [("context", self.context), ("vocab", self.vocab), ("hidden", self.hidden)] {
-            if n == 0 || u64::from(n) > MAX_COUNT {
-                return refuse(name, format!("1 to {MAX_COUNT}"), n);
+        let sizes = [
+            ("context", self.context, MAX_CONTEXT),
+            ("vocab", self.vocab, MAX_VOCAB),
+            ("hidden", self.hidden, MAX_HIDDEN),
+        ];
+        for (name, n, most) in sizes {
+            if n == 0 || n > most {
+                return refuse(name, format!("1 to {most}"), n);
             }
         }
         let regions = [

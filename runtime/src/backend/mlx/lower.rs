@@ -243,7 +243,13 @@ impl Trace<'_> {
     }
 
     fn input(&self, r: &Record<'_>, i: usize) -> Result<Array> {
-        self.values.get(r.operand(i), r.dims(i).ok_or_else(|| missing("an extent"))?)
+        let (o, dims) = (r.operand(i), r.dims(i).ok_or_else(|| missing("an extent"))?);
+        if o.region == Region::Weights && dims[1] == 1 && (dims[0] == 1 || o.row_stride == 0) {
+            // A vector that every row sees, such as a bias.
+            let vector = self.l.weights.vector(self.m, o, dims[2])?;
+            return self.m.reshape(&vector, &shape([1, 1, dims[2]]));
+        }
+        self.values.get(o, dims)
     }
 
     /// The same in `f32`.
