@@ -34,8 +34,8 @@ pub(super) fn quant_case(format: WeightFormat) -> Option<(u8, usize)> {
 }
 
 /// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`], attention, dense matmuls and the
-/// scan for one [`super::wide::Wide`], under one attribute. The integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is a number, one for two
-/// groups where the one is some times the other, one for all the others where it is `_`.
+/// scan for one [`super::wide::Wide`], under one attribute. The integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is a number, one for all
+/// multiples of a number where `times` follows it, one for all the others where it is `_`.
 macro_rules! isa {
     ($module:ident, $simd:ty, $wide:ty, $attr:meta, else $else:path, $($case:tt)*) => {
         pub(super) mod $module {
@@ -145,9 +145,9 @@ macro_rules! isa {
         isa!(@match $else, ($k, $g, $($args),*) { $($arms)* ($kind, $group) => case::<$rows, $kind, $group>($k, $g, $($args),*), }
             $($rest)*)
     };
-    (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, $part:literal or $group:literal => $rows:ty; $($rest:tt)*) => {
+    (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, $part:literal times => $rows:ty; $($rest:tt)*) => {
         isa!(@match $else, ($k, $g, $($args),*) {
-            $($arms)* ($kind, $part | $group) => multiple::<$rows, $kind, $part>($k, $g, $($args),*),
+            $($arms)* ($kind, _) if $g % $part == 0 => multiple::<$rows, $kind, $part>($k, $g, $($args),*),
         } $($rest)*)
     };
     (@functions $attr:meta, $($kind:ident = $module:ident :: $name:ident :: <$set:ty>),* $(,)?) => {
@@ -185,10 +185,10 @@ isa!(scalar, Scalar, Scalar, inline(never), else no_product,
     _, _ => Scalar;);
 #[cfg(target_arch = "x86_64")]
 isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"), else no_product,
-    44, 64 or 128 => Products<MADD>; 4, 32 => Products<MADD>; 2, 32 => Products<MADD>;
-    2, 64 or 128 => Products<MADD>; 3, 32 => Products<MADD>; 3, 64 or 128 => Products<MADD>;
-    5, 32 => Products<MADD>; 5, 64 or 128 => Products<MADD>; 6, 32 => Products<MADD>;
-    6, 64 or 128 => Products<MADD>; 8, 32 => Products<MADD>; 8, 64 or 128 => Products<MADD>;
+    44, 64 => Products<MADD>; 44, 64 times => Products<MADD>; 4, 32 => Products<MADD>; 2, 32 => Products<MADD>;
+    2, 64 => Products<MADD>; 2, 64 times => Products<MADD>; 3, 32 => Products<MADD>; 3, 64 => Products<MADD>; 3, 64 times => Products<MADD>;
+    5, 32 => Products<MADD>; 5, 64 => Products<MADD>; 5, 64 times => Products<MADD>; 6, 32 => Products<MADD>;
+    6, 64 => Products<MADD>; 6, 64 times => Products<MADD>; 8, 32 => Products<MADD>; 8, 64 => Products<MADD>; 8, 64 times => Products<MADD>;
     14, 32 => Products<MADD>; 24, 16 => Products<MADD>;);
 
 /// Integer matmuls with the dot instructions of AVX-VNNI.
@@ -197,10 +197,10 @@ pub(super) mod avx_vnni {
     use super::*;
 
     isa!(@products target_feature(enable = "avx2,fma,f16c,avxvnni"), avx2::product,
-        44, 64 or 128 => Products<VEX>; 4, 32 => Products<VEX>; 2, 32 => Products<VEX>;
-        2, 64 or 128 => Products<VEX>; 3, 32 => Products<VEX>; 3, 64 or 128 => Products<VEX>;
-        5, 32 => Products<VEX>; 5, 64 or 128 => Products<VEX>; 6, 32 => Products<VEX>;
-        6, 64 or 128 => Products<VEX>; 8, 32 => Products<VEX>; 8, 64 or 128 => Products<VEX>;
+        44, 64 => Products<VEX>; 4, 32 => Products<VEX>; 2, 32 => Products<VEX>;
+        2, 64 => Products<VEX>; 3, 32 => Products<VEX>; 3, 64 => Products<VEX>;
+        5, 32 => Products<VEX>; 5, 64 => Products<VEX>; 6, 32 => Products<VEX>;
+        6, 64 => Products<VEX>; 8, 32 => Products<VEX>; 8, 64 => Products<VEX>;
         14, 32 => Products<VEX>; 24, 16 => Products<VEX>;);
 }
 
@@ -212,14 +212,14 @@ pub(super) mod avx_vnni_evex {
 
     #[cfg(not(debug_assertions))]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
-        2, 64 or 128 => Products<EVEX>; 3, 64 or 128 => Products<EVEX>; 5, 32 => Products<EVEX>;
-        5, 64 or 128 => Products<EVEX>; 6, 64 or 128 => Products<EVEX>;);
+        2, 64 => Products<EVEX>; 3, 64 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 => Products<EVEX>;
+        6, 64 => Products<EVEX>;);
 
     #[cfg(debug_assertions)]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
-        44, 64 or 128 => Products<EVEX>; 4, 32 => Products<EVEX>; 2, 64 or 128 => Products<EVEX>;
-        3, 64 or 128 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 or 128 => Products<EVEX>;
-        6, 64 or 128 => Products<EVEX>; 8, 32 => Products<EVEX>; 8, 64 or 128 => Products<EVEX>;
+        44, 64 => Products<EVEX>; 4, 32 => Products<EVEX>; 2, 64 => Products<EVEX>;
+        3, 64 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 => Products<EVEX>;
+        6, 64 => Products<EVEX>; 8, 32 => Products<EVEX>; 8, 64 => Products<EVEX>;
         14, 32 => Products<EVEX>; 24, 16 => Products<EVEX>;);
 }
 

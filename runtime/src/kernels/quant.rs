@@ -398,10 +398,15 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, code
         let next = if first + S::LANES < end { S::LANES * m.w[0].row_stride * 4 } else { 0 };
         let (ahead, soon) = (weights[0].wrapping_add(next), weights[0].wrapping_add(SOON));
         let (mut acc, mut sum, mut rest, mut g) = (S::splat(0.0), S::splat_i(0), in_group, 0);
-        // What `n` parts add to their groups.
+        // What `n` parts add to their groups; nearly always the compiler knows that they are whole ones.
+        let whole = packing.group == part;
         macro_rules! add {
-            ($dots:expr, $n:expr) => {
+            ($v:ident, $dots:expr, $n:expr) => {
                 for j in 0..$n {
+                    if whole {
+                        acc = scaled::<S, true>(packing, acc, $dots[j], x, panels, 0, $v * parts + j);
+                        continue;
+                    }
                     sum = S::add_i(sum, $dots[j]);
                     rest -= 1;
                     if rest == 0 {
@@ -417,7 +422,7 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, code
             let n = parts.min(all - v * parts);
             if n == parts {
                 let dots = S::dots(kind, part, &weights, v * bytes, x_codes, next);
-                add!(dots, parts);
+                add!(v, dots, parts);
             } else {
                 let (mut tails, mut at) = ([[0; 64]; 16], [std::ptr::null(); 16]);
                 for i in 0..S::LANES {
@@ -425,7 +430,7 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, code
                     at[i] = tails[i].as_ptr();
                 }
                 let dots = S::dots(kind, part, &at, 0, x_codes, next);
-                add!(dots, n);
+                add!(v, dots, n);
             }
         }
         acc
