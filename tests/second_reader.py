@@ -255,7 +255,7 @@ def block_format(planes):
     for name, (bits, _, small, _, _) in BLOCKS.items():
         inputs, rest = divmod(words * 32, bits)
         d = ("F16", inputs // 256 * (2 if name in ("q2_k", "q4_k", "q5_k") else 1))
-        if rest:
+        if rest or inputs % (256 if small or name == "tq2_0" else 32):
             continue
         elif name == "iq4_nl":
             fits = planes.get("table_scales") == ("F16", inputs // 32)

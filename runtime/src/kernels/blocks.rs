@@ -8,7 +8,7 @@
 use loaf_formats::block::{Block, SUPER};
 use loaf_formats::dtype::{DType, WeightFormat};
 
-use super::rows::{PerLane, Rows};
+use super::rows::Rows;
 use super::simd::layout;
 
 /// What parameters are read from and written to.
@@ -88,7 +88,8 @@ pub(super) unsafe fn fill<S: Rows>(fill: &Fill) {
             }
             return;
         }
-        transpose_words::<S>(&planes[0], blocks * of_block, words);
+        // Words, moved as if they were f32.
+        S::fill_params::<false>(layout::Q4, DType::F32, &planes[0], blocks * of_block, words);
         let small_offset = S::splat_i(-i32::from(block.scale_offset()));
         let quarters = groups / blocks / 4;
         for b in 0..blocks {
@@ -136,32 +137,6 @@ pub(super) unsafe fn fill<S: Rows>(fill: &Fill) {
                     S::store(scales.add(at + j * lanes), scale);
                     S::store(biases.add(at + j * lanes), bias);
                 }
-            }
-        }
-    }
-}
-
-/// The words of a vector's rows, a vector for each.
-#[inline(always)]
-unsafe fn transpose_words<S: Rows>(rows: &[*const u8; 16], words: usize, to: *mut u8) {
-    // SAFETY: rows of `words` words, and room for whole sixteens of vectors.
-    unsafe {
-        for at in (0..words).step_by(S::LANES) {
-            let n = S::LANES.min(words - at);
-            let mut by_row = S::Bs::all(S::splat4([0; 4].as_ptr()));
-            for i in 0..S::LANES {
-                let from = rows[i].add(4 * at);
-                by_row[i] = if n == S::LANES {
-                    S::load_b(from)
-                } else {
-                    let mut buffer = [0u8; 64];
-                    std::ptr::copy_nonoverlapping(from, buffer.as_mut_ptr(), 4 * n);
-                    S::load_b(buffer.as_ptr())
-                };
-            }
-            let by_word = S::transpose_b(by_row);
-            for i in 0..S::LANES {
-                S::store_b(to.add((at + i) * 4 * S::LANES), by_word[i]);
             }
         }
     }

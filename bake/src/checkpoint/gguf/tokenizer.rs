@@ -47,7 +47,6 @@ const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}
 const DIGITS: &[&str] = &[r"\p{N}"];
 
 const RULES: [Rule; 9] = [
-    Rule { names: &["smollm"], cuts: DIGITS, nfc: false, ignore_merges: false, add_bos: false },
     Rule { names: &["gpt-4o", "llama4"], cuts: &[GPT4O], nfc: false, ignore_merges: false, add_bos: false },
     Rule { names: &["tekken"], cuts: &[TEKKEN], nfc: false, ignore_merges: true, add_bos: true },
     Rule { names: &["gpt-2", "exaone4"], cuts: &[], nfc: false, ignore_merges: false, add_bos: false },
@@ -62,6 +61,7 @@ const RULES: [Rule; 9] = [
         add_bos: true,
     },
     Rule { names: &["smaug-bpe", "dbrx", "glm4"], cuts: &[LLAMA3], nfc: false, ignore_merges: false, add_bos: false },
+    Rule { names: &["smollm"], cuts: DIGITS, nfc: false, ignore_merges: false, add_bos: false },
 ];
 
 /// Texts of control tokens that end an answer in the families here, whether or not the metadata says so.
