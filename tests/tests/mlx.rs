@@ -4,9 +4,12 @@
 #[path = "mlx/kernels.rs"]
 mod kernels;
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use loaf_bake::build::BuildOptions;
+use loaf_formats::dtype::DType;
+use loaf_formats::plan::{Phase, Template};
 use loaf_runtime::backend::mlx::array::{Array, Type};
 use loaf_runtime::backend::mlx::compile::Compiled;
 use loaf_runtime::backend::mlx::delta::{self, Scan};
@@ -17,8 +20,9 @@ use loaf_runtime::backend::{Device as _, SlotRun};
 use loaf_runtime::generate::{self, GenerateOptions, Generation};
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::SamplerOptions;
+use loaf_runtime::schedule::{Schedule, Work};
 use loaf_runtime::{Engine, Model, Session};
-use loaf_tests::engines::{mlx, mlx_as};
+use loaf_tests::engines::{has_gpu, mlx, mlx_as};
 use loaf_tests::{Expected, assert_bits, bake, max_diff, session};
 
 /// The only slot's next rows.
@@ -138,6 +142,42 @@ fn close(what: &str, got: &[f32], want: &[f32]) {
     let scale = want.iter().fold(1.0f32, |m, x| m.max(x.abs()));
     let diff = max_diff(got, want) / scale;
     assert!(diff <= 2e-5, "{what}: {diff} of {scale}");
+}
+
+#[test]
+fn every_step_that_has_a_kernel_uses_it() {
+    for name in ["hf/llama3", "hf/qwen3", "hf/qwen3_5", "hf/qwen3_moe", "hf/qwen3_next", "hf/qwen3_5_moe"] {
+        let baked = bake(name, &BuildOptions { kv: Some(DType::F32), ..BuildOptions::default() });
+        let plan = baked.loaf.plan();
+        let device = mlx_as(&baked.loaf, Type::F32, !has_gpu());
+        // Opening lowers decode and the largest prefill that fits the first caches.
+        let lowered = |t: &&Template| match t.phase {
+            Phase::Decode => true,
+            Phase::Prefill => {
+                t.max_rows <= 256
+                    && plan.templates_of(Phase::Prefill).all(|o| o.max_rows > 256 || o.max_rows <= t.max_rows)
+            }
+            Phase::LmHead => false,
+        };
+        let mut wanted =
+            BTreeMap::from([("heads", 0), ("delta_prepare", 0), ("norm_gate", 0), ("top_k", 0), ("mix", 0)]);
+        for template in plan.templates.iter().filter(lowered) {
+            let schedule = Schedule::new(plan, template).unwrap_or_else(|e| panic!("{name}: {e}"));
+            for step in &schedule.steps {
+                let kernels: &[&str] = match step.work {
+                    Work::Attend(_) => &["heads"],
+                    Work::Delta(_) => &["delta_prepare", "norm_gate"],
+                    Work::Route(_) => &["top_k"],
+                    Work::ExpertsOut(_) => &["mix"],
+                    _ => &[],
+                };
+                kernels.iter().for_each(|k| *wanted.get_mut(k).expect("one of them") += 1);
+            }
+        }
+        let used = device.kernels_used();
+        let used: BTreeMap<&str, usize> = wanted.keys().map(|k| (*k, used.get(k).copied().unwrap_or(0))).collect();
+        assert_eq!(used, wanted, "{name}");
+    }
 }
 
 #[test]

@@ -61,6 +61,8 @@ pub struct Limits {
     pub decode_rows: u32,
     /// Rows of the largest prefill step.
     pub prefill_rows: u32,
+    /// Whether a prefill step computes all rows of a template, however many are meant: a prompt then costs least if it fills its templates.
+    pub pads: bool,
     /// Threads of the host that compute.
     pub threads: usize,
 }

@@ -381,9 +381,10 @@ impl Builder<'_> {
         biases.sort_unstable();
         let summed = biases.iter().map(|&b| operands!(self.nodes[b], add).out);
         let parts: Vec<Source> = made.iter().copied().chain(summed).collect();
-        let gate = parts.iter().flat_map(readers).filter(free).find(|&g| {
+        let is_gate = |g: &RecordId| matches!(self.kind(*g), OpKind::SiluMul | OpKind::SigmoidMul);
+        let gate = parts.iter().flat_map(readers).filter(free).filter(is_gate).find(|&g| {
             let o = operands!(self.nodes[g], silu_mul);
-            matches!(self.kind(g), OpKind::SiluMul | OpKind::SigmoidMul) && of(&parts, o.a) && of(&parts, o.b)
+            of(&parts, o.a) && of(&parts, o.b)
         });
         Some(vec![Work::Product(Product { norm, quantizes, products, biases, gate, residual })])
     }

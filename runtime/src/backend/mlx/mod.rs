@@ -1,6 +1,6 @@
 //! The MLX backend: a plan lowered once to compiled MLX functions, replayed per token.
 //!
-//! [`MlxDevice::open`] hands the weights over (`weights`), lowers the decode, prefill and head templates (`lower`) inside
+//! [`MlxDevice::open`] hands the weights over (`weights`), lowers the fused steps of the decode, prefill and head templates (`lower`) inside
 //! closures that MLX compiles ([`compile`]), and traces them at once. There is one closure per (template, capacity of the
 //! caches); capacities come in steps, so a growing sequence meets a new one rarely. Token ids, position, valid rows and state are
 //! array arguments. State goes in and comes out; nobody else holds the caches, so MLX writes into them where they are. Recurrent
@@ -28,19 +28,20 @@ use std::time::{Duration, Instant};
 
 use loaf_formats::dtype::DType;
 use loaf_formats::op::{Mode, Types};
-use loaf_formats::plan::{Phase, Plan, Record, Region, StateKind, Template, records};
+use loaf_formats::plan::{Phase, Plan, Record, Region, StateKind, records};
 
 use self::array::{Array, MlxError, Result, Type};
 use self::compile::Compiled;
 pub use self::device::Device;
 use self::kernels::Kernels;
-use self::lower::{Inputs, Lowering, StateShape};
+use self::lower::{Inputs, Lowering, Scheduled, StateShape};
 use self::ops::Mlx;
 use self::sampling::Sampling;
 use self::weights::Weights;
 use super::{Chooser, DeviceError, Limits, Part, SlotRun};
 use crate::model::Model;
 use crate::sample::SamplerOptions;
+use crate::schedule::Schedule;
 use crate::trace::{Seen, Trace};
 
 /// How to run on MLX.
@@ -93,7 +94,7 @@ fn weights_type(plan: &Plan) -> Type {
 pub struct MlxDevice {
     compiled: HashMap<(usize, u32), Compiled>,
     lowering: Rc<Lowering>,
-    templates: Rc<Vec<Template>>,
+    templates: Rc<Vec<Scheduled>>,
     kinds: Vec<StateKind>,
     shapes: Vec<StateShape>,
     states: Vec<Array>,
@@ -140,8 +141,12 @@ impl MlxDevice {
         let weights = unsafe { Weights::new(model.data()) };
         let kernels = if options.twins { Kernels::twins(device) } else { Kernels::new(device)? };
         let lowering = Rc::new(Lowering::new(mlx, weights, kernels, plan, kind));
-        let templates = Rc::new(plan.templates.clone());
-        let decode = templates.iter().find(|t| t.phase == Phase::Decode);
+        let scheduled = plan.templates.iter().map(|t| {
+            let schedule = Schedule::new(plan, t).map_err(|e| MlxError(e.to_string()))?;
+            Ok(Scheduled { template: t.clone(), schedule })
+        });
+        let templates = Rc::new(scheduled.collect::<Result<Vec<_>>>()?);
+        let decode = templates.iter().find(|t| t.template.phase == Phase::Decode);
         let shapes = lowering.state_shapes(decode.ok_or_else(|| MlxError("a plan without decode".to_owned()))?)?;
         let mut backend = MlxDevice {
             compiled: HashMap::new(),
@@ -178,10 +183,10 @@ impl MlxDevice {
     fn warm(&mut self) -> Result<()> {
         let empty = self.states.clone();
         // Of the prefills, the largest that does not make the caches grow.
-        let fits = |t: &Template| t.phase == Phase::Prefill && t.max_rows <= self.capacity;
+        let fits = |t: &Scheduled| t.template.phase == Phase::Prefill && t.template.max_rows <= self.capacity;
         let largest = self.templates.iter().rposition(fits);
         for i in 0..self.templates.len() {
-            let (phase, rows) = (self.templates[i].phase, self.templates[i].max_rows);
+            let (phase, rows) = (self.templates[i].template.phase, self.templates[i].template.max_rows);
             match phase {
                 Phase::Decode => drop(self.run(i, Array::from_slice(&[0u32], &[1]), 0, 1)?),
                 Phase::Prefill if Some(i) == largest => {
@@ -222,7 +227,7 @@ impl MlxDevice {
 
     /// Submits a graph of template `index` at `pos` with `rows` valid rows. The state moves on; nothing is computed yet.
     fn run(&mut self, index: usize, main: Array, pos: u32, rows: u32) -> Result<Array> {
-        let template = &self.templates[index];
+        let template = &self.templates[index].template;
         let with_state = template.phase != Phase::LmHead;
         if with_state {
             self.reserve(pos + Lowering::rows(template) as u32)?;
@@ -263,7 +268,7 @@ impl MlxDevice {
     }
 
     fn template(&self, phase: Phase, rows: u32) -> Result<usize> {
-        let found = self.templates.iter().position(|t| t.phase == phase && t.max_rows >= rows);
+        let found = self.templates.iter().position(|t| t.template.phase == phase && t.template.max_rows >= rows);
         found.ok_or_else(|| MlxError(format!("expected a {phase} template of {rows} rows, found none")))
     }
 
@@ -283,7 +288,7 @@ impl MlxDevice {
     fn prefill_ids(&mut self, pos: u32, ids: &[u32]) -> Result<()> {
         let index = self.template(Phase::Prefill, ids.len() as u32)?;
         let mut padded = ids.to_vec();
-        padded.resize(self.templates[index].max_rows as usize, 0);
+        padded.resize(self.templates[index].template.max_rows as usize, 0);
         let main = Array::from_slice(&padded, &[padded.len() as i32]);
         let hidden = self.run(index, main, pos, ids.len() as u32)?;
         self.lowering.mlx.eval_async(std::iter::once(&hidden).chain(&self.states))?;
@@ -339,6 +344,11 @@ impl MlxDevice {
         self.compiled.values().map(Compiled::traces).sum()
     }
 
+    /// How often each kernel of several records was taken, over all graphs that were lowered.
+    pub fn kernels_used(&self) -> std::collections::BTreeMap<&'static str, usize> {
+        self.lowering.kernels.used()
+    }
+
     /// Where the caches are, once they are computed: the same from step to step, since they are written in place.
     pub fn cache_addresses(&self) -> Vec<usize> {
         let caches = self.states.iter().zip(&self.kinds).filter(|(_, kind)| **kind == StateKind::KvCache);
@@ -360,7 +370,7 @@ impl MlxDevice {
         let index = self.template(phase, n)?;
         let templates = self.templates.clone();
         let template = &templates[index];
-        let computed = Lowering::rows(template) as u32;
+        let computed = Lowering::rows(&template.template) as u32;
         self.reserve(pos + computed)?;
         let mut padded = ids.to_vec();
         padded.resize(computed as usize, 0);
@@ -409,9 +419,9 @@ impl super::Device for MlxDevice {
     }
 
     fn limits(&self) -> Limits {
-        let prefills = self.templates.iter().filter(|t| t.phase == Phase::Prefill);
+        let prefills = self.templates.iter().map(|t| &t.template).filter(|t| t.phase == Phase::Prefill);
         let prefill_rows = prefills.map(|t| t.max_rows).max().unwrap_or(1);
-        Limits { slots: 1, versions: 1, decode_rows: 1, prefill_rows, threads: 1 }
+        Limits { slots: 1, versions: 1, decode_rows: 1, prefill_rows, pads: true, threads: 1 }
     }
 
     fn notes(&self) -> Option<String> {

@@ -2,7 +2,8 @@
 
 use super::super::array::{Array, Result, Type};
 use super::super::ops::{Mlx, Packing};
-use super::{Kernels, Launch, Place, Sizes, bits, twins};
+use super::operands::{Act, Place, Shared};
+use super::{Kernels, Launch, Sizes, bits, twins};
 
 /// Blocks that share the logits.
 const SCANS: i32 = 64;
@@ -216,23 +217,6 @@ pub(super) const PICK: &str = "
   }
 ";
 
-/// What opens a gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
-    /// `x * sigmoid(x)`
-    Silu,
-    /// `sigmoid(x)`
-    Sigmoid,
-}
-
-/// A shared expert's rows, and what opens its gate.
-pub struct Shared {
-    /// `[rows, dim]`
-    pub array: Array,
-    /// One element a row.
-    pub open: Place,
-}
-
 fn threads(n: i32) -> i32 {
     (n + 255) / 256
 }
@@ -247,6 +231,7 @@ impl Kernels {
             return Ok(None);
         }
         let (rows, dim) = (ids.size() as i32, parts[1].shape()[1] * p.group);
+        self.count("embed");
         let Some(kernels) = &self.all else { return twins::embed(m, ids, parts, p, kind).map(Some) };
         let launch = Launch {
             blocks: threads(rows * dim),
@@ -279,6 +264,7 @@ impl Kernels {
         if dim > MOST_ROW {
             return Ok(None);
         }
+        self.count("add_norm");
         let Some(kernels) = &self.all else { return twins::add_norm(m, a, b, w, eps, kind).map(Some) };
         let launch = Launch {
             blocks: rows,
@@ -299,6 +285,7 @@ impl Kernels {
         }
         let n = a.heads * a.dim;
         let sizes = [(c"N", n), (c"ACT", i32::from(act == Act::Sigmoid))];
+        self.count("gate");
         let Some(kernels) = &self.all else { return twins::gate(m, a, b, act, kind).map(Some) };
         let launch = Launch {
             blocks: threads(rows * n),
@@ -329,6 +316,7 @@ impl Kernels {
         }
         let (n, dim) = (a.heads * a.dim, weight.size() as i32);
         let sizes = [(c"H", n / dim), (c"D", dim), (c"EPS", bits(eps))];
+        self.count("norm_gate");
         let Some(kernels) = &self.all else { return twins::norm_gate(m, a, b, weight, eps, kind).map(Some) };
         let launch = Launch {
             blocks: (rows * (n / dim) + 3) / 4,
@@ -352,6 +340,7 @@ impl Kernels {
         if experts > MOST_EXPERTS || k > MOST_SLOTS || k > experts {
             return Ok(None);
         }
+        self.count("top_k");
         let Some(kernels) = &self.all else { return twins::top_k(m, scores, k, renorm).map(Some) };
         let launch = Launch {
             blocks: rows,
@@ -382,6 +371,7 @@ impl Kernels {
         let stand_in = Shared { array: weights.clone(), open: Place::all(weights, 1, k) };
         let s = shared.unwrap_or(&stand_in);
         let sizes = [(c"K", k), (c"D", dim), (c"SHARED", i32::from(shared.is_some()))];
+        self.count("mix");
         let Some(kernels) = &self.all else { return twins::mix(m, slots, weights, shared, kind).map(Some) };
         let launch = Launch {
             blocks: threads(rows * dim),
@@ -401,6 +391,7 @@ impl Kernels {
         if !self.exist() {
             return Ok(None);
         }
+        self.count("pick");
         let Some(kernels) = &self.all else { return twins::pick(m, logits, known).map(Some) };
         let launch = Launch {
             blocks: SCANS,
