@@ -367,7 +367,7 @@ pub(crate) struct BenchArgs {
     /// Print a row per kind of op: calls, time, bytes, speeds
     #[arg(long)]
     pub ops: bool,
-    /// Print one JSON object instead: prefill_tok_s, decode_tok_s (each median, min, max), read_ceiling_gb_s, ...
+    /// Print one JSON object instead: prefill_tok_s, decode_tok_s (each median, min, max), read_bandwidth_gb_s, ...
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
