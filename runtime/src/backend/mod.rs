@@ -9,6 +9,7 @@
 pub mod cpu;
 #[cfg(feature = "mlx")]
 pub mod mlx;
+pub mod mlx_text;
 
 use std::fmt;
 
