@@ -240,7 +240,7 @@ impl Model {
     /// The tokenizer, if the loaf has one. Opening it verifies its tables.
     ///
     /// # Errors
-    /// Tables that are none.
+    /// The tables do not pass verification.
     pub fn tokenizer(&self) -> Result<Option<SharedTokenizer>, tokenizer::Error> {
         let Some(section) = self.container().section(SectionKind::Tokenizer) else { return Ok(None) };
         // SAFETY: the bytes are mapped read-only, or static, and never move while the model lives, which the tokenizer holds on to;

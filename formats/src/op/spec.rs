@@ -271,7 +271,7 @@ pub trait OpAttrs: Rules + Copy {
     /// The op.
     const KIND: OpKind;
 
-    /// Reads attribute words; missing ones read as 0, a word that is no weight format as dense f32.
+    /// Reads attribute words; missing ones read as 0, an unknown weight format as dense f32.
     fn of(words: &[u64]) -> Self;
 
     /// The attribute words, in record order, and how many they are.

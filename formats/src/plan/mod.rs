@@ -411,7 +411,7 @@ impl Plan {
     /// Reads a plan section.
     ///
     /// # Errors
-    /// Bytes that are no plan, trailing bytes, or more than [`MAX_PLAN_BYTES`].
+    /// Bytes that do not decode as a plan, trailing bytes, or more than [`MAX_PLAN_BYTES`].
     pub fn decode(bytes: &[u8]) -> Result<Plan, PlanError> {
         if bytes.len() > MAX_PLAN_BYTES {
             return refuse("section", format!("at most {MAX_PLAN_BYTES} bytes"), bytes.len());

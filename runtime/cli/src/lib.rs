@@ -70,7 +70,7 @@ pub struct Io<'a> {
 }
 
 impl<'a> Io<'a> {
-    /// Streams that are no terminals.
+    /// Streams other than terminals.
     pub fn new(
         stdin: &'a mut dyn BufRead,
         stdout: &'a mut dyn Write,
