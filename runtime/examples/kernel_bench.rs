@@ -133,7 +133,7 @@ fn float_ops(pool: &Pool, kernels: &Kernels) {
     let dense = [WeightFormat::Dense(DType::F32), WeightFormat::Dense(DType::BF16), WeightFormat::Mxfp8];
     for format in dense {
         for (rows, inputs, outputs) in [(1, 64, 512), (1, 1024, 512), (3, 1024, 512), (24, 1024, 64), (64, 1024, 512)] {
-            let attrs = words(op::linear_dense::Attrs { rows, inputs, outputs, format });
+            let attrs = words(op::linear::Attrs { rows, inputs, outputs, format });
             us(&format!("linear {format} {rows} x {inputs} x {outputs}"), LinearDense, &attrs, 0);
         }
     }
