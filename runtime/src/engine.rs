@@ -179,7 +179,8 @@ impl Engine {
 
     /// An engine on a device that was opened for this model.
     pub fn on(model: &Model, device: Box<dyn Device>) -> Engine {
-        Engine::of(model, device, true)
+        let pads = device.pads();
+        Engine::of(model, device, pads)
     }
 
     fn of(model: &Model, device: Box<dyn Device>, pads: bool) -> Engine {

@@ -7,6 +7,8 @@
 //! Here is no model code and no choice of device by itself: the caller names one.
 
 pub mod cpu;
+#[cfg(target_os = "linux")]
+pub mod cuda;
 #[cfg(feature = "mlx")]
 pub mod mlx;
 
@@ -110,6 +112,11 @@ pub trait Device: Send {
 
     /// What there is room for.
     fn limits(&self) -> Limits;
+
+    /// Whether a step costs what the largest of its template would, however many rows are meant.
+    fn pads(&self) -> bool {
+        true
+    }
 
     /// What there is to say of the steps so far, for reports.
     fn notes(&self) -> Option<String> {
