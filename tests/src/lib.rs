@@ -2,6 +2,8 @@
 
 pub mod engines;
 pub mod gguf;
+#[cfg(target_os = "linux")]
+pub mod gpu;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -180,6 +180,10 @@ pub(crate) enum BackendArg {
     Mlx,
     /// MLX's CPU device; slow, for comparing
     MlxCpu,
+    /// An NVIDIA GPU; the CPU's bits
+    Cuda,
+    /// An NVIDIA GPU if there is one with room, else the CPU
+    Auto,
 }
 
 #[derive(ClapArgs, Default)]
@@ -389,7 +393,7 @@ pub(crate) struct CheckArgs {
     /// What to check (the CPU with the kernels that LOAF_ISA names, or else the best)
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     pub backend: BackendArg,
-    /// What to hold it to: cpu, a name that LOAF_ISA takes, mlx, mlx-cpu, or a safetensors file of activations
+    /// What to hold it to: cpu, a name that LOAF_ISA takes, mlx, mlx-cpu, cuda, or a safetensors file of activations
     /// (tests/fixtures/make_activations.py) [default: scalar for the CPU, else cpu]
     #[arg(long, value_name = "ENGINE|FILE")]
     pub against: Option<String>,
@@ -421,6 +425,9 @@ pub(crate) struct VerifyArgs {
     /// Replay the loaf's golden prompts too, and compare the token ids
     #[arg(long)]
     pub run: bool,
+    /// What to replay them with
+    #[arg(long, value_name = "BACKEND", value_enum, default_value_t, requires = "run")]
+    pub backend: BackendArg,
     /// Print one JSON object instead: id, file_bytes, tensors, and with --run golden_ids
     #[arg(long)]
     pub json: bool,

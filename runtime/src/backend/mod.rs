@@ -7,6 +7,8 @@
 //! There is no model code here, and no device is chosen here: the caller names one.
 
 pub mod cpu;
+#[cfg(target_os = "linux")]
+pub mod cuda;
 #[cfg(feature = "mlx")]
 pub mod mlx;
 pub mod mlx_text;
