@@ -8,7 +8,7 @@ use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::weights::QuantOptions;
 use loaf_formats::container::SectionKind;
 use loaf_formats::dtype::DType;
-use loaf_formats::op::{OpAttrs, OpKind, add, add_rms_norm, linear_dense, silu};
+use loaf_formats::op::{OpAttrs, OpKind, add, add_rms_norm, linear, linear_dense, silu};
 use loaf_formats::plan::{Operand, Phase, Plan, Record, Region, VerifiedPlan, record_head, records};
 use loaf_runtime::Model;
 use loaf_runtime::kernels::Kernels;
@@ -197,7 +197,7 @@ fn steps_that_would_wait_for_themselves_fall_apart() {
     let operands: Vec<Operand> =
         [normed].into_iter().chain(planes.map(|i| projection.operand(i))).chain([wide]).collect();
     let mut words = template.words.clone();
-    words.extend(record(linear_dense::Attrs { rows: 0, ..a }, &operands));
+    words.extend(record(linear_dense::Attrs(linear::Attrs { rows: 0, ..*a }), &operands));
     words.extend(record(silu::Attrs { rows: 0, heads: 1, dim: hidden }, &[sum, open]));
     words.extend(record(add::Attrs { rows: 0, heads: 1, dim: hidden }, &[wide, open, out]));
     plan.templates[at].words = words;
