@@ -2,6 +2,7 @@
 
 pub mod engines;
 pub mod gguf;
+pub mod serving;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
