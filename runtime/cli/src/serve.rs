@@ -1,6 +1,8 @@
 //! `loaf serve`: from arguments to a server of the crate `loaf-serve`, which does the rest.
 
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use loaf_runtime::engine::{Engine, EngineOptions};
@@ -21,18 +23,25 @@ struct Named {
 }
 
 pub(crate) fn serve(args: &ServeArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
-    let server = start(args, io)?;
+    let (notes, told) = channel();
+    let server = start(args, &notes, io)?;
     for address in &server.addresses {
         io.note(format_args!("loaf: listening on http://{address}"));
     }
     if let Some(socket) = &args.socket {
         io.note(format_args!("loaf: listening on {}", socket.display()));
     }
+    // Standard error is this thread's, so others' notes come out here.
+    while !server.is_finished() {
+        if let Ok(note) = told.recv_timeout(Duration::from_millis(200)) {
+            io.warn(note);
+        }
+    }
     server.wait().map_err(Failure::Runtime)?;
     Ok(0)
 }
 
-fn start(args: &ServeArgs, io: &mut Io<'_>) -> Result<Server, Failure> {
+fn start(args: &ServeArgs, notes: &Sender<String>, io: &mut Io<'_>) -> Result<Server, Failure> {
     let keys = match &args.api_key_file {
         None => Vec::new(),
         Some(path) => keys(path)?,
@@ -56,7 +65,11 @@ fn start(args: &ServeArgs, io: &mut Io<'_>) -> Result<Server, Failure> {
     let (mut models, mut threads) = (Vec::new(), Vec::new());
     for named in named(args, io)? {
         let (name, open) = (named.name, model::opener(&named.model, io)?);
-        let notes = Box::new(|note: &str| eprintln!("loaf: {}", loaf_formats::text::lines(note)));
+        let to = std::sync::Mutex::new(notes.clone());
+        let notes = Box::new(move |note: &str| {
+            // After the end nobody reads them.
+            let _ = to.lock().unwrap_or_else(PoisonError::into_inner).send(note.to_owned());
+        });
         let started = Served::start(&name, open, engines(args, io)?, options.clone(), notes);
         let (served, thread) = started.map_err(|e| Failure::Runtime(format!("{name}: {e}")))?;
         if args.compute.verbose {

@@ -161,6 +161,11 @@ impl Server {
         self.wait()
     }
 
+    /// Whether it has ended.
+    pub fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
     /// Waits for its end.
     ///
     /// # Errors
