@@ -27,6 +27,8 @@
 //!
 //! What it does not do: it chooses no tokens ([`crate::generate`]) and knows no text.
 
+mod parts;
+
 use std::fmt;
 use std::sync::Arc;
 

@@ -4,6 +4,7 @@ pub mod engines;
 pub mod gguf;
 #[cfg(target_os = "linux")]
 pub mod gpu;
+pub mod serving;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

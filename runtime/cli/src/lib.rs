@@ -1,4 +1,4 @@
-//! The command line: `loaf run`, `chat`, `score`, `bench`, `check`, `info`, `verify`, `list`, `rm` and what goes with them.
+//! The command line: `loaf run`, `chat`, `serve`, `score`, `bench`, `check`, `info`, `verify`, `list`, `rm` and what goes with them.
 //!
 //! [`main`] is the whole program but for the process around it, so that tests call it with their own streams; [`main_of`]
 //! is the same for a program that carries its loaf, and [`small`] is the program that `bake executable` puts before one. What
@@ -26,6 +26,7 @@ pub mod models;
 mod progress;
 mod run;
 mod score;
+mod serve;
 pub mod shell;
 mod style;
 mod verify;
@@ -179,6 +180,7 @@ impl Front for Args {
         match self.command {
             Command::Run(args) => run::run(&args, io),
             Command::Chat(args) => chat::chat(&args, io),
+            Command::Serve(args) => serve::serve(&args, io),
             Command::Score(args) => score::score(&args, io),
             Command::Info(args) => info::info(&args, io),
             Command::Bench(args) => bench::bench(&args, io),
