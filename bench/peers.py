@@ -130,9 +130,22 @@ def stored_bytes(loaf):
     """Bytes of every weight of a loaf, scales and biases included, by canonical name."""
     with open(loaf, "rb") as f:
         header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        begin, end = header["loaf.manifest"]["data_offsets"]
+        f.seek(begin, os.SEEK_CUR)
+        experts = json.loads(f.read(end - begin)).get("experts", [])
     total = {}
+    # The experts of a layer are one tensor; the manifest says what a record of it holds.
+    sizes = {"f32": 4, "f16": 2, "bf16": 2}
+    for tensor in experts:
+        for m in tensor["matrices"]:
+            affine = re.fullmatch(r"q(\d+)g(\d+)/(\w+)", m["format"])
+            row = m["inputs"] * sizes.get(m["format"], 0)
+            if affine:
+                row = m["inputs"] * int(affine[1]) // 8 + 2 * (m["inputs"] // int(affine[2])) * sizes[affine[3]]
+            total[m["name"].removesuffix(".weight")] = tensor["experts"] * m["outputs"] * row
+    recorded = {tensor["tensor"] for tensor in experts}
     for name, t in header.items():
-        if name.startswith(("loaf.", "__")):
+        if name.startswith(("loaf.", "__")) or name in recorded:
             continue
         module = re.sub(r"\.(weight|scales|biases)$", "", name)
         total[module] = total.get(module, 0) + t["data_offsets"][1] - t["data_offsets"][0]
