@@ -4,7 +4,8 @@
 usage: second_reader.py FILE...
 
 Checks structure and every hash of each file and prints one JSON object per file: the artifact id, the root of every
-section, the tensors, and counts of the plan. Any rule that does not hold is an error in one line, and exit code 1.
+section, the tensors, counts of the plan, and of every weight in a block format the SHA-256 of its numbers (f32, +0 for -0).
+Any rule that does not hold is an error in one line, and exit code 1.
 """
 
 import hashlib
@@ -302,6 +303,96 @@ def graphs_section(plan):
     return words64(len(records)) + root([sha(b"\x00" + r) for r in records]) + b"".join(records)
 
 
+# Block formats, section 13: name: bits, group, words of small integers, offset of these, offset of codes.
+
+BLOCKS = {"q4_0": (4, 32, 0, 0, 8), "q5_0": (5, 32, 0, 0, 16), "q8_0": (8, 32, 0, 0, 128), "iq4_nl": (4, 32, 0, 0, 0),
+          "q2_k": (2, 16, 4, 0, 0), "q3_k": (3, 16, 3, 32, 4), "q4_k": (4, 32, 3, 0, 0), "q5_k": (5, 32, 3, 0, 0),
+          "q6_k": (6, 16, 4, 128, 32), "iq4_xs": (4, 32, 2, 32, 0), "tq2_0": (2, 128, 0, 0, 1)}
+TABLE = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+
+
+def block_format(planes):
+    """The format that planes of these names, types and row lengths can only have, and its row's weights."""
+    words = planes["weight"][1]
+    scales, supers = planes.get("scales"), planes.get("supers")
+    if "biases" in planes:
+        return None
+    for name, (bits, _, small, _, _) in BLOCKS.items():
+        inputs, rest = divmod(words * 32, bits)
+        d = ("F16", inputs // 256 * (2 if name in ("q2_k", "q4_k", "q5_k") else 1))
+        if rest:
+            continue
+        elif name == "iq4_nl":
+            fits = planes.get("table_scales") == ("F16", inputs // 32)
+        elif name == "tq2_0":
+            fits = scales is None and supers == d
+        elif small:
+            fits = scales == ("U32", inputs // 256 * small) and supers == d
+        else:
+            fits = scales == ("F16", inputs // 32) and supers is None
+        if fits:
+            return name, inputs
+    return None
+
+
+def small_integers(name, b, j):
+    if name in ("q4_k", "q5_k"):
+        if j < 4:
+            return b[j] & 63, b[4 + j] & 63
+        return b[4 + j] & 15 | b[j - 4] >> 6 << 4, b[4 + j] >> 4 | b[j] >> 6 << 4
+    if name == "q2_k":
+        return b[j] & 15, b[j] >> 4
+    if name == "q3_k":
+        return b[j % 8] >> 4 * (j // 8) & 15 | (b[8 + j % 4] >> 2 * (j // 4) & 3) << 4, 0
+    return b[j], 0
+
+
+def block_row(name, inputs, codes, scales, supers):
+    """The numbers of a row, from its bytes in each plane."""
+    bits, group, small, small_offset, offset = BLOCKS[name]
+    halves = lambda data: struct.unpack("<%de" % (len(data) // 2), data)
+    stream, d, out = int.from_bytes(codes, "little"), halves(supers if small else scales), []
+    for i in range(inputs):
+        code, g = stream >> (i * bits) & ((1 << bits) - 1), i // group
+        block, j = divmod(g, 256 // group)
+        minimum = 0.0
+        if small:
+            s, m = small_integers(name, scales[4 * small * block:4 * small * (block + 1)], j)
+            if name in ("q2_k", "q4_k", "q5_k"):
+                scale, minimum = d[2 * block] * s, d[2 * block + 1] * m
+            else:
+                scale = d[block] * (s - small_offset)
+        else:
+            scale = d[block if name == "tq2_0" else g]
+        value = TABLE[code] if name.startswith("iq4") else code - offset
+        out.append(scale * value - minimum + 0.0)
+    return out
+
+
+def block_weights(entries, area):
+    tensors = {e[0]: e[1:] for e in entries}
+    out = {}
+    for name in tensors:
+        if not name.endswith(".weight"):
+            continue
+        planes = {}
+        for plane in ("weight", "scales", "biases", "supers", "table_scales"):
+            if name[:-6] + plane in tensors:
+                planes[plane] = tensors[name[:-6] + plane]
+        found = planes["weight"][0] == "U32" and block_format({k: (p[0], p[1][-1]) for k, p in planes.items()})
+        if not found:
+            continue
+        digest, rows = hashlib.sha256(), 1
+        for extent in planes["weight"][1][:-1]:
+            rows *= extent
+        parts = [area[p[2]:p[3]] for p in planes.values()] + [b""]
+        for r in range(rows):
+            row = [part[len(part) // rows * r:len(part) // rows * (r + 1)] for part in parts]
+            digest.update(struct.pack("<%df" % found[1], *block_row(*found, *row[:3])))
+        out[name] = [found[0], digest.hexdigest()]
+    return out
+
+
 def read(path):
     with open(path, "rb") as file:
         data = file.read()
@@ -317,6 +408,9 @@ def read(path):
     out = {"id": area[2016:2048].hex(), "file_bytes": len(data)}
     out["sections"] = [[s["kind"], s["offset"], s["len"], s["root"].hex()] for s in sections]
     out["tensors"] = len([e for e in entries if not e[0].startswith("loaf.")])
+    blocks = block_weights(entries, area)
+    if blocks:
+        out["blocks"] = blocks
     for s in sections:
         content = area[s["offset"]:s["offset"] + s["len"]]
         if s["kind"] == 2:

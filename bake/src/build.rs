@@ -391,21 +391,12 @@ pub fn build_from(
 }
 
 fn build_into(
-    mut checkpoint: Checkpoint,
+    checkpoint: Checkpoint,
     output: &dyn Fn(&Checkpoint) -> Result<Output, BuildError>,
     options: &BuildOptions,
     progress: &dyn Progress,
 ) -> Result<Report, BuildError> {
-    match bake(&checkpoint, output(&checkpoint)?, options, progress) {
-        // Only known once the weights were read: formats, and with them graphs and layout, have to be others.
-        Err(BuildError::Checkpoint(CheckpointError::Wide { weight })) => {
-            progress
-                .warn(&format!("weight {weight}: a parameter is beyond f16; starting again with parameters in f32"));
-            checkpoint.widen();
-            bake(&checkpoint, output(&checkpoint)?, options, progress)
-        }
-        result => result,
-    }
+    bake(&checkpoint, output(&checkpoint)?, options, progress)
 }
 
 fn bake(

@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use loaf_formats::block::Block;
 use loaf_formats::container::{Container, Digest, RootBuilder, SectionKind, TensorEntry, proof};
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::experts::{ExpertTensor, ExpertsError};
@@ -31,7 +32,7 @@ use crate::places::expert_tensors;
 use crate::plan::lower::{Records, WeightPlace};
 use crate::plan::template::TemplateError;
 use crate::plan::{self, Layout};
-use crate::weights::stored_tensors;
+use crate::weights::{StoredTensor, stored_tensors};
 
 /// Why the graphs of a loaf are not what they should be.
 #[derive(Debug)]
@@ -321,6 +322,19 @@ fn format_of(decl: &WeightDecl, tensors: &HashMap<&str, &TensorEntry>) -> Option
         return Some(WeightFormat::Dense(weight.dtype));
     }
     let module = decl.name.strip_suffix(".weight").unwrap_or(&decl.name);
+    let is_there = |want: &StoredTensor| {
+        tensors.get(want.name.as_str()).is_some_and(|t| (t.dtype, &t.shape) == (want.dtype, &want.shape))
+    };
+    // Block formats differ in number, types and lengths of their planes, and two of them in a plane's name.
+    let is_block = |block: &Block| {
+        let planes = stored_tensors(&decl.name, WeightFormat::Block(*block), &decl.shape);
+        planes.is_some_and(|planes| planes.iter().all(is_there))
+    };
+    if !tensors.contains_key(format!("{module}.biases").as_str())
+        && let Some(block) = Block::ALL.into_iter().find(is_block)
+    {
+        return Some(WeightFormat::Block(block));
+    }
     let scales = tensors.get(format!("{module}.scales").as_str())?;
     let in_dim = *decl.shape.last()?;
     let group = in_dim.checked_div(*scales.shape.last()?)?;

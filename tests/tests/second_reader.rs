@@ -76,6 +76,22 @@ fn both_readers_find_the_same_in_baked_files() {
 }
 
 #[test]
+fn the_second_reader_decodes_block_formats_to_the_numbers_of_the_package_gguf() {
+    let options = BuildOptions { golden: Some(0), context: Some(64), ..BuildOptions::default() };
+    let baked = loaf_tests::bake_dir(&fixture("gguf/mixed/model.gguf"), &options);
+    let expected: Value =
+        serde_json::from_slice(&fs::read(fixture("gguf/mixed/expected.json")).expect("committed")).expect("JSON");
+    let found = second(&baked.path);
+    let blocks = found["blocks"].as_object().expect("weights in block formats");
+    let mut formats = std::collections::BTreeSet::new();
+    for (name, found) in blocks {
+        assert_eq!(found[1], expected[name], "{name}");
+        formats.insert(found[0].to_string());
+    }
+    assert!(formats.len() >= 5, "{formats:?}");
+}
+
+#[test]
 fn the_second_reader_notices_damage() {
     let path = vector("tiny.loaf");
     let bytes = fs::read(&path).expect("committed");

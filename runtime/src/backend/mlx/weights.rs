@@ -75,13 +75,24 @@ fn type_of(dtype: DType) -> Type {
 pub fn packing(format: WeightFormat) -> Option<Packing> {
     let group = format.group()? as i32;
     let mode = match format {
-        WeightFormat::Dense(_) => return None,
+        // Refused before it is asked for.
+        WeightFormat::Dense(_) | WeightFormat::Block(_) => return None,
         WeightFormat::Affine { .. } => c"affine",
         WeightFormat::Mxfp4 => c"mxfp4",
         WeightFormat::Nvfp4 => c"nvfp4",
         WeightFormat::Mxfp8 => c"mxfp8",
     };
     Some(Packing { mode, bits: format.bits() as i32, group })
+}
+
+/// Refuses formats that MLX has no form of.
+fn has(format: WeightFormat) -> Result<()> {
+    match format {
+        WeightFormat::Block(_) => {
+            Err(MlxError(format!("expected weights in a format of MLX's, found {format}; the CPU takes them")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The array, evaluated: while a graph is traced, what is not would become part of it.
@@ -200,6 +211,7 @@ impl Weights {
         format: WeightFormat,
         kind: Type,
     ) -> Result<Matrix> {
+        has(format)?;
         match packing(format) {
             None => Ok(Matrix::Dense(self.get(mlx, o[0], dims[0][0], dims[0][2], Use::Stored)?)),
             Some(_) => self.matrix(mlx, o, dims, format, None, kind),
@@ -217,6 +229,7 @@ impl Weights {
         kind: Type,
     ) -> Result<Matrix> {
         let count = experts.unwrap_or(1);
+        has(format)?;
         let stacked = |array: Array| match experts {
             None => Ok(array),
             Some(n) => {
