@@ -212,6 +212,71 @@ def row_words(words):
     return rows
 
 
+# Experts, section 13: records that the manifest describes, and that operands of the plan must be planes of.
+
+def planes_of(text, inputs):
+    """The planes of a row of a format: name, type, elements."""
+    floats = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+    blocks = {"mxfp4": (8, 32, 2 | 4 << 8 | 32 << 16 | 5 << 24), "nvfp4": (8, 16, 3 | 4 << 8 | 16 << 16 | 5 << 24),
+              "mxfp8": (4, 32, 4 | 8 << 8 | 32 << 16 | 5 << 24)}
+    if text in floats:
+        return list(floats).index(text) << 24, [("weight", floats[text], inputs)]
+    if text in blocks:
+        codes, group, code = blocks[text]
+        need(inputs % group == 0, "experts: groups of " + text)
+        return code, [("weight", "U32", inputs // codes), ("scales", "U8", inputs // group)]
+    width, params = text.split("/")
+    bits, group = (int(n) for n in width.removeprefix("q").split("g"))
+    need(inputs % group == 0 and text == "q%dg%d/%s" % (bits, group, params), "experts: format " + text)
+    shared = inputs // group
+    return (1 | bits << 8 | group << 16 | list(floats).index(params) << 24,
+            [("weight", "U32", inputs * bits // 32), ("scales", floats[params], shared), ("biases", floats[params], shared)])
+
+
+def read_experts(manifest, entries, data):
+    """Every plane: name, type, shape, data offset of the first expert's, bytes from expert to expert; and its format."""
+    tensors, planes = {e[0]: e for e in entries}, []
+    for described in manifest.get("experts", []):
+        name, experts, end, gaps, record = described["tensor"], described["experts"], 0, [], described["record_bytes"]
+        need(name in tensors and tensors[name][1:3] == ("U8", [experts, record]), "experts %s: tensor" % name)
+        first = tensors[name][3]
+        for m in described["matrices"]:
+            code, rows = planes_of(m["format"], m["inputs"])
+            for i, (suffix, dtype, elements) in enumerate(rows):
+                begin = align(end, 64)
+                gaps.append((end, begin))
+                end = begin + m["outputs"] * elements * SIZES[dtype]
+                plane = m["name"] if i == 0 else m["name"].removesuffix("weight") + suffix
+                planes.append(([plane, dtype, [experts, m["outputs"], elements], first + begin, record], code))
+        gaps.append((end, align(end, 64)))
+        need(align(end, 64) == record, "experts %s: record" % name)
+        for at in range(first, first + experts * record, record):
+            need(not any(any(data[at + a:at + b]) for a, b in gaps), "experts %s: padding" % name)
+    return planes
+
+
+EXPERT_OPS = {17: 3, 18: 5}  # expert_linear_dense, expert_linear_quant: where the planes of the weight stand among the operands
+
+
+def check_expert_operands(plan, planes):
+    by_offset = {p[0][3]: p for p in planes}
+    for words in (t["words"] for t in plan["templates"]):
+        at = 0
+        while at < len(words):
+            op, operands = words[at] & 255, words[at] >> 8 & 255
+            attributes = words[at + 1 + 3 * operands:][:words[at] >> 16 & 255]
+            for i in range(EXPERT_OPS[op], EXPERT_OPS[op] + 4) if op in EXPERT_OPS else ():
+                head, offset, row_stride = words[at + 1 + 3 * i:at + 4 + 3 * i]
+                if head & 255 == 0:
+                    continue
+                need(offset in by_offset, "experts: an operand at %d" % offset)
+                (_, dtype, shape, _, record), code = by_offset[offset]
+                size = SIZES[dtype]
+                need((head >> 32, row_stride * size, code) == (shape[2], record, attributes[5])
+                     and shape[:2] == [attributes[2], attributes[4]], "experts: strides of an operand at %d" % offset)
+            at += 1 + 3 * operands + len(attributes)
+
+
 # The tree over all concrete graphs, and the section that records it.
 
 def words64(*values):
@@ -356,6 +421,11 @@ def read(path):
             out["plan"]["templates"] = [
                 [t["phase"], t["max_rows"], t["positions"], len(row_words(t["words"])), len(t["words"])]
                 for t in plan["templates"]]
+        elif s["kind"] == 3:
+            planes = read_experts(json.loads(content), entries, area)
+            if planes:
+                check_expert_operands(plan, planes)
+                out["experts"] = [p for p, _ in planes]
         elif s["kind"] == 7:
             need(content == graphs_section(plan), "graphs: what the plan expands to")
             out["graphs_root"] = content[8:40].hex()

@@ -143,6 +143,25 @@ impl WeightFormat {
         (format.is_valid() && format.code() == code).then_some(format)
     }
 
+    /// The inverse of the format's text.
+    pub fn from_name(name: &str) -> Option<WeightFormat> {
+        let dtype = |name: &str| DType::ALL.into_iter().find(|d| d.to_string() == name);
+        let format = match name {
+            "mxfp4" => WeightFormat::Mxfp4,
+            "nvfp4" => WeightFormat::Nvfp4,
+            "mxfp8" => WeightFormat::Mxfp8,
+            _ => match name.strip_prefix('q').and_then(|rest| rest.split_once('g')) {
+                Some((bits, rest)) => {
+                    let (group, params) = rest.split_once('/')?;
+                    let (bits, group) = (bits.parse().ok()?, group.parse().ok()?);
+                    WeightFormat::Affine { bits, group, params: dtype(params)? }
+                }
+                None => WeightFormat::Dense(dtype(name)?),
+            },
+        };
+        (format.is_valid() && format.to_string() == name).then_some(format)
+    }
+
     /// Whether the parameters are ones that exist.
     pub const fn is_valid(self) -> bool {
         match self {
@@ -311,6 +330,7 @@ mod tests {
         }
         for f in formats {
             assert_eq!(WeightFormat::from_code(f.code()), Some(f), "{f}");
+            assert_eq!(WeightFormat::from_name(&f.to_string()), Some(f), "{f}");
         }
     }
 
@@ -328,6 +348,9 @@ mod tests {
         ];
         for code in bad {
             assert_eq!(WeightFormat::from_code(code), None, "{code:#x}");
+        }
+        for name in ["", "q", "q4g64", "q4g64/u8", "q04g64/bf16", "q4g48/bf16", "q300g64/bf16", "u32", "mxfp5"] {
+            assert_eq!(WeightFormat::from_name(name), None, "{name}");
         }
     }
 
