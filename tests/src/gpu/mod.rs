@@ -7,9 +7,7 @@ mod run;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use loaf_runtime::backend::cuda::driver::{
-    Address, Card, Driver, DriverError, Function, Graph, Pinned, Result, Shape,
-};
+use loaf_runtime::backend::cuda::driver::{Address, Card, Driver, DriverError, Function, Graph, Pinned, Result, Shape};
 
 pub use parse::Module;
 
@@ -87,9 +85,11 @@ impl Emulated {
         *count += 1;
         let count = *count;
         match record.fails {
-            Some((name, after)) if name == call && count > after => {
-                Err(DriverError { call, answer: "CUDA_ERROR_UNKNOWN (as the test wants it)".to_owned(), memory: call == "allocate" })
-            }
+            Some((name, after)) if name == call && count > after => Err(DriverError {
+                call,
+                answer: "CUDA_ERROR_UNKNOWN (as the test wants it)".to_owned(),
+                memory: call == "allocate",
+            }),
             _ => Ok(()),
         }
     }

@@ -59,7 +59,17 @@ pub enum Src {
 
 /// Names of the registers that hold where a thread is, in the order of their numbers.
 const SPECIAL: [&str; 12] = [
-    "%tid.x", "%tid.y", "%tid.z", "%ntid.x", "%ntid.y", "%ntid.z", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y",
+    "%tid.x",
+    "%tid.y",
+    "%tid.z",
+    "%ntid.x",
+    "%ntid.y",
+    "%ntid.z",
+    "%ctaid.x",
+    "%ctaid.y",
+    "%ctaid.z",
+    "%nctaid.x",
+    "%nctaid.y",
     "%nctaid.z",
 ];
 
@@ -435,7 +445,12 @@ impl<'a> Body<'a> {
                 one(self, Op::Redux(parts[2] == "max"), ty(1))
             }
             "mma" => {
-                assert!(name == "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32" || name.ends_with("s32.u8.s8.s32") || name.ends_with("s32.s8.u8.s32"), "PTX: {text}");
+                assert!(
+                    name == "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"
+                        || name.ends_with("s32.u8.s8.s32")
+                        || name.ends_with("s32.s8.u8.s32"),
+                    "PTX: {text}"
+                );
                 let d: Vec<u32> = vector(fields[0]).0.into_iter().map(|r| self.reg(r)).collect();
                 let s = fields[1..4].iter().flat_map(|f| vector(f).0).map(|v| self.src(v)).collect();
                 let signs = i64::from(parts[parts.len() - 3] == "s8") | i64::from(parts[parts.len() - 2] == "s8") << 1;

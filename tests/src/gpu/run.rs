@@ -30,14 +30,26 @@ struct Block<'a> {
 }
 
 /// Runs all blocks of a launch.
-pub fn launch(module: &Module, function: usize, shape: Shape, parameter: &[u8], memory: &[(u64, u64)], backwards: bool) {
+pub fn launch(
+    module: &Module,
+    function: usize,
+    shape: Shape,
+    parameter: &[u8],
+    memory: &[(u64, u64)],
+    backwards: bool,
+) {
     let kernel = &module.kernels[function];
     assert!(kernel.most_threads.is_none_or(|n| shape.block <= n), "{}: {} threads", kernel.name, shape.block);
     let [x, y, z] = shape.grid;
     let count = u64::from(x) * u64::from(y) * u64::from(z);
     let mut shared = vec![0u8; module.fixed + shape.shared as usize];
     let mut threads: Vec<Thread> = (0..shape.block)
-        .map(|_| Thread { pc: 0, state: State::Ready, registers: vec![0; kernel.registers], local: vec![0; kernel.local] })
+        .map(|_| Thread {
+            pc: 0,
+            state: State::Ready,
+            registers: vec![0; kernel.registers],
+            local: vec![0; kernel.local],
+        })
         .collect();
     for i in 0..count {
         let i = if backwards { count - 1 - i } else { i };
@@ -126,7 +138,12 @@ impl Block<'_> {
         let first = warp.iter().find(|t| t.state == State::Together).map(|t| t.pc).expect("one that waits");
         let live: Vec<usize> = (0..warp.len()).filter(|i| warp[*i].state == State::Together).collect();
         let i = &self.kernel.code[first];
-        assert!(live.iter().all(|l| warp[*l].pc == first), "{}, line {}: a warp that is not together", self.kernel.name, i.line);
+        assert!(
+            live.iter().all(|l| warp[*l].pc == first),
+            "{}, line {}: a warp that is not together",
+            self.kernel.name,
+            i.line
+        );
         match i.op {
             Op::BarWarp => {}
             Op::Shfl => {
@@ -222,7 +239,8 @@ impl Block<'_> {
                     self.bytes(t, at, size * usize::from(n), i, false);
                     for k in 0..usize::from(n) {
                         let v = self.load(t, at + (k * size) as u64, size, i);
-                        t.registers[i.d[k] as usize] = if matches!(i.ty, Ty::S(_)) { signed(v, i.ty) as u64 } else { v };
+                        t.registers[i.d[k] as usize] =
+                            if matches!(i.ty, Ty::S(_)) { signed(v, i.ty) as u64 } else { v };
                     }
                 }
                 Op::St(n) => {
@@ -291,7 +309,13 @@ fn compute(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
             Op::Abs => a & 0x7fff_ffff,
             Op::Max => bits(largest(f(a), f(b))),
             Op::Min => bits(-largest(-f(a), -f(b))),
-            Op::Selp => if c != 0 { a } else { b },
+            Op::Selp => {
+                if c != 0 {
+                    a
+                } else {
+                    b
+                }
+            }
             Op::Setp(cmp) => compare(cmp, f(a).partial_cmp(&f(b))).into(),
             Op::Cvt(from, whole) => bits(match from {
                 Ty::F16 => f16::from_bits(a as u16).to_f32(),
@@ -312,7 +336,13 @@ fn compute(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
             Op::Div => (d(a) / d(b)).to_bits(),
             Op::Neg => a ^ 1 << 63,
             Op::Abs => a & !(1 << 63),
-            Op::Selp => if c != 0 { a } else { b },
+            Op::Selp => {
+                if c != 0 {
+                    a
+                } else {
+                    b
+                }
+            }
             Op::Setp(cmp) => compare(cmp, d(a).partial_cmp(&d(b))).into(),
             Op::Cvt(from, _) => match from {
                 Ty::F32 => f64::from(f(a)).to_bits(),
@@ -392,9 +422,21 @@ fn integer(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
         Op::Or => a | b,
         Op::Xor => a ^ b,
         Op::Not => !a,
-        Op::Shl => if (b as u32) < width { a << (b as u32) } else { 0 },
+        Op::Shl => {
+            if (b as u32) < width {
+                a << (b as u32)
+            } else {
+                0
+            }
+        }
         Op::Shr if is_signed => (sa >> (b as u32).min(width - 1).min(63)) as u64,
-        Op::Shr => if (b as u32) < width { ua >> (b as u32) } else { 0 },
+        Op::Shr => {
+            if (b as u32) < width {
+                ua >> (b as u32)
+            } else {
+                0
+            }
+        }
         Op::Bfi => {
             // Insert `a` into `b` at bit `c`, `e` bits.
             let (at, len) = (c as u32 & 255, e as u32 & 255);
@@ -425,7 +467,13 @@ fn integer(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
             };
             (signed(c, Ty::S(4)) + (0..4).map(|k| byte(a, k, x) * byte(b, k, y)).sum::<i64>()) as u64
         }
-        Op::Selp => if c != 0 { a } else { b },
+        Op::Selp => {
+            if c != 0 {
+                a
+            } else {
+                b
+            }
+        }
         Op::Setp(cmp) => {
             let order = if is_signed { sa.cmp(&sb) } else { ua.cmp(&ub) };
             return compare(cmp, Some(order)).into();
@@ -435,7 +483,13 @@ fn integer(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
             let x = if whole { f(a).round_ties_even() } else { f(a) };
             if is_signed { x as i32 as u64 } else { u64::from(x as u32) }
         }
-        Op::Cvt(Ty::F64, _) => if is_signed { d(a) as i32 as u64 } else { u64::from(d(a) as u32) },
+        Op::Cvt(Ty::F64, _) => {
+            if is_signed {
+                d(a) as i32 as u64
+            } else {
+                u64::from(d(a) as u32)
+            }
+        }
         Op::Cvt(from @ Ty::S(_), _) => signed(a, from) as u64,
         Op::Cvt(from, _) => mask(a, from),
         _ => panic!("{}, line {}: {:?} of {ty:?}", kernel.name, i.line, i.op),
@@ -469,7 +523,8 @@ fn mma(i: &Instr, warp: &mut [Thread]) {
         let (g, q) = (lane / 4, lane % 4);
         for r in 0..4 {
             let (row, col) = (g + 8 * (r / 2), q * 2 + r % 2);
-            let sum = (0..32).fold(value(&warp[lane], i.s[6 + r]) as i32, |s, k| s.wrapping_add(a[row][k].wrapping_mul(b[k][col])));
+            let sum = (0..32)
+                .fold(value(&warp[lane], i.s[6 + r]) as i32, |s, k| s.wrapping_add(a[row][k].wrapping_mul(b[k][col])));
             warp[lane].registers[i.d[r] as usize] = u64::from(sum as u32);
         }
     }

@@ -104,13 +104,15 @@ impl CudaDevice {
             (9, 0) => CUBIN,
             (major, _) if major >= 8 => PTX.as_bytes(),
             (major, minor) => {
-                let text = format!("CUDA: {}: expected compute capability 8.0 or later, found {major}.{minor}", card.name);
+                let text =
+                    format!("CUDA: {}: expected compute capability 8.0 or later, found {major}.{minor}", card.name);
                 return Err(DeviceError::Missing(text));
             }
         };
         let rows = |phase| plan.templates_of(phase).map(|t| t.max_rows).max().unwrap_or(1);
         let slots = options.slots.max(1);
-        let decode = plan.templates_of(Phase::Decode).next().ok_or(DeviceError::Unsupported("a plan without decode steps"))?;
+        let decode =
+            plan.templates_of(Phase::Decode).next().ok_or(DeviceError::Unsupported("a plan without decode steps"))?;
         let schedule = match options.fused {
             true => Some(Schedule::new(plan, decode).map_err(|e| DeviceError::Failed(e.to_string()))?),
             false => None,

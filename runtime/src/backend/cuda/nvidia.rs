@@ -111,7 +111,11 @@ impl Table {
             let mut at = null();
             // SAFETY: an out-parameter; the strings the driver gives are its own and constant.
             unsafe {
-                if f(status, &mut at) == 0 && !at.is_null() { CStr::from_ptr(at).to_string_lossy().into_owned() } else { String::new() }
+                if f(status, &mut at) == 0 && !at.is_null() {
+                    CStr::from_ptr(at).to_string_lossy().into_owned()
+                } else {
+                    String::new()
+                }
             }
         };
         let (name, says) = (text(self.error_name), text(self.error_text));
@@ -154,7 +158,8 @@ impl Nvidia {
         if library.is_null() {
             return Err(none("no NVIDIA driver here (libcuda.so.1 cannot be opened)"));
         }
-        let table = Table::of(library).map_err(|f| none(format!("the driver has no {f}: it is older than CUDA 12.4")))?;
+        let table =
+            Table::of(library).map_err(|f| none(format!("the driver has no {f}: it is older than CUDA 12.4")))?;
         let t = &table;
         // SAFETY: each call gets what cuda.h says it takes, out-parameters being locals.
         unsafe {
@@ -162,7 +167,8 @@ impl Nvidia {
             let (mut driver, mut count, mut device) = (0, 0, 0);
             t.check("cuDriverGetVersion", (t.version)(&mut driver))?;
             if (driver as u32) < OLDEST {
-                let text = format!("the driver is for CUDA {}.{}; expected 12.4 or later", driver / 1000, driver % 1000 / 10);
+                let text =
+                    format!("the driver is for CUDA {}.{}; expected 12.4 or later", driver / 1000, driver % 1000 / 10);
                 return Err(none(text));
             }
             t.check("cuDeviceGetCount", (t.count)(&mut count))?;
