@@ -1,4 +1,4 @@
-//! The command line: `loaf run`, `chat`, `score`, `bench`, `check`, `info`, `verify`, `list`, `rm` and what goes with them.
+//! The command line: `loaf run`, `chat`, `serve`, `score`, `bench`, `check`, `info`, `verify`, `list`, `rm` and what goes with them.
 //!
 //! [`main`] is the whole program but for the process around it, so that tests call it with their own streams; [`main_of`]
 //! is the same for a program that carries its loaf, and [`small`] is the program that `bake executable` puts before one. What
@@ -26,6 +26,7 @@ pub mod models;
 mod progress;
 mod run;
 mod score;
+mod serve;
 pub mod shell;
 mod style;
 mod verify;
@@ -36,7 +37,7 @@ use loaf_runtime::backend::{Device, DeviceError};
 use loaf_runtime::trace::Trace;
 use std::ffi::OsString;
 use std::fmt::{self, Display};
-use std::io::{self, BufRead, Read, Write};
+use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::Path;
 
 use clap::{CommandFactory, Parser};
@@ -106,7 +107,7 @@ pub struct Io<'a> {
 }
 
 impl<'a> Io<'a> {
-    /// Streams that are no terminals.
+    /// Streams other than terminals.
     pub fn new(
         stdin: &'a mut dyn BufRead,
         stdout: &'a mut dyn Write,
@@ -127,6 +128,20 @@ impl<'a> Io<'a> {
             gpu: None,
         }
     }
+}
+
+/// Calls `run` with the streams and the environment of this process; interrupts are handled.
+pub fn with_process<T>(run: impl FnOnce(&mut Io<'_>) -> T) -> T {
+    let (mut input, mut output, mut errors) = (io::stdin().lock(), io::stdout().lock(), io::stderr().lock());
+    let var = |name: &str| std::env::var_os(name);
+    let mut io = Io {
+        stdin_is_terminal: io::stdin().is_terminal(),
+        stdout_is_terminal: io::stdout().is_terminal(),
+        stderr_is_terminal: io::stderr().is_terminal(),
+        signals: true,
+        ..Io::new(&mut input, &mut output, &mut errors, &var)
+    };
+    run(&mut io)
 }
 
 /// Longest text read from standard input or a prompt file, in bytes.
@@ -165,6 +180,7 @@ impl Front for Args {
         match self.command {
             Command::Run(args) => run::run(&args, io),
             Command::Chat(args) => chat::chat(&args, io),
+            Command::Serve(args) => serve::serve(&args, io),
             Command::Score(args) => score::score(&args, io),
             Command::Info(args) => info::info(&args, io),
             Command::Bench(args) => bench::bench(&args, io),

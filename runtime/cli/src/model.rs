@@ -54,6 +54,27 @@ pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Model, Failure
     }
 }
 
+/// A way to open the loaf again and again that [`open_model`] opens once: what the arguments mean is found out now.
+pub(crate) fn opener(args: &ModelArgs, io: &Io<'_>) -> Result<loaf_serve::hub::OpenModel, Failure> {
+    if let (None, Some(program)) = (&args.model, &args.program) {
+        let program = program.clone();
+        return Ok(Box::new(move || {
+            let loaf = Model::open_embedded(&program).map_err(|e| e.to_string())?;
+            loaf.ok_or_else(|| NO_MODEL.to_owned())
+        }));
+    }
+    match named(args, io) {
+        Some(path) => {
+            let path = find(path, io)?;
+            Ok(Box::new(move || Model::open(&path).map_err(|e| format!("{}: {e}", path.display()))))
+        }
+        None => {
+            let bytes = io.builtin.ok_or_else(|| Failure::usage(NO_MODEL))?;
+            Ok(Box::new(move || Model::from_static(bytes).map_err(|e| format!("the built-in model: {e}"))))
+        }
+    }
+}
+
 /// The file that somebody means by `path`, before it is opened: a pipe would wait, and what is no loaf but something that
 /// people pass for one gets an answer of its own.
 fn find(path: PathBuf, io: &Io<'_>) -> Result<PathBuf, Failure> {
@@ -161,7 +182,7 @@ fn open_mlx(loaf: &Model, gpu: bool, exact: bool) -> Result<loaf_runtime::backen
 }
 
 #[cfg(feature = "mlx")]
-fn device(loaf: &Model, gpu: bool) -> Result<Box<dyn Device>, Failure> {
+pub(crate) fn device(loaf: &Model, gpu: bool) -> Result<Box<dyn Device>, Failure> {
     Ok(Box::new(open_mlx(loaf, gpu, false)?))
 }
 
@@ -177,7 +198,7 @@ fn without_mlx() -> Failure {
 }
 
 #[cfg(not(feature = "mlx"))]
-fn device(_: &Model, _: bool) -> Result<Box<dyn Device>, Failure> {
+pub(crate) fn device(_: &Model, _: bool) -> Result<Box<dyn Device>, Failure> {
     Err(without_mlx())
 }
 

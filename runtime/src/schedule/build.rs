@@ -332,11 +332,10 @@ impl Builder<'_> {
     fn route(&self, top_k: RecordId) -> Option<Vec<Work>> {
         let o = operands!(self.nodes[top_k], top_k);
         let softmax = self.made_by(o.probs, &[OpKind::Softmax]).filter(|_| self.only(o.probs, &[top_k]))?;
+        // The router may be one product with others of the row, such as the gate of a shared expert.
         let scores = operands!(self.nodes[softmax], softmax).x;
-        let router = self.made_by(scores, &[OpKind::LinearQuant, OpKind::LinearDense])?;
-        if !self.only(scores, &[softmax]) {
-            return None;
-        }
+        let is_product = |r: &RecordId| matches!(self.kind(*r), OpKind::LinearQuant | OpKind::LinearDense);
+        let router = self.maker(scores).filter(|r| !self.taken[*r] && is_product(r))?;
         let sort = self.users[o.ids.value()?].iter().copied().find(|&s| {
             let sorts = self.kind(s) == OpKind::ExpertSort && !self.taken[s];
             sorts && operands!(self.nodes[s], expert_sort).ids.value() == o.ids.value()
@@ -381,9 +380,10 @@ impl Builder<'_> {
         biases.sort_unstable();
         let summed = biases.iter().map(|&b| operands!(self.nodes[b], add).out);
         let parts: Vec<Source> = made.iter().copied().chain(summed).collect();
-        let gate = parts.iter().flat_map(readers).filter(free).find(|&g| {
+        let is_gate = |g: &RecordId| matches!(self.kind(*g), OpKind::SiluMul | OpKind::SigmoidMul);
+        let gate = parts.iter().flat_map(readers).filter(free).filter(is_gate).find(|&g| {
             let o = operands!(self.nodes[g], silu_mul);
-            matches!(self.kind(g), OpKind::SiluMul | OpKind::SigmoidMul) && of(&parts, o.a) && of(&parts, o.b)
+            of(&parts, o.a) && of(&parts, o.b)
         });
         Some(vec![Work::Product(Product { norm, quantizes, products, biases, gate, residual })])
     }

@@ -178,7 +178,7 @@ fn view_of(r: &Record<'_>, j: usize, value: &Value) -> Option<(u64, bool)> {
     let rises = dims[1] == 1 || u64::from(o.head_stride) == dims[2];
     let rises = rises && (dims[0] == 1 || o.row_stride == dims[1] * dims[2]);
     let whole = rises && elements * o.dtype.bytes() == value.bytes[1];
-    within.then_some((start - value.offset, whole))
+    within.then(|| (start - value.offset, whole))
 }
 
 /// Every record is in one step; gives which.

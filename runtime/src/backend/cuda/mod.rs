@@ -131,6 +131,7 @@ impl CudaDevice {
             versions: memory.versions,
             decode_rows: rows(Phase::Decode).min(rows(Phase::LmHead)),
             prefill_rows: rows(Phase::Prefill),
+            pads: false,
             threads: 1,
         };
         let logits = driver.pinned(plan.logit_rows() as usize * plan.vocab as usize * 4)?;
@@ -252,10 +253,6 @@ impl Device for CudaDevice {
 
     fn limits(&self) -> Limits {
         self.limits
-    }
-
-    fn pads(&self) -> bool {
-        false
     }
 
     fn decode(&mut self, ids: &[u32], runs: &[SlotRun]) -> Result<(), DeviceError> {
