@@ -4,11 +4,14 @@
 //! rows of slots and told nothing of tokens' meaning: positions, sequences, what follows from a step and what is chosen
 //! next live above it, in [`crate::engine`] and [`crate::generate`].
 //!
-//! Here is no model code and no choice of device by itself: the caller names one.
+//! There is no model code here, and no device is chosen here: the caller names one.
 
 pub mod cpu;
+#[cfg(target_os = "linux")]
+pub mod cuda;
 #[cfg(feature = "mlx")]
 pub mod mlx;
+pub mod mlx_text;
 
 use std::fmt;
 use std::ops::Range;
@@ -62,6 +65,8 @@ pub struct Limits {
     pub decode_rows: u32,
     /// Rows of the largest prefill step.
     pub prefill_rows: u32,
+    /// Whether a prefill step computes all rows of a template, however many are meant: a prompt then costs least if it fills its templates.
+    pub pads: bool,
     /// Threads of the host that compute.
     pub threads: usize,
 }

@@ -161,6 +161,7 @@ impl Cpu {
             versions,
             decode_rows: decode.max_rows.min(lm_head.max_rows),
             prefill_rows: prefill.last().map_or(1, |r| r.max_rows),
+            pads: false,
             threads: pool.threads(),
         };
         Ok(Cpu {
