@@ -242,7 +242,12 @@ pub(crate) async fn connection(
         async move { Ok::<_, std::convert::Infallible>(respond(&gate, request, remote).await) }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(reading).max_headers(64).max_buf_size(64 << 10);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(reading)
+        .auto_date_header(false)
+        .max_headers(64)
+        .max_buf_size(64 << 10);
     let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(wire), service));
     let ended = tokio::select! {
         ended = served.as_mut() => Some(ended),
