@@ -332,11 +332,10 @@ impl Builder<'_> {
     fn route(&self, top_k: RecordId) -> Option<Vec<Work>> {
         let o = operands!(self.nodes[top_k], top_k);
         let softmax = self.made_by(o.probs, &[OpKind::Softmax]).filter(|_| self.only(o.probs, &[top_k]))?;
+        // The router may be one product with others of the row, such as the gate of a shared expert.
         let scores = operands!(self.nodes[softmax], softmax).x;
-        let router = self.made_by(scores, &[OpKind::LinearQuant, OpKind::LinearDense])?;
-        if !self.only(scores, &[softmax]) {
-            return None;
-        }
+        let is_product = |r: &RecordId| matches!(self.kind(*r), OpKind::LinearQuant | OpKind::LinearDense);
+        let router = self.maker(scores).filter(|r| !self.taken[*r] && is_product(r))?;
         let sort = self.users[o.ids.value()?].iter().copied().find(|&s| {
             let sorts = self.kind(s) == OpKind::ExpertSort && !self.taken[s];
             sorts && operands!(self.nodes[s], expert_sort).ids.value() == o.ids.value()

@@ -205,7 +205,7 @@ pub struct Route {
     pub norm: Option<RecordId>,
     /// `quantize` of the row, for the router and for the experts.
     pub quantizes: Vec<RecordId>,
-    /// `linear_dense` or `linear_quant` that makes the scores.
+    /// `linear_dense` or `linear_quant` that makes the scores, perhaps with other products of the row beside them.
     pub router: RecordId,
     /// Other products of the row, such as the gate of a shared expert.
     pub others: Vec<RecordId>,

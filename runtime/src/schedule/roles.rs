@@ -263,7 +263,7 @@ impl Roles<'_> {
         self.is(top_k, &[OpKind::TopK])?;
         let products: Vec<RecordId> = [router].into_iter().chain(others.iter().copied()).collect();
         self.row(*norm, quantizes, &products)?;
-        self.link(self.ends(router)[1], at!(self, softmax, softmax.x), Link::Own)?;
+        self.link(self.ends(router)[1], at!(self, softmax, softmax.x), Link::Part)?;
         self.link(at!(self, softmax, softmax.out), at!(self, top_k, top_k.probs), Link::Own)?;
         let Some(sort) = *sort else { return Ok(()) };
         self.is(sort, &[OpKind::ExpertSort])?;

@@ -311,9 +311,6 @@ impl<'a> Trace<'a> {
         let mut planes = Planes { operands: [Operand::ABSENT; WEIGHT_PLANES], dims: [[0; 3]; WEIGHT_PLANES] };
         for (i, &at) in at.iter().enumerate() {
             let (o, Some([rows, heads, dim])) = (r.operand(at), r.dims(at)) else { continue };
-            if rows > 1 && heads > 1 && o.row_stride != heads * dim {
-                return Err(MlxError("expected an op's matrices end to end, found them apart".to_owned()));
-            }
             (planes.operands[i], planes.dims[i]) = (o, [rows * heads, 1, dim]);
         }
         Ok(planes)
