@@ -13,13 +13,14 @@ How it measures:
 - A loaf is baked from the same bf16 numbers that llama.cpp's own quantiser turns into Q4_0, Q4_K_M or Q8_0. Every tensor of the
   loaf then gets the width that tensor has there (`bake build --quant-as`), so both read about the same bytes for a token; both
   numbers are printed. The column "all 4 bits" gives the loaf 4 bits for everything, beside the same GGUF.
+- With --same-file the loaf is baked from llama.cpp's own file, whose weights it keeps as they are: the same file beside itself.
 - Each engine runs as a process of its own, loaf and every mode of llama.cpp (repacked or not, flash attention or not) in turns, the
   same number of rounds; each process repeats a figure as often as the other's. Of llama.cpp the mode with the best median
   counts, figure by figure.
 - Prefill gives logits of the last token alone. Decode at a context fills the caches and does not compute them, in both.
 - Start-up is from exec to the first byte of the first token's text, ids given, files in the page cache; peak memory is what the
   system says that process used at most, mapped weights included.
-- The read ceiling is measured by every loaf process before every repetition of decode, which is judged by that one.
+- The read bandwidth is measured by every loaf process before every repetition of decode, which is judged by that one.
 
 A figure is only as good as the machine is idle: the load average stands in the table.
 """
@@ -47,6 +48,8 @@ LOAF, BAKE = TARGET / "loaf", TARGET / "bake"
 
 # Name of the GGUF mix -> (llama.cpp's number for it, our width for most weights).
 MIXES = {"q4_0": (2, "q4"), "q4_k_m": (15, "q4"), "q8_0": (7, "q8")}
+# Those whose files are only compared with themselves.
+SAME_FILE = {**MIXES, "q6_k": (18, None), "iq4_xs": (30, None), "q5_k_m": (17, None)}
 # Their types and the widths that cost about as many bits: 4.5, 5.5, 6.5 and 8.5 a weight, scales included.
 WIDTHS = {"Q4_0": "q4", "Q4_1": "q4", "Q4_K": "q4", "Q5_0": "q5", "Q5_K": "q5", "Q6_K": "q6", "Q8_0": "q8"}
 # What --isa may name: cmake's options for llama.cpp, and what it must then say of itself.
@@ -150,11 +153,24 @@ def stored_bytes(loaf):
     """Bytes of every weight of a loaf, scales and biases included, by canonical name."""
     with open(loaf, "rb") as f:
         header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        begin, end = header["loaf.manifest"]["data_offsets"]
+        f.seek(begin, os.SEEK_CUR)
+        experts = json.loads(f.read(end - begin)).get("experts", [])
     total = {}
+    # The experts of a layer are one tensor; the manifest says what a record of it holds.
+    sizes = {"f32": 4, "f16": 2, "bf16": 2}
+    for tensor in experts:
+        for m in tensor["matrices"]:
+            affine = re.fullmatch(r"q(\d+)g(\d+)/(\w+)", m["format"])
+            row = m["inputs"] * sizes.get(m["format"], 0)
+            if affine:
+                row = m["inputs"] * int(affine[1]) // 8 + 2 * (m["inputs"] // int(affine[2])) * sizes[affine[3]]
+            total[m["name"].removesuffix(".weight")] = tensor["experts"] * m["outputs"] * row
+    recorded = {tensor["tensor"] for tensor in experts}
     for name, t in header.items():
-        if name.startswith(("loaf.", "__")):
+        if name.startswith(("loaf.", "__")) or name in recorded:
             continue
-        module = re.sub(r"\.(weight|scales|biases)$", "", name)
+        module = re.sub(r"\.(weight|scales|biases|supers|table_scales)$", "", name)
         total[module] = total.get(module, 0) + t["data_offsets"][1] - t["data_offsets"][0]
     return total
 
@@ -238,11 +254,11 @@ def measure(model, a, figures, notes):
                 out = json.loads(run(*before, LOAF, "bench", "-m", what, "--prefill", n, "--decode", DECODE if n == PREFILLS[-1] else 0,
                                      "--threads", threads, "--repeat", repeat, "--json"))
                 figures.add(f"prefill {n}", who, out["prefill_tok_s"]["median"])
-                notes["ceiling"].append(out["read_ceiling_gb_s"])
+                notes["bandwidth"].append(out["read_bandwidth_gb_s"])
                 if out["decode_tok_s"]:
                     figures.add(f"decode {DECODE}", who, out["decode_tok_s"]["median"])
                     notes[f"{who} bytes"] = out["decode_bytes_per_token"]
-                    figures.add("decode, % of ceiling", who, out["decode_percent_of_ceiling"]["median"])
+                    figures.add("decode, % of bandwidth", who, out["decode_percent_of_bandwidth"]["median"])
             for n in a.contexts:
                 out = json.loads(run(*before, LOAF, "bench", "-m", what, "--prefill", 0, "--decode", DEEP, "--context", n,
                                      "--threads", threads, "--repeat", repeat, "--json"))
@@ -282,10 +298,10 @@ def spread(samples):
 def report(name, mix, model, figures, notes):
     """The table of one model and mix, in markdown, and the same as data."""
     lines = [f"## {name}, {mix}", ""]
-    ceiling = notes["ceiling"]
-    lines += [f"Read ceiling {spread(ceiling)} GB/s; load average {spread(notes['load'])}; {notes['rounds']} rounds; median (least–most).", ""]
+    bandwidth = notes["bandwidth"]
+    lines += [f"Read bandwidth {spread(bandwidth)} GB/s; load average {spread(notes['load'])}; {notes['rounds']} rounds; median (least–most).", ""]
     lines += ["| | loaf | llama.cpp | its best mode | ratio | wanted | loaf, all 4 bits |", "|---|---:|---:|---|---:|---:|---:|"]
-    data = {"figures": figures.samples, "read_ceiling_gb_s": ceiling, "load": notes["load"], "rounds": notes["rounds"], "ratios": {}}
+    data = {"figures": figures.samples, "read_bandwidth_gb_s": bandwidth, "load": notes["load"], "rounds": notes["rounds"], "ratios": {}}
     for figure in figures.samples:
         lower = figure in LOWER
         ours, theirs = figures.best(figure, "loaf", lower), figures.best(figure, "llama.cpp", lower)
@@ -296,7 +312,7 @@ def report(name, mix, model, figures, notes):
             value = statistics.median(ours[1]) / statistics.median(theirs[1])
             data["ratios"][figure] = value
             ratio = f"{value:.2f}"
-        wanted = {"start-up, s": "≤ 0.20", "decode, % of ceiling": "≥ 85"}.get(figure) or (f"≥ {TARGETS[figure]:.1f}" if figure in TARGETS else "")
+        wanted = {"start-up, s": "≤ 0.20", "decode, % of bandwidth": "≥ 85"}.get(figure) or (f"≥ {TARGETS[figure]:.1f}" if figure in TARGETS else "")
         mode = theirs[0].removeprefix("llama.cpp ") if theirs else ""
         lines.append(f"| {figure} | {cells[0]} | {cells[1]} | {mode} | {ratio} | {wanted} | {spread(four[1]) if four else ''} |")
     lines += ["", "Bytes of weights for one token:", "", "| weights | tensors | llama.cpp | MB | loaf MB |", "|---|---:|---|---:|---:|"]
@@ -311,7 +327,7 @@ def report(name, mix, model, figures, notes):
     return lines, data
 
 
-def make_models(models, name, mix, contexts):
+def make_models(models, name, mix, contexts, same_file):
     """Writes what is missing of one model in one mix; returns where everything is."""
     folder = LOCAL / "models" / name
     full = name == "full"
@@ -325,12 +341,18 @@ def make_models(models, name, mix, contexts):
         models.write(config, folder)
     if not gguf.exists():
         print(f"{name}: quantising to {mix}", flush=True)
-        run(PEER, folder / "model.gguf", os.cpu_count(), 0, 0, "quantize", MIXES[mix][0], gguf)
+        run(PEER, folder / "model.gguf", os.cpu_count(), 0, 0, "quantize", SAME_FILE[mix][0], gguf)
+    context = max([1024, *contexts]) + 1024
+    if same_file:
+        loaf = folder / f"{mix}-same-{context}.loaf"
+        if not loaf.exists() or loaf.stat().st_mtime < BAKE.stat().st_mtime:
+            run(BAKE, "build", gguf, "-o", loaf, "--context", context)
+        _, table = loaf_options(models, config, models.tensor_types(gguf), None)
+        return {"gguf": gguf, "loaf": loaf, "all4": None, "bytes": bytes_table(config, table, loaf)}
     width = MIXES[mix][1]
     options, table = loaf_options(models, config, models.tensor_types(gguf), width)
     if full:
         options += ["--random-weights", 1]
-    context = max([1024, *contexts]) + 1024
     loaf = bake(folder, folder / f"{mix}-{context}.loaf", width, options, context)
     # A third file of twenty gigabytes would tell little.
     all4 = bake(folder, folder / f"all4-{context}.loaf", "q4", [], context) if width == "q4" and options and not full else None
@@ -349,6 +371,8 @@ def main():
                         help="also Qwen3.6-35B-A3B at its true size, Q4_0: 40 GB of disk, and memory to keep 20 GB cached")
     parser.add_argument("--add", action="store_true", help="keep the samples of earlier runs")
     parser.add_argument("--before", default="", help="a command that starts every measured process")
+    parser.add_argument("--same-file", action="store_true",
+                        help="bake loaves from llama.cpp's files; also of Q5_K_M, Q6_K and IQ4_XS")
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), help="contexts to decode at; empty for none")
     a = parser.parse_args()
     a.contexts = [int(n) for n in a.contexts.split(",") if n]
@@ -358,7 +382,7 @@ def main():
     import peer_models as models
 
     names = list(models.CONFIGS)
-    pairs = [(n, m) for n in names for m in MIXES] + ([("full", "q4_0")] if a.full else [])
+    pairs = [(n, m) for n in names for m in (SAME_FILE if a.same_file else MIXES)] + ([("full", "q4_0")] if a.full else [])
     wanted = [p for p in pairs if any(fnmatch.fnmatch(t, a.only) for t in ("/".join(p), p[0]))]
     about = machine(a.isa)
     lines = ["# Loaf beside llama.cpp", "", f"{about['cpu']}, {about['cores']} cores, {' '.join(about['features'])}; kernels: {a.isa}; {a.threads} threads.", "",
@@ -370,11 +394,11 @@ def main():
         if saved["machine"] == about and saved["threads"] == a.threads:
             results = saved
     for name, mix in wanted:
-        model = make_models(models, name, mix, a.contexts)
-        figures, notes = Figures(), {"rounds": 0, "load": [], "ceiling": []}
+        model = make_models(models, name, mix, a.contexts, a.same_file)
+        figures, notes = Figures(), {"rounds": 0, "load": [], "bandwidth": []}
         if earlier := results["models"].get(f"{name}/{mix}"):
             figures.samples, notes["rounds"] = earlier["figures"], earlier["rounds"]
-            notes["load"], notes["ceiling"] = earlier["load"], earlier["read_ceiling_gb_s"]
+            notes["load"], notes["bandwidth"] = earlier["load"], earlier["read_bandwidth_gb_s"]
         for _ in range(a.rounds):
             measure(model, a, figures, notes)
             notes["rounds"] += 1

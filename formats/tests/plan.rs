@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 use loaf_formats::op::{
-    Dim, OpAttrs, OpKind, add, attention, conv, embed, expert_linear_dense, expert_sort, gather_rows, kv_write,
-    linear_dense, rms_norm, rope, rope_table, top_k, weighted_sum,
+    Dim, OpAttrs, OpKind, add, attention, conv, embed, expert_linear, expert_linear_dense, expert_sort, gather_rows,
+    kv_write, linear, linear_dense, rms_norm, rope, rope_table, top_k, weighted_sum,
 };
 use loaf_formats::plan::{
     Io, MAX_TEMPLATES, Operand, Phase, Plan, Region, State, StateKind, Template, record_head, records,
@@ -70,7 +70,7 @@ fn hidden() -> Operand {
 }
 
 fn logits(x: Operand) -> Vec<u64> {
-    let attrs = linear_dense::Attrs { rows: 0, inputs: HIDDEN, outputs: VOCAB, format: F32 };
+    let attrs = linear_dense::Attrs(linear::Attrs { rows: 0, inputs: HIDDEN, outputs: VOCAB, format: F32 });
     record(attrs, &[&[x], &weight(TABLE, HIDDEN)[..], &[rows(Region::Io, IO.logits, VOCAB)]].concat())
 }
 
@@ -103,7 +103,7 @@ fn layer() -> Vec<Vec<u64>> {
     let (order, starts, z, sum) = (list(Region::Arena, 10 * 512), list(Region::Arena, 11 * 512), at(12, 8), at(13, 8));
     let mut stack = weight(STACK, HIDDEN);
     stack[0].row_stride = (HIDDEN * HIDDEN) as u64;
-    let experts = expert_linear_dense::Attrs {
+    let experts = expert_linear_dense::Attrs(expert_linear::Attrs {
         rows: 0,
         k,
         experts: EXPERTS,
@@ -111,8 +111,8 @@ fn layer() -> Vec<Vec<u64>> {
         outputs: HIDDEN,
         format: F32,
         x_slots: 1,
-    };
-    let router = linear_dense::Attrs { rows: 0, inputs: HIDDEN, outputs: EXPERTS, format: F32 };
+    });
+    let router = linear_dense::Attrs(linear::Attrs { rows: 0, inputs: HIDDEN, outputs: EXPERTS, format: F32 });
     vec![
         record(
             embed::Attrs { rows: rows_, vocab: VOCAB, dim, format: F32 },
@@ -262,6 +262,36 @@ fn an_output_over_any_other_operand_is_refused() {
     refused("region: expected one that may be written, found W", |p| {
         operand(p, DECODE, (OpKind::Add, 0), "out", |o| o.region = Region::Weights);
     });
+}
+
+#[test]
+fn matrices_of_experts_lie_apart_as_far_as_the_region_goes_and_never_over_each_other() {
+    let weight = |change: fn(&mut Operand)| {
+        move |p: &mut Plan| operand(p, DECODE, (OpKind::ExpertLinearDense, 0), "weight", change)
+    };
+    // 64 elements a matrix; the last place of the second in a region of 4096 bytes, of which 1024 lie before the first.
+    assert_eq!(said(weight(|o| o.row_stride = 80)), "accepted");
+    assert_eq!(said(weight(|o| o.row_stride = 704)), "accepted");
+    refused("that ends by 4096", weight(|o| o.row_stride = 705));
+    refused("that ends by 4096", weight(|o| o.row_stride = u64::MAX / 4 - 300));
+    refused("does not overflow", weight(|o| o.row_stride = u64::MAX));
+    refused("contiguous rows of 8", weight(|o| o.row_stride = 63));
+    refused("contiguous rows of 8", weight(|o| o.row_stride = 0));
+    refused("contiguous rows of 8", weight(|o| (o.row_stride, o.head_stride) = (128, 9)));
+    refused("a multiple of 4", weight(|o| o.offset += 2));
+    // Rows of a matrix that stands alone follow each other.
+    refused("contiguous rows of 8", |p| {
+        operand(p, DECODE, (OpKind::LinearDense, 0), "weight", |o| o.row_stride = 16);
+    });
+    // Of one output each, experts still lie apart.
+    let narrow = |stride: u64| {
+        move |p: &mut Plan| {
+            attribute(p, DECODE, (OpKind::ExpertLinearDense, 0), "outputs", 1);
+            operand(p, DECODE, (OpKind::ExpertLinearDense, 0), "weight", |o| o.row_stride = stride);
+        }
+    };
+    refused("contiguous rows of 8", narrow(7));
+    assert!(!said(narrow(24)).contains("\"weight\""), "{}", said(narrow(24)));
 }
 
 #[test]

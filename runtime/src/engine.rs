@@ -1,18 +1,23 @@
 //! An engine: one device's way to run a model, for any number of sequences that its slots have room for.
 //!
-//! ```no_run
+//! ```
 //! use loaf_runtime::{Engine, EngineOptions, Model};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let model = Model::open("model.loaf".as_ref())?;
-//! let mut engine = Engine::new(&model, EngineOptions { slots: 2, ..EngineOptions::default() })?;
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/tiny.loaf");
+//! let model = Model::open(path.as_ref())?;
+//! let mut engine = Engine::new(&model, EngineOptions { slots: 3, ..EngineOptions::default() })?;
 //! let (mut a, mut b) = (engine.sequence()?, engine.sequence()?);
 //! engine.eval(&mut a, &[1, 2, 3])?;
 //! engine.eval(&mut b, &[1, 7])?;
 //! // One step, a token for each of them.
 //! engine.decode(&mut [(&mut a, 4), (&mut b, 8)])?;
-//! let (after_a, after_b) = (engine.logits(0), engine.logits(1));
-//! # let _ = (after_a, after_b); Ok(())
+//! let (after_a, after_b) = (engine.logits(0).to_vec(), engine.logits(1).to_vec());
+//! // A sequence of its own would have given the same bits.
+//! let mut alone = engine.sequence()?;
+//! assert_eq!(engine.eval(&mut alone, &[1, 7, 8])?, after_b);
+//! assert_ne!(after_a, after_b);
+//! # Ok(())
 //! # }
 //! ```
 //!
@@ -21,6 +26,8 @@
 //! the same step, nor on how its sequence was cut into steps.
 //!
 //! What it does not do: it chooses no tokens ([`crate::generate`]) and knows no text.
+
+mod parts;
 
 use std::fmt;
 use std::sync::Arc;
@@ -143,7 +150,7 @@ impl From<DeviceError> for EngineError {
 /// Marks that a sequence keeps.
 const MOST_MARKS: usize = 4;
 
-/// One device with a model; see the module's doc.
+/// One device with a model; the [module's documentation](self) has an example.
 pub struct Engine {
     model: Model,
     device: Box<dyn Device>,
@@ -151,8 +158,6 @@ pub struct Engine {
     slots: Arc<Slots>,
     /// Rows of the prefill templates, rising, as far as the device uses them.
     chunks: Vec<u32>,
-    /// Whether the device computes all rows of a template, however many are meant.
-    pads: bool,
     /// Rows of the last prefill, whose hidden state is kept.
     hidden_rows: u32,
     ids: Vec<u32>,
@@ -174,15 +179,11 @@ impl Engine {
     /// # Errors
     /// Memory that is not to be had.
     pub fn new(model: &Model, options: CpuOptions) -> Result<Engine, EngineError> {
-        Ok(Engine::of(model, Box::new(Cpu::open(model, options)?), false))
+        Ok(Engine::on(model, Box::new(Cpu::open(model, options)?)))
     }
 
     /// An engine on a device that was opened for this model.
     pub fn on(model: &Model, device: Box<dyn Device>) -> Engine {
-        Engine::of(model, device, true)
-    }
-
-    fn of(model: &Model, device: Box<dyn Device>, pads: bool) -> Engine {
         let limits = device.limits();
         let chunks = model.plan().templates_of(loaf_formats::plan::Phase::Prefill).map(|t| t.max_rows);
         let rows = limits.prefill_rows.max(limits.decode_rows) as usize;
@@ -191,7 +192,6 @@ impl Engine {
             limits,
             slots: Slots::new(limits.slots),
             chunks: chunks.filter(|rows| *rows <= limits.prefill_rows).collect(),
-            pads,
             hidden_rows: 0,
             ids: Vec::with_capacity(rows),
             runs: Vec::with_capacity(rows.min(limits.slots as usize)),
@@ -370,7 +370,7 @@ impl Engine {
 
     /// How many of the next `n` tokens of a prompt to take in one step.
     pub fn next_chunk(&self, n: usize) -> usize {
-        chunk_of(&self.chunks, n, self.pads)
+        chunk_of(&self.chunks, n, self.limits.pads)
     }
 
     /// Logits after rows of the last prefill step, at most [`Limits::decode_rows`] of them; then [`Engine::logits`] has them.

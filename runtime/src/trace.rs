@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use loaf_formats::container::TensorEntry;
+use loaf_formats::experts::{StoredPlane, stored_planes};
 use loaf_formats::op::{Mode, OpKind, Types};
 use loaf_formats::plan::{Phase, Record, records};
 use serde_json::Value;
@@ -30,7 +30,7 @@ pub trait Trace {
     fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> Result<(), DeviceError>;
 }
 
-/// Whether result `i` of an op is one that engines have in common: a float that is no means to another end.
+/// Whether engines have result `i` of an op in common: a float result, and not an intermediate of one engine.
 pub fn is_shown(kind: OpKind, i: usize) -> bool {
     let rule = &kind.spec().operands[i];
     rule.mode == Mode::Out
@@ -164,14 +164,13 @@ impl Difference {
 
 /// What names an op's result: the tensors it was made with.
 pub struct Names {
-    tensors: Vec<TensorEntry>,
+    tensors: Vec<StoredPlane>,
 }
 
 impl Names {
     /// Of a model's tensors.
     pub fn new(model: &Model) -> Names {
-        let mut tensors = model.container().tensors().unwrap_or_default();
-        tensors.retain(TensorEntry::is_weight);
+        let mut tensors = stored_planes(&model.container()).unwrap_or_default();
         tensors.sort_by_key(|t| t.offset);
         Names { tensors }
     }
@@ -186,8 +185,13 @@ impl Names {
         };
         let row = dim * o.dtype.bytes();
         let end = o.offset + matrices * heads * row;
-        let within = self.tensors.iter().filter(|t| t.offset >= o.offset && t.offset + t.len <= end && row > 0);
-        let column = |t: &TensorEntry| (((t.offset - o.offset) / row) as usize, (t.len / row) as usize);
+        let len = |t: &StoredPlane| t.piece * t.pieces.0;
+        // Of experts in records, whose planes lie apart, the one that begins there.
+        let within = self.tensors.iter().filter(|t| match t.pieces.1 == t.piece {
+            true => t.offset >= o.offset && t.offset + len(t) <= end && row > 0,
+            false => t.offset == o.offset && row > 0,
+        });
+        let column = |t: &StoredPlane| (((t.offset - o.offset) / row) as usize, (len(t) / row) as usize);
         within
             .map(|t| (t.name.strip_suffix(".weight").unwrap_or(&t.name), column(t)))
             .map(|(n, (a, b))| (n, a, b))
@@ -205,7 +209,7 @@ impl Names {
     }
 }
 
-/// A file of activations that is none.
+/// Why a file cannot be read as activations.
 #[derive(Debug)]
 pub struct ActivationsError(String);
 
@@ -228,7 +232,7 @@ impl Activations {
     /// Reads the file's bytes.
     ///
     /// # Errors
-    /// Bytes that are no such file.
+    /// The bytes are not a file of activations.
     pub fn read(bytes: &[u8]) -> Result<Activations, ActivationsError> {
         let bad = |what: &str| ActivationsError(format!("expected {what}"));
         let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(|| bad("a safetensors header"))?;

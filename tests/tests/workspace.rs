@@ -25,12 +25,13 @@ fn edges() -> BTreeMap<String, Vec<String>> {
 fn crates_depend_on_each_other_one_way() {
     let expected = [
         ("loaf-bake", vec!["formats", "recipes", "template"]),
-        ("loaf-cli", vec!["formats", "runtime"]),
+        ("loaf-cli", vec!["formats", "runtime", "serve"]),
         ("loaf-formats", vec![]),
         ("loaf-recipes", vec!["formats"]),
         ("loaf-runtime", vec!["formats", "template"]),
+        ("loaf-serve", vec!["formats", "runtime"]),
         ("loaf-template", vec![]),
-        ("loaf-tests", vec!["bake", "cli", "formats", "recipes", "runtime"]),
+        ("loaf-tests", vec!["bake", "cli", "formats", "recipes", "runtime", "serve"]),
     ];
     let expected: BTreeMap<String, Vec<String>> =
         expected.into_iter().map(|(n, d)| (n.to_string(), d.into_iter().map(str::to_string).collect())).collect();

@@ -6,9 +6,10 @@ op! {
     /// `acc = 0`; for groups `g` in order: `d` = exact i32 dot of the group's weight codes and activation codes;
     /// `acc = fma(scale[o,g] * xscale[r,g], f32(d), acc)`; affine then `acc = fma(bias[o,g], xsum[r,g], acc)`. The codes of
     /// `mxfp4`/`nvfp4` are twice their E2M1 value (integers), their scale is half the stored one. Parameters are widened to f32
-    /// first. The activation group is the weight's.
+    /// first. Block formats have the scales and biases of [`crate::block`], or none and the table's values for codes. The activation
+    /// group is the weight's.
     LinearQuant = "linear_quant", plan;
-    attrs { rows: count, inputs: count, outputs: count, format: format }
+    attrs as linear;
     operands {
         codes: reads I8 [rows, 1, inputs],
         xscales: reads F32 [rows, 1, (groups of inputs in format)],
@@ -23,7 +24,7 @@ impl Rules for Attrs {
         if self.format.activation_group().is_some() { Ok(()) } else { Err("a format taken in int8") }
     }
 
-    fn macs(&self, _: u64) -> u64 {
-        self.rows as u64 * self.inputs as u64 * self.outputs as u64
+    fn macs(&self, pos: u64) -> u64 {
+        self.0.macs(pos)
     }
 }

@@ -1,4 +1,4 @@
-//! The command line: `loaf run`, `chat`, `score`, `bench`, `check`, `info`, `verify`, `list`, `rm` and what goes with them.
+//! The command line: `loaf run`, `chat`, `serve`, `score`, `bench`, `check`, `info`, `verify`, `list`, `rm` and what goes with them.
 //!
 //! [`main`] is the whole program but for the process around it, so that tests call it with their own streams; [`main_of`]
 //! is the same for a program that carries its loaf, and [`small`] is the program that `bake executable` puts before one. What
@@ -26,14 +26,18 @@ pub mod models;
 mod progress;
 mod run;
 mod score;
+mod serve;
 pub mod shell;
 mod style;
 mod verify;
 
 use loaf_formats::text;
+use loaf_runtime::Model;
+use loaf_runtime::backend::{Device, DeviceError};
+use loaf_runtime::trace::Trace;
 use std::ffi::OsString;
 use std::fmt::{self, Display};
-use std::io::{self, BufRead, Read, Write};
+use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::Path;
 
 use clap::{CommandFactory, Parser};
@@ -44,6 +48,37 @@ use style::Style;
 
 /// Opens the editor of a terminal.
 pub type OpenEditor = fn() -> io::Result<Box<dyn Editor>>;
+
+/// Opens an NVIDIA GPU for a model.
+pub type OpenGpu = fn(&Model) -> Result<Box<dyn Gpu>, DeviceError>;
+
+/// What an NVIDIA GPU is to the commands: something that computes, and something that can be watched.
+pub trait Gpu: Device + Trace {
+    /// As the first.
+    fn into_device(self: Box<Self>) -> Box<dyn Device>;
+    /// As the second.
+    fn into_trace(self: Box<Self>) -> Box<dyn Trace>;
+}
+
+#[cfg(target_os = "linux")]
+impl Gpu for loaf_runtime::backend::cuda::CudaDevice {
+    fn into_device(self: Box<Self>) -> Box<dyn Device> {
+        self
+    }
+
+    fn into_trace(self: Box<Self>) -> Box<dyn Trace> {
+        self
+    }
+}
+
+/// Opens the first NVIDIA GPU there is.
+#[cfg(target_os = "linux")]
+const GPU: Option<OpenGpu> = Some(|model| {
+    use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions};
+    Ok(Box::new(CudaDevice::open(model, CudaOptions::default())?))
+});
+#[cfg(not(target_os = "linux"))]
+const GPU: Option<OpenGpu> = None;
 
 /// Standard streams and environment, as the program or a test provides them.
 pub struct Io<'a> {
@@ -67,10 +102,12 @@ pub struct Io<'a> {
     pub editor: Option<OpenEditor>,
     /// The model to use where nothing names one; [`main`] puts the built-in one here.
     pub builtin: Option<&'static [u8]>,
+    /// Opens an NVIDIA GPU, in programs that can; [`main`] and [`main_of`] put it here, [`small`] does without.
+    pub gpu: Option<OpenGpu>,
 }
 
 impl<'a> Io<'a> {
-    /// Streams that are no terminals.
+    /// Streams other than terminals.
     pub fn new(
         stdin: &'a mut dyn BufRead,
         stdout: &'a mut dyn Write,
@@ -88,8 +125,23 @@ impl<'a> Io<'a> {
             var,
             editor: None,
             builtin: None,
+            gpu: None,
         }
     }
+}
+
+/// Calls `run` with the streams and the environment of this process; interrupts are handled.
+pub fn with_process<T>(run: impl FnOnce(&mut Io<'_>) -> T) -> T {
+    let (mut input, mut output, mut errors) = (io::stdin().lock(), io::stdout().lock(), io::stderr().lock());
+    let var = |name: &str| std::env::var_os(name);
+    let mut io = Io {
+        stdin_is_terminal: io::stdin().is_terminal(),
+        stdout_is_terminal: io::stdout().is_terminal(),
+        stderr_is_terminal: io::stderr().is_terminal(),
+        signals: true,
+        ..Io::new(&mut input, &mut output, &mut errors, &var)
+    };
+    run(&mut io)
 }
 
 /// Longest text read from standard input or a prompt file, in bytes.
@@ -98,11 +150,13 @@ const MAX_TEXT_BYTES: u64 = 64 << 20;
 /// Runs a command line, program name first; returns the exit code.
 pub fn main(args: impl IntoIterator<Item = OsString>, io: &mut Io<'_>) -> u8 {
     io.builtin = builtin::LOAF;
+    io.gpu = GPU;
     start::<Args>(args.into_iter().collect(), None, io)
 }
 
 /// Runs a command line of `program`, an executable that carries a loaf: the model wherever `-m` names none.
 pub fn main_of(program: &Path, args: impl IntoIterator<Item = OsString>, io: &mut Io<'_>) -> u8 {
+    io.gpu = GPU;
     start::<Args>(args.into_iter().collect(), Some(program), io)
 }
 
@@ -126,6 +180,7 @@ impl Front for Args {
         match self.command {
             Command::Run(args) => run::run(&args, io),
             Command::Chat(args) => chat::chat(&args, io),
+            Command::Serve(args) => serve::serve(&args, io),
             Command::Score(args) => score::score(&args, io),
             Command::Info(args) => info::info(&args, io),
             Command::Bench(args) => bench::bench(&args, io),
