@@ -16,7 +16,7 @@ How it measures:
 - Prefill gives logits of the last token alone. Decode at a context fills the caches and does not compute them, in both.
 - Start-up is from exec to the first byte of the first token's text, ids given, files in the page cache; peak memory is what the
   system says that process used at most, mapped weights included.
-- The read ceiling is measured by every loaf process before every repetition of decode, which is judged by that one.
+- The read bandwidth is measured by every loaf process before every repetition of decode, which is judged by that one.
 
 A figure is only as good as the machine is idle: the load average stands in the table.
 """
@@ -218,11 +218,11 @@ def measure(model, a, figures, notes):
                 out = json.loads(run(LOAF, "bench", "-m", what, "--prefill", n, "--decode", DECODE if n == PREFILLS[-1] else 0,
                                      "--threads", threads, "--repeat", repeat, "--json"))
                 figures.add(f"prefill {n}", who, out["prefill_tok_s"]["median"])
-                notes["ceiling"].append(out["read_ceiling_gb_s"])
+                notes["bandwidth"].append(out["read_bandwidth_gb_s"])
                 if out["decode_tok_s"]:
                     figures.add(f"decode {DECODE}", who, out["decode_tok_s"]["median"])
                     notes[f"{who} bytes"] = out["decode_bytes_per_token"]
-                    figures.add("decode, % of ceiling", who, out["decode_percent_of_ceiling"]["median"])
+                    figures.add("decode, % of bandwidth", who, out["decode_percent_of_bandwidth"]["median"])
             for n in a.contexts:
                 out = json.loads(run(LOAF, "bench", "-m", what, "--prefill", 0, "--decode", DEEP, "--context", n,
                                      "--threads", threads, "--repeat", repeat, "--json"))
@@ -262,10 +262,10 @@ def spread(samples):
 def report(name, mix, model, figures, notes):
     """The table of one model and mix, in markdown, and the same as data."""
     lines = [f"## {name}, {mix}", ""]
-    ceiling = notes["ceiling"]
-    lines += [f"Read ceiling {spread(ceiling)} GB/s; load average {spread(notes['load'])}; {notes['rounds']} rounds; median (least–most).", ""]
+    bandwidth = notes["bandwidth"]
+    lines += [f"Read bandwidth {spread(bandwidth)} GB/s; load average {spread(notes['load'])}; {notes['rounds']} rounds; median (least–most).", ""]
     lines += ["| | loaf | llama.cpp | its best mode | ratio | wanted | loaf, all 4 bits |", "|---|---:|---:|---|---:|---:|---:|"]
-    data = {"figures": figures.samples, "read_ceiling_gb_s": ceiling, "load": notes["load"], "ratios": {}}
+    data = {"figures": figures.samples, "read_bandwidth_gb_s": bandwidth, "load": notes["load"], "ratios": {}}
     for figure in figures.samples:
         lower = figure in LOWER
         ours, theirs = figures.best(figure, "loaf", lower), figures.best(figure, "llama.cpp", lower)
@@ -276,7 +276,7 @@ def report(name, mix, model, figures, notes):
             value = statistics.median(ours[1]) / statistics.median(theirs[1])
             data["ratios"][figure] = value
             ratio = f"{value:.2f}"
-        wanted = {"start-up, s": "≤ 0.20", "decode, % of ceiling": "≥ 85"}.get(figure) or (f"≥ {TARGETS[figure]:.1f}" if figure in TARGETS else "")
+        wanted = {"start-up, s": "≤ 0.20", "decode, % of bandwidth": "≥ 85"}.get(figure) or (f"≥ {TARGETS[figure]:.1f}" if figure in TARGETS else "")
         mode = theirs[0].removeprefix("llama.cpp ") if theirs else ""
         lines.append(f"| {figure} | {cells[0]} | {cells[1]} | {mode} | {ratio} | {wanted} | {spread(four[1]) if four else ''} |")
     lines += ["", "Bytes of weights for one token:", "", "| weights | tensors | llama.cpp | MB | loaf MB |", "|---|---:|---|---:|---:|"]
@@ -344,7 +344,7 @@ def main():
     results = {"machine": about, "threads": a.threads, "models": {}}
     for name, mix in wanted:
         model = make_models(models, name, mix, a.contexts)
-        figures, notes = Figures(), {"rounds": 0, "load": [], "ceiling": []}
+        figures, notes = Figures(), {"rounds": 0, "load": [], "bandwidth": []}
         for _ in range(a.rounds):
             measure(model, a, figures, notes)
             notes["rounds"] += 1

@@ -23,7 +23,7 @@ const MAX_LINES: usize = 40;
 pub enum DiffError {
     /// One is no loaf, or damaged.
     Container(ContainerError),
-    /// Its plan is none.
+    /// Its plan does not decode.
     Plan(PlanError),
     /// A section that should be JSON is not.
     Json(SectionKind, String),
@@ -50,7 +50,7 @@ impl From<ContainerError> for DiffError {
 /// What differs between the loaves `a` and `b`, as text; `None` if they are the same.
 ///
 /// # Errors
-/// A file that is no loaf, or whose sections are not what they must be.
+/// A file is not a loaf, or its sections are malformed.
 pub fn diff(a: &[u8], b: &[u8]) -> Result<Option<String>, DiffError> {
     let (a, b) = (Container::open(a)?, Container::open(b)?);
     if a.artifact_id() == b.artifact_id() {

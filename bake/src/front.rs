@@ -13,7 +13,7 @@ use crate::checkpoint::{Checkpoint, Error};
 /// end-of-sequence token say. Sampling is what generation_config.json says; where it says nothing, greedy.
 ///
 /// # Errors
-/// Malformed files, a value of another type than its key has, a stop id that is no token.
+/// Malformed files, a value of another type than its key has, a stop id beyond the vocabulary.
 pub fn chat(checkpoint: &Checkpoint, vocab: u32) -> Result<Chat, Error> {
     let json = |name: &str| -> Result<Value, Error> {
         match checkpoint.read_file(name)? {
@@ -127,7 +127,7 @@ fn template_of(value: &Value) -> Option<String> {
     value.as_str().map(str::to_string).or_else(|| named(value.as_array()?))
 }
 
-/// Sampling defaults, or the first key with a value that is none, and what it should be.
+/// Sampling defaults, or the first key whose value is not allowed, and what it should be.
 fn sampling(generation: &Value) -> Result<Sampling, (&'static str, &'static str)> {
     let real = |key: &'static str, default: f32| match &generation[key] {
         Value::Null => Ok(default),

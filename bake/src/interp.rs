@@ -196,7 +196,7 @@ impl<'a> Interp<'a> {
                 vec![linear(of(o.x), of(o.weight[0]), inputs)]
             }
             OpKind::LinearQuant => {
-                let (o, linear_quant::Attrs { inputs, .. }) = (linear_quant::Operands::of(&operands), node.attrs_as());
+                let (o, linear::Attrs { inputs, .. }) = (linear_quant::Operands::of(&operands), node.attrs_as());
                 vec![linear(&dequantize(of(o.codes), of(o.xscales)), of(o.weight[0]), inputs)]
             }
             OpKind::ExpertSort => {
@@ -213,16 +213,12 @@ impl<'a> Interp<'a> {
             }
             OpKind::ExpertLinearDense => {
                 let o = expert_linear_dense::Operands::of(&operands);
-                let expert_linear_dense::Attrs { rows, k, experts, inputs, outputs, format, x_slots } = node.attrs_as();
-                let attrs = expert_linear::Attrs { rows, k, experts, inputs, outputs, format, x_slots };
-                self.experts(graph, attrs, of(o.x), [of(o.order), of(o.starts)], o.weight)
+                self.experts(graph, node.attrs_as(), of(o.x), [of(o.order), of(o.starts)], o.weight)
             }
             OpKind::ExpertLinearQuant => {
                 let o = expert_linear_quant::Operands::of(&operands);
-                let expert_linear_quant::Attrs { rows, k, experts, inputs, outputs, format, x_slots } = node.attrs_as();
-                let attrs = expert_linear::Attrs { rows, k, experts, inputs, outputs, format, x_slots };
                 let x = dequantize(of(o.codes), of(o.xscales));
-                self.experts(graph, attrs, &x, [of(o.order), of(o.starts)], o.weight)
+                self.experts(graph, node.attrs_as(), &x, [of(o.order), of(o.starts)], o.weight)
             }
             OpKind::WeightedSum => {
                 let weighted_sum::Attrs { rows, k, dim } = node.attrs_as();

@@ -72,7 +72,7 @@ enum Command {
         #[command(flatten)]
         options: ModelArgs,
     },
-    /// Check a loaf: structure, every hash, every tensor, every plan record.
+    /// Check a loaf: structure, every checksum, every tensor, every plan record.
     Verify {
         /// The loaf, or a program made by 'bake executable'.
         file: PathBuf,
@@ -172,10 +172,11 @@ struct ModelArgs {
     /// such as 'model.embed_tokens.weight=q6'; may be given several times, the first that fits decides.
     #[arg(long, value_name = "PATTERN=WIDTH")]
     quant_as: Vec<QuantRule>,
-    /// Positions a session has room for [default: the config's max_position_embeddings].
+    /// Context length, in tokens [default: the config's max_position_embeddings].
     #[arg(long)]
     context: Option<u32>,
-    /// Rows of a prefill; several, comma-separated, bake several templates [default: 128, for mixtures of experts 128,512].
+    /// Batch size of a prefill, in tokens; several, comma-separated, give a graph template each
+    /// [default: 128, for mixtures of experts 128,512].
     #[arg(long, value_delimiter = ',')]
     chunk: Vec<u32>,
     /// Element type of KV caches [default: f32 for models that are f32 throughout, else f16].

@@ -25,7 +25,7 @@ pub enum ProgramError {
     Io(PathBuf, io::Error),
     /// The program cannot be written.
     Output(OutputError),
-    /// The loaf is none, or damaged.
+    /// The file is not a loaf, or a damaged one.
     Loaf(PathBuf, ContainerError),
     /// What should be a runtime carries a loaf already, or the damaged end of one.
     Runtime(PathBuf, Option<TrailerError>),

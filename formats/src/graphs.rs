@@ -121,7 +121,7 @@ pub struct Graphs {
     pub templates: Vec<TemplateRoot>,
 }
 
-/// Bytes that are no Graphs section, or one that does not fit its plan.
+/// The bytes are not a Graphs section, or not the one of this plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphsError {
     /// Where.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 use loaf_formats::op::{
-    Dim, OpAttrs, OpKind, add, attention, conv, embed, expert_linear_dense, expert_sort, gather_rows, kv_write,
-    linear_dense, rms_norm, rope, rope_table, top_k, weighted_sum,
+    Dim, OpAttrs, OpKind, add, attention, conv, embed, expert_linear, expert_linear_dense, expert_sort, gather_rows,
+    kv_write, linear, linear_dense, rms_norm, rope, rope_table, top_k, weighted_sum,
 };
 use loaf_formats::plan::{
     Io, MAX_TEMPLATES, Operand, Phase, Plan, Region, State, StateKind, Template, record_head, records,
@@ -70,7 +70,7 @@ fn hidden() -> Operand {
 }
 
 fn logits(x: Operand) -> Vec<u64> {
-    let attrs = linear_dense::Attrs { rows: 0, inputs: HIDDEN, outputs: VOCAB, format: F32 };
+    let attrs = linear_dense::Attrs(linear::Attrs { rows: 0, inputs: HIDDEN, outputs: VOCAB, format: F32 });
     record(attrs, &[&[x], &weight(TABLE, HIDDEN)[..], &[rows(Region::Io, IO.logits, VOCAB)]].concat())
 }
 
@@ -103,7 +103,7 @@ fn layer() -> Vec<Vec<u64>> {
     let (order, starts, z, sum) = (list(Region::Arena, 10 * 512), list(Region::Arena, 11 * 512), at(12, 8), at(13, 8));
     let mut stack = weight(STACK, HIDDEN);
     stack[0].row_stride = (HIDDEN * HIDDEN) as u64;
-    let experts = expert_linear_dense::Attrs {
+    let experts = expert_linear_dense::Attrs(expert_linear::Attrs {
         rows: 0,
         k,
         experts: EXPERTS,
@@ -111,8 +111,8 @@ fn layer() -> Vec<Vec<u64>> {
         outputs: HIDDEN,
         format: F32,
         x_slots: 1,
-    };
-    let router = linear_dense::Attrs { rows: 0, inputs: HIDDEN, outputs: EXPERTS, format: F32 };
+    });
+    let router = linear_dense::Attrs(linear::Attrs { rows: 0, inputs: HIDDEN, outputs: EXPERTS, format: F32 });
     vec![
         record(
             embed::Attrs { rows: rows_, vocab: VOCAB, dim, format: F32 },

@@ -161,9 +161,10 @@ impl Node {
         out
     }
 
-    /// The op's attributes by name; those of another op are read as if they were `A`'s.
+    /// The op's attributes by name: its own, or those of an op whose attributes are the same.
     #[inline]
     pub fn attrs_as<A: OpAttrs>(&self) -> A {
+        debug_assert_eq!(self.kind.spec().attrs, A::KIND.spec().attrs, "{:?} read as {:?}", self.kind, A::KIND);
         A::of(&self.attrs())
     }
 }

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{self, MAX_OPERANDS, OpAttrs, OpKind};
-use loaf_runtime::ceiling::Ceiling;
+use loaf_runtime::bandwidth::BandwidthProbe;
 use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, Run, scratch_bytes, units};
 use loaf_runtime::pool::{Pool, default_threads};
 
@@ -133,7 +133,7 @@ fn float_ops(pool: &Pool, kernels: &Kernels) {
     let dense = [WeightFormat::Dense(DType::F32), WeightFormat::Dense(DType::BF16), WeightFormat::Mxfp8];
     for format in dense {
         for (rows, inputs, outputs) in [(1, 64, 512), (1, 1024, 512), (3, 1024, 512), (24, 1024, 64), (64, 1024, 512)] {
-            let attrs = words(op::linear_dense::Attrs { rows, inputs, outputs, format });
+            let attrs = words(op::linear::Attrs { rows, inputs, outputs, format });
             us(&format!("linear {format} {rows} x {inputs} x {outputs}"), LinearDense, &attrs, 0);
         }
     }
@@ -187,7 +187,7 @@ fn main() {
     let numbers: Vec<usize> = numbers.iter().filter_map(|n| n.parse().ok()).collect();
     for threads in if numbers.is_empty() { vec![1, default_threads()] } else { numbers } {
         let pool = Pool::new(threads);
-        let read = Ceiling::new(threads).expect("memory to read").measure() / 1e9;
+        let read = BandwidthProbe::new(threads).expect("memory to read").measure() / 1e9;
         println!("{} thread(s), {}: plain read {read:.1} GB/s", threads, kernels.isa().name());
         let affine = |bits, group| WeightFormat::Affine { bits, group, params: DType::BF16 };
         let formats = [

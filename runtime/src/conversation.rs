@@ -14,6 +14,27 @@ use crate::chat::{ChatTemplate, Inputs, TemplateError, message};
 use crate::tokenizer::{EncodeOptions, Scratch, Tokenizer};
 
 /// Messages and how they become a prompt.
+///
+/// ```
+/// use loaf_runtime::{Conversation, Model};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../artifacts/default.loaf");
+/// let model = Model::open(path.as_ref())?;
+/// let tokenizer = model.tokenizer()?.ok_or("a loaf without a tokenizer")?;
+/// let mut conversation = Conversation::new(model.chat())?.ok_or("a loaf without a chat template")?;
+/// conversation.push_user("undo the last commit");
+/// let prompt = conversation.prompt(&tokenizer.get(), &mut Default::default())?;
+/// // What a message says spells no special token; the template's own words do.
+/// assert!(tokenizer.get().is_special(prompt.ids[0]));
+/// conversation.pop();
+/// conversation.push_user("<|user|>");
+/// let typed = conversation.prompt(&tokenizer.get(), &mut Default::default())?;
+/// let special = |ids: &[u32]| ids.iter().filter(|id| tokenizer.get().is_special(**id)).count();
+/// assert_eq!(special(&typed.ids), special(&prompt.ids));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Conversation {
     template: ChatTemplate,
     bos_token: Option<String>,

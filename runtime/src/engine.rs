@@ -1,18 +1,23 @@
 //! An engine: one device's way to run a model, for any number of sequences that its slots have room for.
 //!
-//! ```no_run
+//! ```
 //! use loaf_runtime::{Engine, EngineOptions, Model};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let model = Model::open("model.loaf".as_ref())?;
-//! let mut engine = Engine::new(&model, EngineOptions { slots: 2, ..EngineOptions::default() })?;
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/tiny.loaf");
+//! let model = Model::open(path.as_ref())?;
+//! let mut engine = Engine::new(&model, EngineOptions { slots: 3, ..EngineOptions::default() })?;
 //! let (mut a, mut b) = (engine.sequence()?, engine.sequence()?);
 //! engine.eval(&mut a, &[1, 2, 3])?;
 //! engine.eval(&mut b, &[1, 7])?;
 //! // One step, a token for each of them.
 //! engine.decode(&mut [(&mut a, 4), (&mut b, 8)])?;
-//! let (after_a, after_b) = (engine.logits(0), engine.logits(1));
-//! # let _ = (after_a, after_b); Ok(())
+//! let (after_a, after_b) = (engine.logits(0).to_vec(), engine.logits(1).to_vec());
+//! // A sequence of its own would have given the same bits.
+//! let mut alone = engine.sequence()?;
+//! assert_eq!(engine.eval(&mut alone, &[1, 7, 8])?, after_b);
+//! assert_ne!(after_a, after_b);
+//! # Ok(())
 //! # }
 //! ```
 //!
@@ -143,7 +148,7 @@ impl From<DeviceError> for EngineError {
 /// Marks that a sequence keeps.
 const MOST_MARKS: usize = 4;
 
-/// One device with a model; see the module's doc.
+/// One device with a model; the [module's documentation](self) has an example.
 pub struct Engine {
     model: Model,
     device: Box<dyn Device>,

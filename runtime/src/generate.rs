@@ -92,6 +92,40 @@ pub enum Need {
 }
 
 /// A say in which tokens may follow: a grammar, a schema, a list.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use loaf_runtime::generate::{self, Constraint};
+/// use loaf_runtime::{Engine, EngineOptions, GenerateOptions, Generation, Model};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/tiny.loaf");
+/// /// Nothing but these tokens.
+/// struct Only(Vec<u32>);
+///
+/// impl Constraint for Only {
+///     fn restrict(&mut self, logits: &mut [f32]) {
+///         for (id, logit) in (0..).zip(logits) {
+///             if !self.0.contains(&id) {
+///                 *logit = f32::NEG_INFINITY;
+///             }
+///         }
+///     }
+///
+///     fn accept(&mut self, _: u32) {}
+/// }
+///
+/// let model = Model::open(path.as_ref())?;
+/// let mut engine = Engine::new(&model, EngineOptions::default())?;
+/// let mut sequence = engine.sequence()?;
+/// let options = GenerateOptions { max_tokens: Some(5), ..GenerateOptions::default() };
+/// let generation = Generation::new(&model, None, &[1, 2, 3], 0, options)?;
+/// let mut generation = generation.with_constraint(Box::new(Only(vec![7, 9])));
+/// generate::run(&mut engine, &mut sequence, &mut generation, &mut |_, _| ControlFlow::Continue(()))?;
+/// assert!(generation.ids().iter().all(|id| [7, 9].contains(id)));
+/// # Ok(())
+/// # }
+/// ```
 pub trait Constraint: Send {
     /// Takes away what must not be chosen next, by making its logit minus infinity. Must leave something.
     fn restrict(&mut self, logits: &mut [f32]);
@@ -287,7 +321,38 @@ enum State {
     },
 }
 
-/// One answer being generated; see the module's doc.
+/// One answer being generated. This is what [`run`] does, and what a program does for many of them:
+///
+/// ```
+/// use loaf_runtime::generate::{Need, StopReason};
+/// use loaf_runtime::{Engine, EngineOptions, GenerateOptions, Generation, Model};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/tiny.loaf");
+/// let model = Model::open(path.as_ref())?;
+/// let mut engine = Engine::new(&model, EngineOptions::default())?;
+/// let mut sequence = engine.sequence()?;
+/// let options = GenerateOptions { max_tokens: Some(4), ..GenerateOptions::default() };
+/// let mut generation = Generation::new(&model, None, &[1, 2, 3], 0, options)?;
+/// let why = loop {
+///     match generation.need() {
+///         Need::Feed => {
+///             let fed = generation.feed().len();
+///             engine.eval(&mut sequence, generation.feed())?;
+///             generation.fed(fed);
+///         }
+///         Need::Choose => {
+///             generation.choose(engine.logits(0))?;
+///         }
+///         Need::Done(why) => break why,
+///     }
+/// };
+/// assert_eq!((why, generation.ids().len()), (StopReason::Length, 4));
+/// // Nothing followed the last token, so nobody evaluated it.
+/// assert_eq!(sequence.position(), 3 + 3);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Generation {
     options: GenerateOptions,
     sampler: Sampler,

@@ -8,29 +8,35 @@
 //! There is no model code here: the runtime knows ops, and a loaf's plan says which. None of these borrows from another, all can be sent
 //! to other threads, and nothing allocates between the first and the last token.
 //!
-//! ```no_run
+//! ```
 //! use std::ops::ControlFlow;
-//! use loaf_runtime::{Engine, EngineOptions, GenerateOptions, Generation, Model, generate};
+//! use loaf_runtime::{Conversation, Engine, EngineOptions, GenerateOptions, Generation, Model, generate};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let model = Model::open("model.loaf".as_ref())?;
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../artifacts/default.loaf");
+//! let model = Model::open(path.as_ref())?;
 //! let tokenizer = model.tokenizer()?.ok_or("a loaf without a tokenizer")?;
+//! let mut conversation = Conversation::new(model.chat())?.ok_or("a loaf without a chat template")?;
+//! conversation.push_user("how much disk space is free");
+//! let prompt = conversation.prompt(&tokenizer.get(), &mut Default::default())?;
+//!
 //! let mut engine = Engine::new(&model, EngineOptions::default())?;
 //! let mut sequence = engine.sequence()?;
-//! let mut prompt = Vec::new();
-//! tokenizer.get().encode("Once upon a time", true, &mut Default::default(), &mut prompt);
-//! let options = GenerateOptions { max_tokens: Some(64), ..GenerateOptions::default() };
-//! let mut generation = Generation::new(&model, Some(tokenizer), &prompt, 0, options)?;
+//! let stop_ids = model.chat().stop_ids.clone();
+//! let options = GenerateOptions { max_tokens: Some(64), stop_ids, ..GenerateOptions::default() };
+//! let mut generation = Generation::new(&model, Some(tokenizer), &prompt.ids, 0, options)?;
+//! let mut answer = String::new();
 //! generate::run(&mut engine, &mut sequence, &mut generation, &mut |_, text| {
-//!     print!("{text}");
+//!     answer.push_str(text);
 //!     ControlFlow::Continue(())
 //! })?;
+//! assert!(answer.contains("df"), "{answer}");
 //! # Ok(())
 //! # }
 //! ```
 
 pub mod backend;
-pub mod ceiling;
+pub mod bandwidth;
 pub mod chat;
 pub mod conversation;
 pub mod engine;

@@ -100,6 +100,24 @@ struct Inner {
 }
 
 /// An open loaf: bytes, verified plan, chat data. Cloning it copies a reference.
+///
+/// ```
+/// use loaf_runtime::Model;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../artifacts/default.loaf");
+/// let model = Model::open(path.as_ref())?;
+/// println!("{}: {} tokens, context {}", model.id(), model.plan().vocab, model.plan().context);
+/// let tokenizer = model.tokenizer()?.ok_or("a loaf without a tokenizer")?;
+/// let mut ids = Vec::new();
+/// tokenizer.get().encode("list the files", false, &mut Default::default(), &mut ids);
+/// assert_eq!(tokenizer.get().decode(&ids, true), "list the files");
+/// // What is no loaf is refused, with a line that says why.
+/// let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+/// assert!(Model::open(manifest.as_ref()).is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Model(Arc<Inner>);
 
@@ -121,14 +139,15 @@ impl Model {
         if !std::fs::metadata(path).map_err(io)?.is_file() {
             return Err(io(std::io::Error::other("expected a file, found something else")));
         }
-        if let Some(carried) = Model::open_embedded(path)? {
-            return Ok(carried);
-        }
         let file = File::open(path).map_err(io)?;
         // SAFETY: the mapping is read-only and private to us; a file that another process truncates or rewrites
         // while it is mapped breaks every program that maps files, and the hashes catch what was there at open.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        Model::from_bytes(Bytes::Mapped(map))
+        match Model::from_bytes(Bytes::Mapped(map)) {
+            // What is no loaf may be a program that carries one.
+            Err(OpenError::Container(error)) => Model::open_embedded(path)?.ok_or(OpenError::Container(error)),
+            opened => opened,
+        }
     }
 
     /// Maps and verifies the loaf behind a program that `bake executable` wrote, where it lies: nothing is unpacked,
@@ -221,7 +240,7 @@ impl Model {
     /// The tokenizer, if the loaf has one. Opening it verifies its tables.
     ///
     /// # Errors
-    /// Tables that are none.
+    /// The tables do not pass verification.
     pub fn tokenizer(&self) -> Result<Option<SharedTokenizer>, tokenizer::Error> {
         let Some(section) = self.container().section(SectionKind::Tokenizer) else { return Ok(None) };
         // SAFETY: the bytes are mapped read-only, or static, and never move while the model lives, which the tokenizer holds on to;

@@ -40,7 +40,27 @@ impl Slots {
     }
 }
 
-/// A sequence of an engine; see the module's doc.
+/// A sequence of an engine: the tokens evaluated so far, and what the model keeps of them.
+///
+/// ```
+/// use loaf_runtime::{Engine, EngineOptions, Model};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/tiny.loaf");
+/// let model = Model::open(path.as_ref())?;
+/// let mut engine = Engine::new(&model, EngineOptions { slots: 2, ..EngineOptions::default() })?;
+/// let mut sequence = engine.sequence()?;
+/// engine.eval(&mut sequence, &[1, 2, 3])?;
+/// // A second one goes on from there; the first one is taken back by a token.
+/// let mut other = engine.fork(&sequence)?;
+/// let after = engine.decode_one(&mut other, 4)?.to_vec();
+/// engine.rewind(&mut sequence, 2)?;
+/// assert_eq!((sequence.ids(), other.ids()), (&[1, 2][..], &[1, 2, 3, 4][..]));
+/// // The same tokens give the same bits, whichever way they came.
+/// assert_eq!(engine.eval(&mut sequence, &[3, 4])?, after);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Sequence {
     slots: Arc<Slots>,
     pub(crate) slot: u32,
@@ -125,6 +145,26 @@ impl Sequence {
 
 /// What an engine holds of a sequence at a position, in memory of its own: it can be kept, and put into any engine of the same
 /// model.
+///
+/// ```
+/// use loaf_runtime::{Engine, EngineOptions, Model};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/tiny.loaf");
+/// let model = Model::open(path.as_ref())?;
+/// let mut engine = Engine::new(&model, EngineOptions::default())?;
+/// let mut sequence = engine.sequence()?;
+/// engine.eval(&mut sequence, &[1, 2, 3])?;
+/// let snapshot = engine.snapshot(&sequence)?;
+/// let next = engine.decode_one(&mut sequence, 4)?.to_vec();
+/// // Another engine goes on where this one was.
+/// let mut other = Engine::new(&model, EngineOptions { threads: 1, ..EngineOptions::default() })?;
+/// let mut restored = other.restore(&snapshot)?;
+/// assert_eq!(restored.ids(), [1, 2, 3]);
+/// assert_eq!(other.decode_one(&mut restored, 4)?, next);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     pub(crate) ids: Vec<u32>,

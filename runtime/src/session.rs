@@ -6,6 +6,22 @@ use crate::engine::{Engine, EngineError};
 use crate::sequence::Sequence;
 
 /// An engine, and one of its sequences.
+///
+/// ```
+/// use loaf_runtime::{Engine, EngineOptions, Model, Session};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/tiny.loaf");
+/// let model = Model::open(path.as_ref())?;
+/// let mut session = Session::new(Engine::new(&model, EngineOptions::default())?)?;
+/// assert_eq!(session.eval(&[1, 2, 3])?.len(), model.plan().vocab as usize);
+/// // A prompt that begins in the same way: two tokens need no second evaluation.
+/// assert_eq!(session.keep_prefix(&[1, 2, 9])?, 2);
+/// session.eval(&[9])?;
+/// assert_eq!(session.position(), 3);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Session {
     /// The engine.

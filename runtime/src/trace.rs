@@ -30,7 +30,7 @@ pub trait Trace {
     fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> Result<(), DeviceError>;
 }
 
-/// Whether result `i` of an op is one that engines have in common: a float that is no means to another end.
+/// Whether engines have result `i` of an op in common: a float result, and not an intermediate of one engine.
 pub fn is_shown(kind: OpKind, i: usize) -> bool {
     let rule = &kind.spec().operands[i];
     rule.mode == Mode::Out
@@ -205,7 +205,7 @@ impl Names {
     }
 }
 
-/// A file of activations that is none.
+/// Why a file cannot be read as activations.
 #[derive(Debug)]
 pub struct ActivationsError(String);
 
@@ -228,7 +228,7 @@ impl Activations {
     /// Reads the file's bytes.
     ///
     /// # Errors
-    /// Bytes that are no such file.
+    /// The bytes are not a file of activations.
     pub fn read(bytes: &[u8]) -> Result<Activations, ActivationsError> {
         let bad = |what: &str| ActivationsError(format!("expected {what}"));
         let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(|| bad("a safetensors header"))?;

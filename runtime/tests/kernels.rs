@@ -565,7 +565,7 @@ fn dots_of_nothing_have_the_sign_of_the_contract(kernels: Kernels) {
         for rows in [1, 2, 7] {
             for values in [&[-1e-30f32][..], &[1e-30, -1e-30], &[1e-30, -1e-30, 0.0, -0.0], &[-0.0]] {
                 let format = WeightFormat::Dense(DType::F32);
-                let attrs = words(op::linear_dense::Attrs { rows, inputs, outputs: 19, format });
+                let attrs = words(op::linear::Attrs { rows, inputs, outputs: 19, format });
                 let mut case = Case::new(OpKind::LinearDense, attrs, &mut rng);
                 case.buffers[0].as_mut().unwrap().fill(|| 1e-30);
                 case.buffers[1].as_mut().unwrap().fill(|| rng.pick(values));

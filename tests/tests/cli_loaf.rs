@@ -595,7 +595,7 @@ fn bench_counts_what_the_plan_says() {
             let [min, median, max] = ["min", "median", "max"].map(|k| bench[part][k].as_f64().unwrap());
             assert!(0.0 < min && min <= median && median <= max, "{part}");
         }
-        assert!(bench["read_ceiling_gb_s"].as_f64().unwrap() > 0.0);
+        assert!(bench["read_bandwidth_gb_s"].as_f64().unwrap() > 0.0);
         let bytes: u64 =
             bench["ops"]["decode"].as_array().unwrap().iter().map(|op| op["bytes"].as_u64().unwrap()).sum();
         let per_token = &bench["decode_bytes_per_token"];

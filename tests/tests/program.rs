@@ -8,6 +8,7 @@ use loaf_bake::build::BuildOptions;
 use loaf_bake::program;
 use loaf_cli::{Io, main, main_of};
 use loaf_runtime::Model;
+use loaf_runtime::model::OpenError;
 use loaf_tests::bake;
 
 /// Exit code, standard output, standard error of the command line of `program`, or of the bare runtime.
@@ -94,6 +95,8 @@ fn a_damaged_program_is_an_error_and_a_bare_runtime_is_none() {
     let dir = baked.dir.path();
     let (runtime, program) = (runtime(dir), dir.join("program"));
     assert!(Model::open_embedded(&runtime).expect("a readable file").is_none());
+    // What is neither a loaf nor a program with one is told what a loaf lacks.
+    assert!(matches!(Model::open(&runtime), Err(OpenError::Container(_))));
     program::write(&runtime, &baked.path, &program).expect("a program");
     let whole = fs::read(&program).expect("written");
     let opened = |bytes: &[u8]| {
@@ -101,6 +104,7 @@ fn a_damaged_program_is_an_error_and_a_bare_runtime_is_none() {
         Model::open_embedded(&program).map(|l| l.map(|l| l.id())).map_err(|e| e.to_string())
     };
     assert_eq!(opened(&whole), Ok(Some(baked.loaf.id())));
+    assert_eq!(Model::open(&program).expect("a program is opened like a loaf").id(), baked.loaf.id());
     let end = whole.len();
     let changed = |at: usize| {
         let mut bytes = whole.clone();

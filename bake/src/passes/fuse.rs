@@ -7,9 +7,7 @@
 //! is taken apart by views.
 
 use loaf_formats::dtype::{Plane, WeightFormat};
-use loaf_formats::op::{
-    OpKind, add, add_rms_norm, conv, conv_silu, linear, mul, rms_norm, sigmoid_mul, silu_mul, view,
-};
+use loaf_formats::op::{OpKind, add, add_rms_norm, conv_silu, linear, mul, rms_norm, sigmoid_mul, silu_mul, view};
 use loaf_recipes::graph::{Graph, GraphError, Node, Origin, ValueId};
 use loaf_recipes::model::Decls;
 
@@ -41,9 +39,7 @@ pub(super) fn run(graph: &mut Graph, facts: &Facts<'_>, s: &mut Scratch) -> Resu
             }
             OpKind::Conv => {
                 if let Some(j) = only_user(&nodes, s, i, OpKind::Silu) {
-                    let conv::Attrs { rows, heads, dim, kernel } = node.attrs_as();
-                    let attrs = conv_silu::Attrs { rows, heads, dim, kernel };
-                    let fused = graph.make(node.layer, attrs, node.inputs())?;
+                    let fused = graph.make(node.layer, conv_silu::Attrs(node.attrs_as()), node.inputs())?;
                     for (old, new) in original.outputs().zip(fused.outputs()) {
                         s.replace[old.0 as usize] = new;
                     }

@@ -27,34 +27,27 @@ pub(super) fn run(graph: &mut Graph, facts: &Facts<'_>, s: &mut Scratch) -> Resu
             }
             OpKind::Linear => {
                 let linear::Operands { x, weight: [weight, ..], .. } = linear::Operands::of(&operands);
-                let linear::Attrs { rows, inputs, outputs, format: _ } = node.attrs_as();
                 let format = format_of(graph, facts, weight);
+                let attrs = linear::Attrs { format, ..node.attrs_as() };
                 match format.activation_group() {
-                    None => {
-                        let attrs = linear_dense::Attrs { rows, inputs, outputs, format };
-                        graph.make(layer, attrs, &[x, weight])?
-                    }
+                    None => graph.make(layer, linear_dense::Attrs(attrs), &[x, weight])?,
                     Some(group) => {
                         let [codes, scales, sums] = quantised(graph, s, x, group, layer)?;
-                        let attrs = linear_quant::Attrs { rows, inputs, outputs, format };
-                        graph.make(layer, attrs, &[codes, scales, sums, weight])?
+                        graph.make(layer, linear_quant::Attrs(attrs), &[codes, scales, sums, weight])?
                     }
                 }
             }
             OpKind::ExpertLinear => {
                 let expert_linear::Operands { x, order, starts, weight: [weight, ..], .. } =
                     expert_linear::Operands::of(&operands);
-                let expert_linear::Attrs { rows, k, experts, inputs, outputs, format: _, x_slots } = node.attrs_as();
                 let format = format_of(graph, facts, weight);
+                let attrs = expert_linear::Attrs { format, ..node.attrs_as() };
                 match format.activation_group() {
-                    None => {
-                        let attrs = expert_linear_dense::Attrs { rows, k, experts, inputs, outputs, format, x_slots };
-                        graph.make(layer, attrs, &[x, order, starts, weight])?
-                    }
+                    None => graph.make(layer, expert_linear_dense::Attrs(attrs), &[x, order, starts, weight])?,
                     Some(group) => {
                         let [codes, scales, sums] = quantised(graph, s, x, group, layer)?;
-                        let attrs = expert_linear_quant::Attrs { rows, k, experts, inputs, outputs, format, x_slots };
-                        graph.make(layer, attrs, &[codes, scales, sums, order, starts, weight])?
+                        let inputs = [codes, scales, sums, order, starts, weight];
+                        graph.make(layer, expert_linear_quant::Attrs(attrs), &inputs)?
                     }
                 }
             }

@@ -134,7 +134,7 @@ impl Pipeline {
     /// Runs every pass up to and including `last`. With `verify`, the graph is verified before and after each.
     ///
     /// # Errors
-    /// A graph that is none, or a pass that broke it (named in the error's place).
+    /// The graph is malformed, or a pass broke it (the error's place names the pass).
     pub fn run(&mut self, graph: &mut Graph, facts: &Facts<'_>, last: Pass, verify: bool) -> Result<(), GraphError> {
         if verify {
             graph.verify()?;

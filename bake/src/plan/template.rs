@@ -9,7 +9,10 @@
 //!
 //! The shapes that a template is made from are traced checked: every node against the op table, the graph after every
 //! pass, the memory plan against the graph. All others are traced down the same road unchecked, since their words
-//! are then compared, all of them, with the template's, and equal words are the same graph.
+//! are then compared, all of them, with the template's, and equal words are the same graph. Passes and lowering are
+//! told a graph and nothing of the position it was traced at, so one graph becomes the same words wherever it stands: of
+//! the row counts that come back at every start, the graph that was proved first is kept as the recipe traced it, and a
+//! later one that equals it, value by value and node by node, is proved with it.
 
 use std::fmt;
 
@@ -113,11 +116,24 @@ impl<'a> Tracer<'a> {
     }
 
     fn trace(&mut self, shape: Shape, checked: bool) -> Result<(), TemplateError> {
+        self.recipe(shape, checked)?;
+        self.optimise(shape, checked)
+    }
+
+    /// What the recipe says, before any pass.
+    fn recipe(&mut self, shape: Shape, checked: bool) -> Result<(), TemplateError> {
         self.graph.set_unchecked(!checked);
-        let traced = self.recipe.trace(shape, &mut self.graph);
-        traced
-            .and_then(|()| self.pipeline.run(&mut self.graph, self.facts, Pass::Dead, checked))
-            .map_err(|e| TemplateError::Graph(shape, e))
+        self.recipe.trace(shape, &mut self.graph).map_err(|e| TemplateError::Graph(shape, e))
+    }
+
+    fn optimise(&mut self, shape: Shape, checked: bool) -> Result<(), TemplateError> {
+        let optimised = self.pipeline.run(&mut self.graph, self.facts, Pass::Dead, checked);
+        optimised.map_err(|e| TemplateError::Graph(shape, e))
+    }
+
+    fn lower(&mut self, shape: Shape, slots: &Slots) -> Result<(), TemplateError> {
+        let lowered = self.lowering.run(&self.graph, slots, self.placement, &mut self.words);
+        lowered.map_err(|e| TemplateError::Lower(shape, e))
     }
 
     /// Traces, optimises and lowers one shape into `self.words`. Unless `checked`, the words mean something only if
@@ -127,8 +143,7 @@ impl<'a> Tracer<'a> {
     /// The recipe, a pass, or lowering.
     pub fn words(&mut self, shape: Shape, slots: &Slots, checked: bool) -> Result<(), TemplateError> {
         self.trace(shape, checked)?;
-        let lowered = self.lowering.run(&self.graph, slots, self.placement, &mut self.words);
-        lowered.map_err(|e| TemplateError::Lower(shape, e))
+        self.lower(shape, slots)
     }
 }
 
@@ -228,6 +243,61 @@ impl Expanded<'_> {
     }
 }
 
+/// Row counts up to this come back at many starts, and so does a template's largest; the graphs of others do not repay
+/// being kept.
+const KEPT_ROWS: u32 = 16;
+
+/// Graphs as the recipe traced them whose words were proved, by row count.
+struct Kept(Vec<(u32, Graph)>);
+
+impl Kept {
+    /// Proves the graphs at the first position with the row counts that come back.
+    fn new(
+        spec: TemplateSpec,
+        slots: &Slots,
+        tracer: &mut Tracer<'_>,
+        expanded: &mut Expanded<'_>,
+    ) -> Result<Kept, TemplateError> {
+        let counts = (1..=spec.max_rows.min(KEPT_ROWS)).chain((spec.max_rows > KEPT_ROWS).then_some(spec.max_rows));
+        let mut kept = Kept(Vec::new());
+        for rows in counts {
+            let shape = spec.shape(0, rows);
+            tracer.recipe(shape, false)?;
+            let graph = tracer.graph.clone();
+            prove_words(shape, slots, tracer, expanded)?;
+            kept.0.push((rows, graph));
+        }
+        Ok(kept)
+    }
+
+    /// Traces a shape and proves that it is the template's graph.
+    fn prove(
+        &self,
+        shape: Shape,
+        slots: &Slots,
+        tracer: &mut Tracer<'_>,
+        expanded: &mut Expanded<'_>,
+    ) -> Result<(), TemplateError> {
+        tracer.recipe(shape, false)?;
+        match self.0.iter().find(|(rows, _)| *rows == shape.rows) {
+            Some((_, graph)) if *graph == tracer.graph => Ok(()),
+            _ => prove_words(shape, slots, tracer, expanded),
+        }
+    }
+}
+
+/// Takes the graph that the recipe traced last down the rest of the road and compares words.
+fn prove_words(
+    shape: Shape,
+    slots: &Slots,
+    tracer: &mut Tracer<'_>,
+    expanded: &mut Expanded<'_>,
+) -> Result<(), TemplateError> {
+    tracer.optimise(shape, false)?;
+    tracer.lower(shape, slots)?;
+    if expanded.is(shape.rows, &tracer.words) { Ok(()) } else { Err(expanded.complain(shape, &tracer.words)) }
+}
+
 /// Builds and proves a template. `make` gives each worker a tracer of its own.
 ///
 /// # Errors
@@ -256,15 +326,13 @@ pub fn build<'a>(
             return Err(expanded.complain(spec.shape(0, rows), &tracer.words));
         }
     }
+    let kept = Kept::new(spec, slots, &mut tracer, &mut expanded.clone())?;
     let hasher = GraphHasher::new(&template.words);
     let prove = |(tracer, expanded): &mut (Tracer<'a>, Expanded<'_>), i: u32| -> Result<(u64, Digest), TemplateError> {
         let pos = i * step;
         let mut count = 0;
         for rows in spec.rows_at(i) {
-            tracer.words(spec.shape(pos, rows), slots, false)?;
-            if !expanded.is(rows, &tracer.words) {
-                return Err(expanded.complain(spec.shape(pos, rows), &tracer.words));
-            }
+            kept.prove(spec.shape(pos, rows), slots, tracer, expanded)?;
             count += 1;
         }
         progress(1);

@@ -30,7 +30,7 @@ const DT_BIAS: (f32, f32) = (-6.907_255, -2.2521687);
 /// Dense weights are of `dense_dtype`, which is also the type of affine scales and biases.
 ///
 /// # Errors
-/// Options that no format has, a `dense_dtype` that is no float, shapes whose size overflows.
+/// Options that no format has, a `dense_dtype` other than a float, shapes whose size overflows.
 pub fn resolve_random(
     decls: &[WeightDecl],
     quant: &QuantOptions,

@@ -111,7 +111,7 @@ pub(crate) fn render(tensors: &[TensorEntry]) -> Result<Vec<u8>, Error> {
 /// Reads the length prefix and JSON, `8 + N` bytes in all.
 ///
 /// # Errors
-/// [`Error::Json`] for anything that is no safetensors header or breaks a cap, and [`Error::Field`] for a tensor
+/// [`Error::Json`] for anything other than a safetensors header within the caps, and [`Error::Field`] for a tensor
 /// whose length is not that of its shape or for a header not in canonical form.
 pub(crate) fn parse(header: &[u8]) -> Result<Vec<TensorEntry>, Error> {
     let json = header.get(8..).unwrap_or_default();

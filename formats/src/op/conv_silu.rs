@@ -5,7 +5,7 @@ use super::spec::op;
 op! {
     /// `silu(Conv)`.
     ConvSilu = "conv_silu", plan;
-    attrs { rows: count, heads: count, dim: count, kernel: count }
+    attrs as conv;
     operands {
         x: reads F32 [rows, heads, dim],
         weight: reads Float [(heads * dim), 1, kernel],
@@ -16,10 +16,10 @@ op! {
 
 impl Rules for Attrs {
     fn check(&self) -> Result<(), &'static str> {
-        if matches!(self.kernel, 2..=16) { Ok(()) } else { Err("a kernel of 2 to 16 taps") }
+        self.0.check()
     }
 
-    fn macs(&self, _: u64) -> u64 {
-        self.rows as u64 * (self.heads * self.dim) as u64 * self.kernel as u64
+    fn macs(&self, pos: u64) -> u64 {
+        self.0.macs(pos)
     }
 }

@@ -16,4 +16,17 @@ op! {
     }
 }
 
-impl Rules for Attrs {}
+impl Rules for Attrs {
+    fn check(&self) -> Result<(), &'static str> {
+        if self.x_slots == 1 || self.x_slots == self.k { Ok(()) } else { Err("x_slots of 1 or k") }
+    }
+
+    fn macs(&self, _: u64) -> u64 {
+        (self.rows * self.k) as u64 * self.inputs as u64 * self.outputs as u64
+    }
+
+    /// Tokens are taken to choose as many different experts as they can; of one token that is exact.
+    fn touched(&self, operand: &str, _: u64) -> Option<Touched> {
+        (operand == "weight").then(|| Touched { read: (self.rows * self.k).min(self.experts) as u64, written: 0 })
+    }
+}

@@ -5,7 +5,7 @@ use super::spec::op;
 op! {
     /// `LinearQuant` per slot, as `ExpertLinearDense`.
     ExpertLinearQuant = "expert_linear_quant", plan;
-    attrs { rows: count, k: count, experts: count, inputs: count, outputs: count, format: format, x_slots: count }
+    attrs as expert_linear;
     operands {
         codes: reads I8 [rows, x_slots, inputs],
         xscales: reads F32 [rows, x_slots, (groups of inputs in format)],
@@ -19,18 +19,15 @@ op! {
 
 impl Rules for Attrs {
     fn check(&self) -> Result<(), &'static str> {
-        if self.x_slots != 1 && self.x_slots != self.k {
-            return Err("x_slots of 1 or k");
-        }
+        self.0.check()?;
         if self.format.activation_group().is_some() { Ok(()) } else { Err("a format taken in int8") }
     }
 
-    fn macs(&self, _: u64) -> u64 {
-        (self.rows * self.k) as u64 * self.inputs as u64 * self.outputs as u64
+    fn macs(&self, pos: u64) -> u64 {
+        self.0.macs(pos)
     }
 
-    /// Tokens are taken to choose as many different experts as they can; of one token that is exact.
-    fn touched(&self, operand: &str, _: u64) -> Option<Touched> {
-        (operand == "weight").then(|| Touched { read: (self.rows * self.k).min(self.experts) as u64, written: 0 })
+    fn touched(&self, operand: &str, pos: u64) -> Option<Touched> {
+        self.0.touched(operand, pos)
     }
 }

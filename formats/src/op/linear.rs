@@ -14,4 +14,8 @@ op! {
     }
 }
 
-impl Rules for Attrs {}
+impl Rules for Attrs {
+    fn macs(&self, _: u64) -> u64 {
+        self.rows as u64 * self.inputs as u64 * self.outputs as u64
+    }
+}

@@ -6,7 +6,7 @@ op! {
     /// `out[r, o] = lane dot(x[r], decode(weight[o]))`; formats: dense, `mxfp8` (elements decoded exactly, scale included;
     /// E4M3 `0x7f` is 480, as everywhere).
     LinearDense = "linear_dense", plan;
-    attrs { rows: count, inputs: count, outputs: count, format: format }
+    attrs as linear;
     operands {
         x: reads F32 [rows, 1, inputs],
         weight: reads Weight(inputs, format) [outputs, 1],
@@ -19,7 +19,7 @@ impl Rules for Attrs {
         if self.format.activation_group().is_none() { Ok(()) } else { Err("a format taken in f32") }
     }
 
-    fn macs(&self, _: u64) -> u64 {
-        self.rows as u64 * self.inputs as u64 * self.outputs as u64
+    fn macs(&self, pos: u64) -> u64 {
+        self.0.macs(pos)
     }
 }

@@ -8,7 +8,7 @@ op! {
     /// `mxfp4`/`nvfp4` are twice their E2M1 value (integers), their scale is half the stored one. Parameters are widened to f32
     /// first. The activation group is the weight's.
     LinearQuant = "linear_quant", plan;
-    attrs { rows: count, inputs: count, outputs: count, format: format }
+    attrs as linear;
     operands {
         codes: reads I8 [rows, 1, inputs],
         xscales: reads F32 [rows, 1, (groups of inputs in format)],
@@ -23,7 +23,7 @@ impl Rules for Attrs {
         if self.format.activation_group().is_some() { Ok(()) } else { Err("a format taken in int8") }
     }
 
-    fn macs(&self, _: u64) -> u64 {
-        self.rows as u64 * self.inputs as u64 * self.outputs as u64
+    fn macs(&self, pos: u64) -> u64 {
+        self.0.macs(pos)
     }
 }

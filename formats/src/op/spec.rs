@@ -147,7 +147,7 @@ pub enum AttrKind {
 }
 
 /// One attribute of an op.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttrSpec {
     /// Name in dumps and errors.
     pub name: &'static str,
@@ -271,7 +271,7 @@ pub trait OpAttrs: Rules + Copy {
     /// The op.
     const KIND: OpKind;
 
-    /// Reads attribute words; missing ones read as 0, a word that is no weight format as dense f32.
+    /// Reads attribute words; missing ones read as 0, an unknown weight format as dense f32.
     fn of(words: &[u64]) -> Self;
 
     /// The attribute words, in record order, and how many they are.
@@ -341,6 +341,7 @@ impl<T: Copy> Take<T> for [T; WEIGHT_PLANES] {
 ///     /// Arithmetic, order of every rounding.
 ///     KindName = "name", plan;                          // or `graph`: for graphs alone
 ///     attrs { rows: count, dim: count, eps: real, .. }  // count, flag, real, format
+///     // or `attrs as other;`: those of op `other`, to the word, so that either may be read as the other's
 ///     operands {
 ///         x: reads F32 [rows, 1, dim],                  // reads, updates, writes; F32, U32, I8, Float, Cache
 ///         weight: reads Weight(dim, format) [out, 1],   // inputs of a row, format; then rows and heads
@@ -353,30 +354,15 @@ macro_rules! op {
         $(#[$doc:meta])*
         $kind:ident = $name:literal, $place:ident;
         attrs { $($attr:ident: $attr_kind:ident),* $(,)? }
-        operands { $(
-            $operand:ident: $mode:ident $types:ident $(($inputs:ident, $format:ident))? [$($dim:tt),*]
-            $(over $($over:ident),+ ;)?
-        ),* $(,)? }
+        operands { $($operands:tt)* }
     ) => {
-        #[allow(unused_imports)]
-        use $crate::op::spec::{self, OpAttrs, Rules, Touched};
-        #[allow(unused_imports)]
-        use $crate::{dtype::{DType, WeightFormat, WEIGHT_PLANES}, op::OpKind};
-
         #[allow(non_camel_case_types, dead_code, clippy::upper_case_acronyms)]
         #[derive(Clone, Copy)]
         #[repr(u8)]
-        enum At { $($attr),* }
+        pub(super) enum At { $($attr),* }
 
-        const LISTS: &[&[spec::OperandSpec]] = &[ $(
-            &op!(@operand $operand $mode $types $(($inputs, $format))? [$($dim),*] [$($($over),+)?])
-        ),* ];
-        const COUNT: usize = { let mut n = 0; let mut i = 0; while i < LISTS.len() { n += LISTS[i].len(); i += 1; } n };
-        static OPERANDS: [spec::OperandSpec; COUNT] = spec::concat::<COUNT>(LISTS);
-        static ATTRS: &[spec::AttrSpec] = &[ $( spec::AttrSpec { name: stringify!($attr), kind: op!(@kind $attr_kind) } ),* ];
-
-        /// The op's row of the table.
-        pub static SPEC: spec::OpSpec = spec::spec_of::<Attrs>($name, op!(@place $place), &OPERANDS, ATTRS);
+        pub(super) static ATTRS: &[spec::AttrSpec] =
+            &[ $( spec::AttrSpec { name: stringify!($attr), kind: op!(@kind $attr_kind) } ),* ];
 
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq)]
@@ -398,6 +384,69 @@ macro_rules! op {
                 (out, ATTRS.len())
             }
         }
+
+        op!(@table $name, $place; $($operands)*);
+    };
+    (
+        $(#[$doc:meta])*
+        $kind:ident = $name:literal, $place:ident;
+        attrs as $base:ident;
+        operands { $($operands:tt)* }
+    ) => {
+        use super::$base::{self, ATTRS, At};
+
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub struct Attrs(
+            #[doc = concat!("The attributes, which are those of `", stringify!($base), "`.")]
+            pub $base::Attrs
+        );
+
+        impl std::ops::Deref for Attrs {
+            type Target = $base::Attrs;
+
+            #[inline(always)]
+            fn deref(&self) -> &$base::Attrs {
+                &self.0
+            }
+        }
+
+        impl OpAttrs for Attrs {
+            const KIND: OpKind = OpKind::$kind;
+
+            #[inline]
+            fn of(words: &[u64]) -> Attrs {
+                Attrs($base::Attrs::of(words))
+            }
+
+            #[inline]
+            fn words(&self) -> ([u64; spec::MAX_ATTRS], usize) {
+                self.0.words()
+            }
+        }
+
+        op!(@table $name, $place; $($operands)*);
+    };
+
+    (@table $name:literal, $place:ident;
+        $(
+            $operand:ident: $mode:ident $types:ident $(($inputs:ident, $format:ident))? [$($dim:tt),*]
+            $(over $($over:ident),+ ;)?
+        ),* $(,)?
+    ) => {
+        #[allow(unused_imports)]
+        use $crate::op::spec::{self, OpAttrs, Rules, Touched};
+        #[allow(unused_imports)]
+        use $crate::{dtype::{DType, WeightFormat, WEIGHT_PLANES}, op::OpKind};
+
+        const LISTS: &[&[spec::OperandSpec]] = &[ $(
+            &op!(@operand $operand $mode $types $(($inputs, $format))? [$($dim),*] [$($($over),+)?])
+        ),* ];
+        const COUNT: usize = { let mut n = 0; let mut i = 0; while i < LISTS.len() { n += LISTS[i].len(); i += 1; } n };
+        static OPERANDS: [spec::OperandSpec; COUNT] = spec::concat::<COUNT>(LISTS);
+
+        /// The op's row of the table.
+        pub static SPEC: spec::OpSpec = spec::spec_of::<Attrs>($name, op!(@place $place), &OPERANDS, ATTRS);
 
         /// The op's operands by name; a weight has its planes.
         #[allow(missing_docs, missing_debug_implementations)]

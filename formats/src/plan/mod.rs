@@ -249,20 +249,25 @@ impl Template {
 
     /// Indices of the words that hold the number of rows.
     pub fn row_words(&self) -> Vec<usize> {
-        row_words(&self.words).collect()
+        let mut at = 0;
+        let next = || {
+            let (word, next) = row_word(&self.words, at)?;
+            at = next;
+            Some(word)
+        };
+        std::iter::from_fn(next).collect()
     }
 }
 
-/// Indices of the words of a concrete graph, or template, that hold the number of rows.
-fn row_words(words: &[u64]) -> impl Iterator<Item = usize> {
-    records(words).flatten().map(|r| r.at + 1 + 3 * r.kind.spec().operands.len())
+/// The word that holds the number of rows of the record at `at`, and where the next record begins.
+fn row_word(words: &[u64], at: usize) -> Option<(usize, usize)> {
+    record_at(words, at).map(|(record, next)| (next - record.attrs.len(), next))
 }
 
-/// Sets the number of rows of every record.
+/// Sets the number of rows of every record of a concrete graph, or template.
 pub fn set_rows(words: &mut [u64], n: u64) {
     let mut at = 0;
-    while let Some((record, next)) = record_at(words, at) {
-        let word = record.at + 1 + 3 * record.kind.spec().operands.len();
+    while let Some((word, next)) = row_word(words, at) {
         words[word] = n;
         at = next;
     }
@@ -411,7 +416,7 @@ impl Plan {
     /// Reads a plan section.
     ///
     /// # Errors
-    /// Bytes that are no plan, trailing bytes, or more than [`MAX_PLAN_BYTES`].
+    /// Bytes that do not decode as a plan, trailing bytes, or more than [`MAX_PLAN_BYTES`].
     pub fn decode(bytes: &[u8]) -> Result<Plan, PlanError> {
         if bytes.len() > MAX_PLAN_BYTES {
             return refuse("section", format!("at most {MAX_PLAN_BYTES} bytes"), bytes.len());

@@ -84,13 +84,13 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Give the log-probability of every token of a text, and its perplexity.
     Score(ScoreArgs),
-    /// Measure how fast this machine replays a loaf, beside how fast it reads memory.
+    /// Measure how fast this machine runs a model, beside the bandwidth of its memory.
     Bench(BenchArgs),
     /// Compare engines op by op on a prompt; exit code 1 if any result diverges.
     Check(CheckArgs),
     /// Say what a loaf is and what it needs.
     Info(InfoArgs),
-    /// Prove every byte of a loaf: all hashes, structure, tensors, tables; with --run, what it says.
+    /// Check a loaf whole: every checksum, structure, tensors, tables; with --run, what it says.
     Verify(VerifyArgs),
     /// List the models that have a name here: the loaves in the folder 'models' of LOAF_HOME.
     List(ListArgs),
@@ -111,7 +111,7 @@ pub(crate) enum SmallCommand {
     Chat(ChatArgs),
     /// Say what the model is and what it needs.
     Info(InfoArgs),
-    /// Prove every byte of the model; with --run, what it says.
+    /// Check the model whole: every checksum; with --run, what it says.
     Verify(VerifyArgs),
 }
 
@@ -358,7 +358,7 @@ pub(crate) struct BenchArgs {
     /// Tokens generated one by one, 0 for none [default: 64, or as many as fit]
     #[arg(long, value_name = "N")]
     pub decode: Option<u32>,
-    /// Positions in use before what is measured; their cache is filled, not computed
+    /// Context length already in use; its KV cache is filled, not computed
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub context: u32,
     /// Repetitions, after one that warms up
@@ -367,7 +367,7 @@ pub(crate) struct BenchArgs {
     /// Print a row per kind of op: calls, time, bytes, speeds
     #[arg(long)]
     pub ops: bool,
-    /// Print one JSON object instead: prefill_tok_s, decode_tok_s (each median, min, max), read_ceiling_gb_s, ...
+    /// Print one JSON object instead: prefill_tok_s, decode_tok_s (each median, min, max), read_bandwidth_gb_s, ...
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

@@ -2,7 +2,7 @@
 //!
 //! Prefill takes random ids from the position `--context` on, decode one random id after another from the same position; each is
 //! repeated, and the spread is printed. The context before it is not evaluated: its cache rows are filled with one pattern,
-//! which takes as long to read. Bytes are those of the plan's cost model. Sampling and text take no part. The read ceiling is measured
+//! which takes as long to read. Bytes are those of the plan's cost model. Sampling and text take no part. The read bandwidth is measured
 //! before every repetition of decode, which is judged by that one; their median is printed.
 //!
 //! With `--ops` one more, untimed repetition is replayed with a clock around every op. Reading the clock costs some tens of
@@ -20,7 +20,7 @@ use crate::args::BenchArgs;
 use crate::progress::Progress;
 use crate::{Failure, Io, model};
 use loaf_runtime::Session;
-use loaf_runtime::ceiling::Ceiling;
+use loaf_runtime::bandwidth::BandwidthProbe;
 use loaf_runtime::op_times::{OpRow, OpTimes};
 use loaf_runtime::sample::SamplerOptions;
 
@@ -47,8 +47,8 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let (prefill, decode) = (tokens("prefill", args.prefill, PREFILL)?, tokens("decode", args.decode, DECODE)?);
     let mut session = model::session(&loaf, &args.compute, io)?;
     let (threads, engine) = (session.engine.limits().threads, session.engine.name());
-    let ceiling =
-        Ceiling::new(threads).map_err(|e| Failure::Runtime(format!("memory to measure the read ceiling: {e}")))?;
+    let bandwidth = BandwidthProbe::new(threads)
+        .map_err(|e| Failure::Runtime(format!("memory to measure the read bandwidth: {e}")))?;
     let mut runner = Runner { session: &mut session, vocab: plan.vocab, context: args.context, drawn: 1 };
     let (mut progress, mut done) = (Progress::new(io), 0);
     let all = u64::from(args.repeat) * (u64::from(prefill > 0) + u64::from(decode > 0));
@@ -57,17 +57,17 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         done += 1;
     };
     let prefills = runner.measure(Phase::Prefill, prefill, args.repeat, &mut tick)?;
-    let mut ceilings = vec![];
+    let mut bandwidths = vec![];
     let decodes = runner.measure(Phase::Decode, decode, args.repeat, &mut || {
         tick();
-        ceilings.push(ceiling.measure());
+        bandwidths.push(bandwidth.measure());
     })?;
     progress.clear(io);
-    if ceilings.is_empty() {
-        ceilings.push(ceiling.measure());
+    if bandwidths.is_empty() {
+        bandwidths.push(bandwidth.measure());
     }
-    let paired: Vec<f64> = decodes.iter().flat_map(|d| &d.all).zip(&ceilings).map(|(speed, c)| speed / c).collect();
-    let ceiling = Spread::of(ceilings).median;
+    let paired: Vec<f64> = decodes.iter().flat_map(|d| &d.all).zip(&bandwidths).map(|(speed, c)| speed / c).collect();
+    let bandwidth = Spread::of(bandwidths).median;
     let mut ops = Vec::new();
     for (phase, n) in [(Phase::Prefill, prefill), (Phase::Decode, decode)] {
         if args.ops && n > 0 {
@@ -96,20 +96,20 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
             "decode_tok_s": decodes.as_ref().map(Spread::json),
             "decode_bytes_per_token": { "weights": weights, "state": state, "activations": activations },
             "decode_gb_s": speed.map(|s| s / 1e9),
-            "decode_percent_of_ceiling": decodes.as_ref().map(|_| percent.json()),
-            "read_ceiling_gb_s": ceiling / 1e9,
+            "decode_percent_of_bandwidth": decodes.as_ref().map(|_| percent.json()),
+            "read_bandwidth_gb_s": bandwidth / 1e9,
         });
         for (phase, times) in &ops {
-            object["ops"][phase.to_string()] = rows(times, ceiling).iter().map(Row::json).collect();
+            object["ops"][phase.to_string()] = rows(times, bandwidth).iter().map(Row::json).collect();
         }
         io.show_json(&object)?;
         return Ok(0);
     }
     let mut text = format!(
-        "{engine}, context {}, {} repetitions: median (least to most)\nread ceiling {:>9.1} GB/s\n",
+        "{engine}, context {}, {} repetitions: median (least to most)\nread bandwidth {:>9.1} GB/s\n",
         args.context,
         args.repeat,
-        ceiling / 1e9
+        bandwidth / 1e9
     );
     if let Some(s) = &prefills {
         let _ = writeln!(text, "prefill {prefill:<5}{s}");
@@ -118,7 +118,7 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         let (mb, gb_s, Spread { median, min, max, .. }) = (per_token.bytes() as f64 / 1e6, speed / 1e9, percent);
         let _ = writeln!(
             text,
-            "decode {decode:<6}{s}, {mb:.1} MB a token, {gb_s:.1} GB/s, {median:.0} % of the ceiling ({min:.0} to {max:.0})"
+            "decode {decode:<6}{s}, {mb:.1} MB a token, {gb_s:.1} GB/s, {median:.0} % of read bandwidth ({min:.0} to {max:.0})"
         );
     }
     if let Some(notes) = session.engine.notes() {
@@ -126,7 +126,7 @@ pub(crate) fn bench(args: &BenchArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     }
     for (phase, times) in &ops {
         let _ = writeln!(text, "\n{}", Row::head(*phase));
-        rows(times, ceiling).iter().for_each(|row| text.push_str(&row.line()));
+        rows(times, bandwidth).iter().for_each(|row| text.push_str(&row.line()));
     }
     io.show(text)?;
     Ok(0)
@@ -253,7 +253,7 @@ struct Row {
     gmac_s: f64,
 }
 
-fn rows(times: &OpTimes, ceiling: f64) -> Vec<Row> {
+fn rows(times: &OpTimes, bandwidth: f64) -> Vec<Row> {
     let row = |(kind, row): (OpKind, OpRow)| {
         // An op may be too short for the clock.
         let seconds = row.time.as_secs_f64().max(1e-9);
@@ -265,7 +265,7 @@ fn rows(times: &OpTimes, ceiling: f64) -> Vec<Row> {
             ms: seconds * 1e3,
             bytes,
             gb_s: speed / 1e9,
-            percent: 100.0 * speed / ceiling,
+            percent: 100.0 * speed / bandwidth,
             gmac_s: row.traffic.macs as f64 / seconds / 1e9,
         }
     };
@@ -295,7 +295,7 @@ impl Row {
     fn json(&self) -> Value {
         let Row { name, calls, ms, bytes, gb_s, percent, gmac_s } = self;
         json!({
-            "op": name, "calls": calls, "ms": ms, "bytes": bytes, "gb_s": gb_s, "percent_of_ceiling": percent,
+            "op": name, "calls": calls, "ms": ms, "bytes": bytes, "gb_s": gb_s, "percent_of_bandwidth": percent,
             "gmac_s": gmac_s,
         })
     }

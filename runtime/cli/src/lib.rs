@@ -33,7 +33,7 @@ mod verify;
 use loaf_formats::text;
 use std::ffi::OsString;
 use std::fmt::{self, Display};
-use std::io::{self, BufRead, Read, Write};
+use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::Path;
 
 use clap::{CommandFactory, Parser};
@@ -70,7 +70,7 @@ pub struct Io<'a> {
 }
 
 impl<'a> Io<'a> {
-    /// Streams that are no terminals.
+    /// Streams other than terminals.
     pub fn new(
         stdin: &'a mut dyn BufRead,
         stdout: &'a mut dyn Write,
@@ -90,6 +90,20 @@ impl<'a> Io<'a> {
             builtin: None,
         }
     }
+}
+
+/// Calls `run` with the streams and the environment of this process; interrupts are handled.
+pub fn with_process<T>(run: impl FnOnce(&mut Io<'_>) -> T) -> T {
+    let (mut input, mut output, mut errors) = (io::stdin().lock(), io::stdout().lock(), io::stderr().lock());
+    let var = |name: &str| std::env::var_os(name);
+    let mut io = Io {
+        stdin_is_terminal: io::stdin().is_terminal(),
+        stdout_is_terminal: io::stdout().is_terminal(),
+        stderr_is_terminal: io::stderr().is_terminal(),
+        signals: true,
+        ..Io::new(&mut input, &mut output, &mut errors, &var)
+    };
+    run(&mut io)
 }
 
 /// Longest text read from standard input or a prompt file, in bytes.

@@ -4,11 +4,12 @@
 //! rows of slots and told nothing of tokens' meaning: positions, sequences, what follows from a step and what is chosen
 //! next live above it, in [`crate::engine`] and [`crate::generate`].
 //!
-//! Here is no model code and no choice of device by itself: the caller names one.
+//! There is no model code here, and no device is chosen here: the caller names one.
 
 pub mod cpu;
 #[cfg(feature = "mlx")]
 pub mod mlx;
+pub mod mlx_text;
 
 use std::fmt;
 

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use loaf_formats::dtype::WeightFormat;
-use loaf_formats::op::{OP_COUNT, OpAttrs, OpKind, expert_linear_quant, linear_quant};
+use loaf_formats::op::{OP_COUNT, OpAttrs, OpKind, expert_linear, linear};
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2::{Avx2, EVEX, MADD, Products, VEX};
@@ -118,8 +118,8 @@ macro_rules! isa {
 
         pub(in crate::kernels) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
             let format = match call.kind {
-                OpKind::LinearQuant => linear_quant::Attrs::of(call.attrs).format,
-                _ => expert_linear_quant::Attrs::of(call.attrs).format,
+                OpKind::LinearQuant => linear::Attrs::of(call.attrs).format,
+                _ => expert_linear::Attrs::of(call.attrs).format,
             };
             // No other format becomes this op.
             let Some((kind, group)) = quant_case(format) else { return };

@@ -12,7 +12,9 @@
 
 use std::ops::Range;
 
-use loaf_formats::op::{OpAttrs, OpKind, expert_linear_quant as expert, linear_quant as linear};
+use loaf_formats::op::{
+    OpAttrs, OpKind, expert_linear as experts, expert_linear_quant as expert, linear_quant as linear,
+};
 
 use super::rows::{ARRANGED, PerLane, Rows};
 use super::scratch::Scratch;
@@ -145,11 +147,11 @@ pub(super) unsafe fn product<S: Rows>(
         let (rows, inputs, outputs, format) = (a.rows, a.inputs, a.outputs, a.format);
         let (none, codes, xscales, xsums) = (RawOperand::ABSENT, o.codes, o.xscales, o.xsums);
         (
-            expert::Attrs { rows, k: 1, experts: 1, inputs, outputs, format, x_slots: 1 },
+            experts::Attrs { rows, k: 1, experts: 1, inputs, outputs, format, x_slots: 1 },
             expert::Operands { codes, xscales, xsums, order: none, starts: none, weight: o.weight, out: o.out },
         )
     } else {
-        (expert::Attrs::of(call.attrs), expert::Operands::of(call.operands))
+        (experts::Attrs::of(call.attrs), expert::Operands::of(call.operands))
     };
     let (inp, out, x) = (a.inputs, a.outputs, [o.codes, o.xscales, o.xsums]);
     // SAFETY: the kernel's contract; starts are clamped to the slots there are.

@@ -32,11 +32,10 @@ pub(super) unsafe fn conv<S: Simd>(call: &OpCall<'_>, units: Range<usize>, scrat
 
 #[inline(always)]
 pub(super) unsafe fn conv_silu<S: Simd>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
-    let conv_silu_op::Attrs { rows, heads, dim, kernel } = conv_silu_op::Attrs::of(call.attrs);
     let conv_silu_op::Operands { x, weight, state, out } = conv_silu_op::Operands::of(call.operands);
-    let (a, o) = (conv_op::Attrs { rows, heads, dim, kernel }, conv_op::Operands { x, weight, state, out });
+    let o = conv_op::Operands { x, weight, state, out };
     // SAFETY: as this function.
-    unsafe { convolve::<S, true>(a, o, call.runs, units, scratch) }
+    unsafe { convolve::<S, true>(conv_op::Attrs::of(call.attrs), o, call.runs, units, scratch) }
 }
 
 #[inline(always)]

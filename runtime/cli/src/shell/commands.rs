@@ -102,12 +102,12 @@ impl<'s> Arguments<'_, 's> {
         words.iter().any(|w| self.has(w))
     }
 
-    /// Words that are no flags.
+    /// Words other than flags.
     fn plain(self) -> impl Iterator<Item = &'s str> {
         self.0.iter().copied().filter(|w| !w.starts_with('-'))
     }
 
-    /// The first word that is no flag.
+    /// The first word other than a flag.
     fn sub(self) -> &'s str {
         self.plain().next().unwrap_or_default()
     }

@@ -103,7 +103,7 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// What the ops of a template need at its most rows; `None` if that is no number of bytes.
+    /// What the ops of a template need at its most rows; `None` if the number of bytes overflows.
     pub fn of(template: &Template) -> Option<Needs> {
         let mut words = Vec::new();
         template.expand(u64::from(template.max_rows), &mut words);

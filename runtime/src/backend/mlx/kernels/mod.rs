@@ -5,6 +5,8 @@
 //! rotates and caches a layer's heads and attends to them, `delta` is the gated delta rule. The recurrence, attention and
 //! choosing a token keep what they need in registers. Every intermediate is f32.
 //!
+//! Their text is in [`mlx_text`], which knows nothing of MLX and is tested without a GPU.
+//!
 //! On the CPU device, and for sizes a kernel is not written for, there is none: the caller uses operations. `twins` defines each kernel
 //! in operations, for tests. A kernel is compiled when first used, in every process; so there are few, with sizes as template
 //! arguments, except the number of rows.
@@ -21,46 +23,10 @@ use mlx_sys as sys;
 use super::array::{Array, Arrays, MlxError, Result, Type, c_string, check};
 use super::device::Device;
 use super::ops::Mlx;
+use crate::backend::mlx_text::{self, Grid, Source};
 pub use attention::{Attend, Heads};
 pub use delta::Prepare;
 pub use rows::{Act, Shared};
-
-const CUDA: &str = "
-  const int x = threadIdx.x, y = threadIdx.y, block = blockIdx.x;
-  #define LOAF_SHARED __shared__
-  #define LOAF_DEVICE
-  #define LOAF_SYNC __syncthreads()
-  #define LOAF_REAL(bits) __int_as_float(bits)
-  #define LOAF_EXP(value) expf(value)
-  #define LOAF_LOG(value) logf(value)
-  #define LOAF_LOG1P(value) log1pf(value)
-  #define LOAF_RSQRT(value) rsqrtf(value)
-  #define LOAF_LANES(value) for (int s = 16; s > 0; s /= 2) value += __shfl_xor_sync(0xffffffffu, value, s)
-  #define LOAF_MOST(value) for (int s = 16; s > 0; s /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, s))
-  #define LOAF_LEAST(value) for (int s = 16; s > 0; s /= 2) value = min(value, __shfl_xor_sync(0xffffffffu, value, s))
-";
-
-const METAL: &str = "
-  const int x = thread_position_in_threadgroup.x, y = thread_position_in_threadgroup.y;
-  const int block = threadgroup_position_in_grid.x;
-  #define LOAF_SHARED threadgroup
-  #define LOAF_DEVICE device
-  #define LOAF_SYNC threadgroup_barrier(mem_flags::mem_threadgroup)
-  #define LOAF_REAL(bits) as_type<float>(bits)
-  #define LOAF_EXP(value) metal::exp(value)
-  #define LOAF_LOG(value) metal::log(value)
-  #define LOAF_LOG1P(value) metal::log(1.0f + (value))
-  #define LOAF_RSQRT(value) metal::precise::rsqrt(value)
-  #define LOAF_LANES(value) value = simd_sum(value)
-  #define LOAF_MOST(value) value = simd_max(value)
-  #define LOAF_LEAST(value) value = simd_min(value)
-";
-
-/// Element `e` of row `r` of a [`Place`]; silu and sigmoid.
-const COMMON: &str = "
-  #define LOAF_AT(name, r, e) (float)name[(r) * name##_W + name##_A + ((e) / name##_D) * name##_S + (e) % name##_D]
-  #define LOAF_SIGMOID(value) (1.0f / (1.0f + LOAF_EXP(-(value))))
-";
 
 enum Kernel {
     Cuda(sys::mlx_fast_cuda_kernel),
@@ -143,10 +109,9 @@ impl Sizes {
     }
 }
 
-/// One launch: blocks of `group` threads, and the results' shapes and types.
+/// One launch, and the results' shapes and types.
 struct Launch<'a> {
-    blocks: i32,
-    group: [i32; 2],
+    grid: Grid,
     sizes: Sizes,
     results: &'a [(&'a [i32], Type)],
 }
@@ -156,19 +121,19 @@ fn bits(value: f32) -> i32 {
 }
 
 impl Kernel {
-    fn new(device: Device, name: &CStr, inputs: &[&str], outputs: &[&str], body: &str) -> Result<Option<Kernel>> {
-        let (inputs, outputs, name) = (names(inputs)?, names(outputs)?, name.as_ptr());
+    fn new(device: Device, text: &Source) -> Result<Option<Kernel>> {
+        let (inputs, outputs, name) = (names(text.inputs)?, names(text.outputs)?, text.name.as_ptr());
         // SAFETY: live handles and terminated strings, which MLX copies.
         Ok(unsafe {
             match device {
                 Device::Cpu => None,
                 Device::Cuda => {
-                    let source = c_string(&format!("{CUDA}{COMMON}{body}"))?;
+                    let source = c_string(&text.cuda())?;
                     let (source, none) = (source.as_ptr(), c"".as_ptr());
                     Some(Kernel::Cuda(sys::mlx_fast_cuda_kernel_new(name, inputs.0, outputs.0, source, none, true, 0)))
                 }
                 Device::Metal => {
-                    let source = c_string(&format!("{METAL}{COMMON}{body}"))?;
+                    let source = c_string(&text.metal())?;
                     let (source, none) = (source.as_ptr(), c"".as_ptr());
                     let kernel = sys::mlx_fast_metal_kernel_new(name, inputs.0, outputs.0, source, none, true, false);
                     Some(Kernel::Metal(kernel))
@@ -203,8 +168,9 @@ impl Kernel {
                 for (name, kind) in &types {
                     sys::$type(config, name.as_ptr(), *kind);
                 }
-                sys::$grid(config, l.blocks * l.group[0], l.group[1], 1);
-                sys::$group(config, l.group[0], l.group[1], 1);
+                let [x, y] = l.grid.group;
+                sys::$grid(config, l.grid.blocks * x, y, 1);
+                sys::$group(config, x, y, 1);
                 let status = sys::$apply(&mut out.0, *$kernel, inputs.0, config, m.stream);
                 sys::$free(config);
                 check(status)?;
@@ -241,14 +207,14 @@ impl Kernel {
     }
 }
 
-/// Registers kernels: field = name, inputs, results, body.
+/// Registers kernels: field = text.
 macro_rules! kernels {
-    ($($field:ident = $name:literal, $inputs:expr, $outputs:expr, $body:expr;)*) => {
+    ($($field:ident = $source:expr;)*) => {
         struct All { $($field: Kernel,)* }
 
         impl All {
             fn new(device: Device) -> Result<Option<All>> {
-                $(let Some($field) = Kernel::new(device, $name, &$inputs, &$outputs, $body)? else { return Ok(None) };)*
+                $(let Some($field) = Kernel::new(device, &$source)? else { return Ok(None) };)*
                 Ok(Some(All { $($field,)* }))
             }
         }
@@ -256,20 +222,20 @@ macro_rules! kernels {
 }
 
 kernels! {
-    embed = c"loaf_embed", ["ids", "codes", "scales", "biases"], ["out"], rows::EMBED;
-    add_norm = c"loaf_add_norm", ["left", "right", "weight"], ["total", "out"], rows::ADD_NORM;
-    gate = c"loaf_gate", ["a", "b"], ["out"], rows::GATE;
-    norm_gate = c"loaf_norm_gate", ["a", "b", "weight"], ["out"], rows::NORM_GATE;
-    top_k = c"loaf_top_k", ["scores"], ["ids", "weights"], rows::TOP_K;
-    mix = c"loaf_mix", ["slots", "weights", "shared", "open"], ["out"], rows::MIX;
-    scan = c"loaf_scan_logits", ["logits"], ["best", "place", "most", "total"], rows::SCAN;
-    pick = c"loaf_pick", ["best", "place", "most", "total"], ["token", "log_prob"], rows::PICK;
-    heads = c"loaf_heads", ["q", "k", "v", "q_weight", "k_weight", "table", "keys", "values", "pos"], ["out"], attention::HEADS;
-    attend = c"loaf_attend", ["q", "keys", "values", "last"], ["out"], attention::ATTEND;
-    merge = c"loaf_merge", ["parts"], ["out"], attention::MERGE;
-    conv = c"loaf_conv", ["a", "taps", "before", "valid"], ["out", "after"], delta::CONV;
-    prepare = c"loaf_delta_prepare", ["q", "k", "a", "b", "a_log", "dt"], ["q_out", "k_out", "log_decay", "beta"], delta::PREPARE;
-    step = c"loaf_delta_step", ["q", "k", "v", "log_decay", "beta", "state"], ["out", "new_state"], delta::STEP;
+    embed = mlx_text::rows::EMBED;
+    add_norm = mlx_text::rows::ADD_NORM;
+    gate = mlx_text::rows::GATE;
+    norm_gate = mlx_text::rows::NORM_GATE;
+    top_k = mlx_text::rows::TOP_K;
+    mix = mlx_text::rows::MIX;
+    scan = mlx_text::rows::SCAN;
+    pick = mlx_text::rows::PICK;
+    heads = mlx_text::attention::HEADS;
+    attend = mlx_text::attention::ATTEND;
+    merge = mlx_text::attention::MERGE;
+    conv = mlx_text::delta::CONV;
+    prepare = mlx_text::delta::PREPARE;
+    step = mlx_text::delta::STEP;
 }
 
 /// The kernels of a device.

@@ -1,8 +1,9 @@
-//! How fast memory can be read: the ceiling under which decode speeds are judged.
+//! A bandwidth probe: how fast memory can be read, by which decode speeds are judged.
 //!
-//! All threads together read a buffer that no cache holds, each its own part in order, with the widest loads there are; the
-//! best of a few passes counts. Shared memory gives twice as much in one second as in the next, so whoever judges a speed by it
-//! measures it again beside every repetition. What this does not do: it says nothing about writes, or about reads out of order.
+//! All threads together read a buffer that no cache holds, each its own part in order, with the
+//! widest loads there are; the best of a few passes counts. Shared memory gives twice as much in one
+//! second as in the next, so whoever judges a speed by it measures it again beside every repetition.
+//! What this does not do: it says nothing about writes, or about reads out of order.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -18,23 +19,23 @@ const PASSES: usize = 4;
 const STEP: usize = 64;
 
 /// The buffer and the threads that read it.
-pub struct Ceiling {
+pub struct BandwidthProbe {
     buffer: Reserved,
     pool: Pool,
     fold: fn(&[u64]) -> u64,
 }
 
-impl Ceiling {
+impl BandwidthProbe {
     /// A buffer for `threads` threads.
     ///
     /// # Errors
     /// The system refuses memory for the buffer.
-    pub fn new(threads: usize) -> std::io::Result<Ceiling> {
+    pub fn new(threads: usize) -> std::io::Result<BandwidthProbe> {
         let mut buffer = Reserved::new(BYTES)?;
         buffer.advise_large_pages(0..BYTES as usize);
         // Pages that were never written are all the same one, which lies in a cache.
         buffer.bytes_mut().fill(1);
-        Ok(Ceiling { buffer, pool: Pool::new(threads), fold: fold() })
+        Ok(BandwidthProbe { buffer, pool: Pool::new(threads), fold: fold() })
     }
 
     /// Bytes per second that the threads read now.
