@@ -4,7 +4,7 @@
 //! serves both. What is missing is downloaded: interrupted downloads are taken up where they stopped, and what arrives is held to
 //! the hub's size and, for large files, to its SHA-256.
 //!
-//! What always holds: nothing touches the network but [`Hub::file`] and [`Hub::files`], and they only for what the cache lacks;
+//! What always holds: nothing touches the network but [`Hub::names`], [`Hub::file`] and [`Hub::files`], the last two only for what the cache lacks;
 //! the token goes to the hub and to no host that it redirects to; no name from the network leads out of the cache; a file has its
 //! final name only when it is whole.
 
@@ -106,6 +106,11 @@ impl Hub {
             Some(path) => Ok(path),
             None => self.download(at, file, progress),
         }
+    }
+
+    /// The paths of a repository's files, as the hub lists them.
+    pub fn names(&self, at: &Reference) -> Result<Vec<String>, Error> {
+        self.list(at).map(|(_, names)| names)
     }
 
     /// The folder with all files of a repository that `wanted` accepts. The names come from the hub, or, where `enough` says

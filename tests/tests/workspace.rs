@@ -24,9 +24,10 @@ fn edges() -> BTreeMap<String, Vec<String>> {
 #[test]
 fn crates_depend_on_each_other_one_way() {
     let expected = [
-        ("loaf-bake", vec!["formats", "recipes", "template"]),
-        ("loaf-cli", vec!["formats", "runtime"]),
+        ("loaf-bake", vec!["formats", "hub", "recipes", "template"]),
+        ("loaf-cli", vec!["formats", "hub", "runtime"]),
         ("loaf-formats", vec![]),
+        ("loaf-hub", vec![]),
         ("loaf-recipes", vec!["formats"]),
         ("loaf-runtime", vec!["formats", "template"]),
         ("loaf-template", vec![]),
