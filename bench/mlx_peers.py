@@ -140,6 +140,8 @@ def main():
         loaf = args.models / f"{name}.loaf"
         if not loaf.exists():
             options = ["--random-weights", SEED, "--quant", "q4", "--context", 8192, "--chunk", "128,512,2048"]
+            # As mlx-lm's model class knows them.
+            options += ["--stack-experts"]
             run(args.bake, "build", config, "-o", loaf, *options)
         lengths = ",".join(map(str, prompts))
         turns = []

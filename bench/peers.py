@@ -10,6 +10,7 @@ How it measures:
 - A loaf is baked from the same bf16 numbers that llama.cpp's own quantiser turns into Q4_0, Q4_K_M or Q8_0. Every tensor of the
   loaf then gets the width that tensor has there (`bake build --quant-as`), so both read about the same bytes for a token; both
   numbers are printed. The column "all 4 bits" gives the loaf 4 bits for everything, beside the same GGUF.
+- With --same-file the loaf is baked from llama.cpp's own file, whose weights it keeps as they are: the same file beside itself.
 - Each engine runs as a process of its own, loaf and every mode of llama.cpp (repacked or not, flash attention or not) in turns, the
   same number of rounds; each process repeats a figure as often as the other's. Of llama.cpp the mode with the best median
   counts, figure by figure.
@@ -40,6 +41,8 @@ LOAF, BAKE = TARGET / "loaf", TARGET / "bake"
 
 # Name of the GGUF mix -> (llama.cpp's number for it, our width for most weights).
 MIXES = {"q4_0": (2, "q4"), "q4_k_m": (15, "q4"), "q8_0": (7, "q8")}
+# Those whose files are only compared with themselves.
+SAME_FILE = {**MIXES, "q6_k": (18, None), "iq4_xs": (30, None), "q5_k_m": (17, None)}
 # Their types and the widths that cost about as many bits: 4.5, 5.5, 6.5 and 8.5 a weight, scales included.
 WIDTHS = {"Q4_0": "q4", "Q4_1": "q4", "Q4_K": "q4", "Q5_0": "q5", "Q5_K": "q5", "Q6_K": "q6", "Q8_0": "q8"}
 # What --isa may name: cmake's options for llama.cpp, and what it must then say of itself.
@@ -130,11 +133,24 @@ def stored_bytes(loaf):
     """Bytes of every weight of a loaf, scales and biases included, by canonical name."""
     with open(loaf, "rb") as f:
         header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        begin, end = header["loaf.manifest"]["data_offsets"]
+        f.seek(begin, os.SEEK_CUR)
+        experts = json.loads(f.read(end - begin)).get("experts", [])
     total = {}
+    # The experts of a layer are one tensor; the manifest says what a record of it holds.
+    sizes = {"f32": 4, "f16": 2, "bf16": 2}
+    for tensor in experts:
+        for m in tensor["matrices"]:
+            affine = re.fullmatch(r"q(\d+)g(\d+)/(\w+)", m["format"])
+            row = m["inputs"] * sizes.get(m["format"], 0)
+            if affine:
+                row = m["inputs"] * int(affine[1]) // 8 + 2 * (m["inputs"] // int(affine[2])) * sizes[affine[3]]
+            total[m["name"].removesuffix(".weight")] = tensor["experts"] * m["outputs"] * row
+    recorded = {tensor["tensor"] for tensor in experts}
     for name, t in header.items():
-        if name.startswith(("loaf.", "__")):
+        if name.startswith(("loaf.", "__")) or name in recorded:
             continue
-        module = re.sub(r"\.(weight|scales|biases)$", "", name)
+        module = re.sub(r"\.(weight|scales|biases|supers|table_scales)$", "", name)
         total[module] = total.get(module, 0) + t["data_offsets"][1] - t["data_offsets"][0]
     return total
 
@@ -291,7 +307,7 @@ def report(name, mix, model, figures, notes):
     return lines, data
 
 
-def make_models(models, name, mix, contexts):
+def make_models(models, name, mix, contexts, same_file):
     """Writes what is missing of one model in one mix; returns where everything is."""
     folder = LOCAL / "models" / name
     full = name == "full"
@@ -305,12 +321,18 @@ def make_models(models, name, mix, contexts):
         models.write(config, folder)
     if not gguf.exists():
         print(f"{name}: quantising to {mix}", flush=True)
-        run(PEER, folder / "model.gguf", os.cpu_count(), 0, 0, "quantize", MIXES[mix][0], gguf)
+        run(PEER, folder / "model.gguf", os.cpu_count(), 0, 0, "quantize", SAME_FILE[mix][0], gguf)
+    context = max([1024, *contexts]) + 1024
+    if same_file:
+        loaf = folder / f"{mix}-same-{context}.loaf"
+        if not loaf.exists() or loaf.stat().st_mtime < BAKE.stat().st_mtime:
+            run(BAKE, "build", gguf, "-o", loaf, "--context", context)
+        _, table = loaf_options(models, config, models.tensor_types(gguf), None)
+        return {"gguf": gguf, "loaf": loaf, "all4": None, "bytes": bytes_table(config, table, loaf)}
     width = MIXES[mix][1]
     options, table = loaf_options(models, config, models.tensor_types(gguf), width)
     if full:
         options += ["--random-weights", 1]
-    context = max([1024, *contexts]) + 1024
     loaf = bake(folder, folder / f"{mix}-{context}.loaf", width, options, context)
     # A third file of twenty gigabytes would tell little.
     all4 = bake(folder, folder / f"all4-{context}.loaf", "q4", [], context) if width == "q4" and options and not full else None
@@ -327,6 +349,8 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of either [default: all]")
     parser.add_argument("--full", action="store_true",
                         help="also Qwen3.6-35B-A3B at its true size, Q4_0: 40 GB of disk, and memory to keep 20 GB cached")
+    parser.add_argument("--same-file", action="store_true",
+                        help="bake loaves from llama.cpp's files; also of Q5_K_M, Q6_K and IQ4_XS")
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), help="contexts to decode at; empty for none")
     a = parser.parse_args()
     a.contexts = [int(n) for n in a.contexts.split(",") if n]
@@ -336,14 +360,14 @@ def main():
     import peer_models as models
 
     names = list(models.CONFIGS)
-    pairs = [(n, m) for n in names for m in MIXES] + ([("full", "q4_0")] if a.full else [])
+    pairs = [(n, m) for n in names for m in (SAME_FILE if a.same_file else MIXES)] + ([("full", "q4_0")] if a.full else [])
     wanted = [p for p in pairs if any(fnmatch.fnmatch(t, a.only) for t in ("/".join(p), p[0]))]
     about = machine(a.isa)
     lines = ["# Loaf beside llama.cpp", "", f"{about['cpu']}, {about['cores']} cores, {' '.join(about['features'])}; kernels: {a.isa}; {a.threads} threads.", "",
              f"llama.cpp: {about['llama_cpp']}", "", "Speeds in tokens per second.", ""]
     results = {"machine": about, "threads": a.threads, "models": {}}
     for name, mix in wanted:
-        model = make_models(models, name, mix, a.contexts)
+        model = make_models(models, name, mix, a.contexts, a.same_file)
         figures, notes = Figures(), {"rounds": 0, "load": [], "bandwidth": []}
         for _ in range(a.rounds):
             measure(model, a, figures, notes)

@@ -4,7 +4,8 @@
 usage: second_reader.py FILE...
 
 Checks structure and every hash of each file and prints one JSON object per file: the artifact id, the root of every
-section, the tensors, and counts of the plan. Any rule that does not hold is an error in one line, and exit code 1.
+section, the tensors, counts of the plan, and of every weight in a block format the SHA-256 of its numbers (f32, +0 for -0).
+Any rule that does not hold is an error in one line, and exit code 1.
 """
 
 import hashlib
@@ -211,6 +212,71 @@ def row_words(words):
     return rows
 
 
+# Experts, section 13: records that the manifest describes, and that operands of the plan must be planes of.
+
+def planes_of(text, inputs):
+    """The planes of a row of a format: name, type, elements."""
+    floats = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+    blocks = {"mxfp4": (8, 32, 2 | 4 << 8 | 32 << 16 | 5 << 24), "nvfp4": (8, 16, 3 | 4 << 8 | 16 << 16 | 5 << 24),
+              "mxfp8": (4, 32, 4 | 8 << 8 | 32 << 16 | 5 << 24)}
+    if text in floats:
+        return list(floats).index(text) << 24, [("weight", floats[text], inputs)]
+    if text in blocks:
+        codes, group, code = blocks[text]
+        need(inputs % group == 0, "experts: groups of " + text)
+        return code, [("weight", "U32", inputs // codes), ("scales", "U8", inputs // group)]
+    width, params = text.split("/")
+    bits, group = (int(n) for n in width.removeprefix("q").split("g"))
+    need(inputs % group == 0 and text == "q%dg%d/%s" % (bits, group, params), "experts: format " + text)
+    shared = inputs // group
+    return (1 | bits << 8 | group << 16 | list(floats).index(params) << 24,
+            [("weight", "U32", inputs * bits // 32), ("scales", floats[params], shared), ("biases", floats[params], shared)])
+
+
+def read_experts(manifest, entries, data):
+    """Every plane: name, type, shape, data offset of the first expert's, bytes from expert to expert; and its format."""
+    tensors, planes = {e[0]: e for e in entries}, []
+    for described in manifest.get("experts", []):
+        name, experts, end, gaps, record = described["tensor"], described["experts"], 0, [], described["record_bytes"]
+        need(name in tensors and tensors[name][1:3] == ("U8", [experts, record]), "experts %s: tensor" % name)
+        first = tensors[name][3]
+        for m in described["matrices"]:
+            code, rows = planes_of(m["format"], m["inputs"])
+            for i, (suffix, dtype, elements) in enumerate(rows):
+                begin = align(end, 64)
+                gaps.append((end, begin))
+                end = begin + m["outputs"] * elements * SIZES[dtype]
+                plane = m["name"] if i == 0 else m["name"].removesuffix("weight") + suffix
+                planes.append(([plane, dtype, [experts, m["outputs"], elements], first + begin, record], code))
+        gaps.append((end, align(end, 64)))
+        need(align(end, 64) == record, "experts %s: record" % name)
+        for at in range(first, first + experts * record, record):
+            need(not any(any(data[at + a:at + b]) for a, b in gaps), "experts %s: padding" % name)
+    return planes
+
+
+EXPERT_OPS = {17: 3, 18: 5}  # expert_linear_dense, expert_linear_quant: where the planes of the weight stand among the operands
+
+
+def check_expert_operands(plan, planes):
+    by_offset = {p[0][3]: p for p in planes}
+    for words in (t["words"] for t in plan["templates"]):
+        at = 0
+        while at < len(words):
+            op, operands = words[at] & 255, words[at] >> 8 & 255
+            attributes = words[at + 1 + 3 * operands:][:words[at] >> 16 & 255]
+            for i in range(EXPERT_OPS[op], EXPERT_OPS[op] + 4) if op in EXPERT_OPS else ():
+                head, offset, row_stride = words[at + 1 + 3 * i:at + 4 + 3 * i]
+                if head & 255 == 0:
+                    continue
+                need(offset in by_offset, "experts: an operand at %d" % offset)
+                (_, dtype, shape, _, record), code = by_offset[offset]
+                size = SIZES[dtype]
+                need((head >> 32, row_stride * size, code) == (shape[2], record, attributes[5])
+                     and shape[:2] == [attributes[2], attributes[4]], "experts: strides of an operand at %d" % offset)
+            at += 1 + 3 * operands + len(attributes)
+
+
 # The tree over all concrete graphs, and the section that records it.
 
 def words64(*values):
@@ -237,6 +303,96 @@ def graphs_section(plan):
     return words64(len(records)) + root([sha(b"\x00" + r) for r in records]) + b"".join(records)
 
 
+# Block formats, section 13: name: bits, group, words of small integers, offset of these, offset of codes.
+
+BLOCKS = {"q4_0": (4, 32, 0, 0, 8), "q5_0": (5, 32, 0, 0, 16), "q8_0": (8, 32, 0, 0, 128), "iq4_nl": (4, 32, 0, 0, 0),
+          "q2_k": (2, 16, 4, 0, 0), "q3_k": (3, 16, 3, 32, 4), "q4_k": (4, 32, 3, 0, 0), "q5_k": (5, 32, 3, 0, 0),
+          "q6_k": (6, 16, 4, 128, 32), "iq4_xs": (4, 32, 2, 32, 0), "tq2_0": (2, 128, 0, 0, 1)}
+TABLE = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+
+
+def block_format(planes):
+    """The format that planes of these names, types and row lengths can only have, and its row's weights."""
+    words = planes["weight"][1]
+    scales, supers = planes.get("scales"), planes.get("supers")
+    if "biases" in planes:
+        return None
+    for name, (bits, _, small, _, _) in BLOCKS.items():
+        inputs, rest = divmod(words * 32, bits)
+        d = ("F16", inputs // 256 * (2 if name in ("q2_k", "q4_k", "q5_k") else 1))
+        if rest or inputs % (256 if small or name == "tq2_0" else 32):
+            continue
+        elif name == "iq4_nl":
+            fits = planes.get("table_scales") == ("F16", inputs // 32)
+        elif name == "tq2_0":
+            fits = scales is None and supers == d
+        elif small:
+            fits = scales == ("U32", inputs // 256 * small) and supers == d
+        else:
+            fits = scales == ("F16", inputs // 32) and supers is None
+        if fits:
+            return name, inputs
+    return None
+
+
+def small_integers(name, b, j):
+    if name in ("q4_k", "q5_k"):
+        if j < 4:
+            return b[j] & 63, b[4 + j] & 63
+        return b[4 + j] & 15 | b[j - 4] >> 6 << 4, b[4 + j] >> 4 | b[j] >> 6 << 4
+    if name == "q2_k":
+        return b[j] & 15, b[j] >> 4
+    if name == "q3_k":
+        return b[j % 8] >> 4 * (j // 8) & 15 | (b[8 + j % 4] >> 2 * (j // 4) & 3) << 4, 0
+    return b[j], 0
+
+
+def block_row(name, inputs, codes, scales, supers):
+    """The numbers of a row, from its bytes in each plane."""
+    bits, group, small, small_offset, offset = BLOCKS[name]
+    halves = lambda data: struct.unpack("<%de" % (len(data) // 2), data)
+    stream, d, out = int.from_bytes(codes, "little"), halves(supers if small else scales), []
+    for i in range(inputs):
+        code, g = stream >> (i * bits) & ((1 << bits) - 1), i // group
+        block, j = divmod(g, 256 // group)
+        minimum = 0.0
+        if small:
+            s, m = small_integers(name, scales[4 * small * block:4 * small * (block + 1)], j)
+            if name in ("q2_k", "q4_k", "q5_k"):
+                scale, minimum = d[2 * block] * s, d[2 * block + 1] * m
+            else:
+                scale = d[block] * (s - small_offset)
+        else:
+            scale = d[block if name == "tq2_0" else g]
+        value = TABLE[code] if name.startswith("iq4") else code - offset
+        out.append(scale * value - minimum + 0.0)
+    return out
+
+
+def block_weights(entries, area):
+    tensors = {e[0]: e[1:] for e in entries}
+    out = {}
+    for name in tensors:
+        if not name.endswith(".weight"):
+            continue
+        planes = {}
+        for plane in ("weight", "scales", "biases", "supers", "table_scales"):
+            if name[:-6] + plane in tensors:
+                planes[plane] = tensors[name[:-6] + plane]
+        found = planes["weight"][0] == "U32" and block_format({k: (p[0], p[1][-1]) for k, p in planes.items()})
+        if not found:
+            continue
+        digest, rows = hashlib.sha256(), 1
+        for extent in planes["weight"][1][:-1]:
+            rows *= extent
+        parts = [area[p[2]:p[3]] for p in planes.values()] + [b""]
+        for r in range(rows):
+            row = [part[len(part) // rows * r:len(part) // rows * (r + 1)] for part in parts]
+            digest.update(struct.pack("<%df" % found[1], *block_row(*found, *row[:3])))
+        out[name] = [found[0], digest.hexdigest()]
+    return out
+
+
 def read(path):
     with open(path, "rb") as file:
         data = file.read()
@@ -252,6 +408,9 @@ def read(path):
     out = {"id": area[2016:2048].hex(), "file_bytes": len(data)}
     out["sections"] = [[s["kind"], s["offset"], s["len"], s["root"].hex()] for s in sections]
     out["tensors"] = len([e for e in entries if not e[0].startswith("loaf.")])
+    blocks = block_weights(entries, area)
+    if blocks:
+        out["blocks"] = blocks
     for s in sections:
         content = area[s["offset"]:s["offset"] + s["len"]]
         if s["kind"] == 2:
@@ -262,6 +421,11 @@ def read(path):
             out["plan"]["templates"] = [
                 [t["phase"], t["max_rows"], t["positions"], len(row_words(t["words"])), len(t["words"])]
                 for t in plan["templates"]]
+        elif s["kind"] == 3:
+            planes = read_experts(json.loads(content), entries, area)
+            if planes:
+                check_expert_operands(plan, planes)
+                out["experts"] = [p for p, _ in planes]
         elif s["kind"] == 7:
             need(content == graphs_section(plan), "graphs: what the plan expands to")
             out["graphs_root"] = content[8:40].hex()

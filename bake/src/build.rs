@@ -3,7 +3,7 @@
 //! Everything is decided before the first weight byte is read: what the model needs, where each tensor will lie, every
 //! graph. Then weights stream through in parallel, block by block, and the file gets its name last.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
@@ -12,6 +12,7 @@ use loaf_formats::container::{
     ArtifactId, Error as ContainerError, FileLayout, Layout as FileWeights, SectionKind, WeightIx, WeightLayout, Writer,
 };
 use loaf_formats::dtype::{DType, WeightFormat};
+use loaf_formats::experts::ExpertTensor;
 use loaf_formats::graphs::Graphs;
 use loaf_formats::memory::{self, NoMemory};
 use loaf_formats::output::{Output, OutputError};
@@ -30,7 +31,8 @@ use crate::checkpoint::{Checkpoint, Error as CheckpointError};
 use crate::front;
 use crate::golden::{self, GoldenFailure, Lowered};
 use crate::passes::{Facts, discover_groups};
-use crate::plan::lower::WeightPlace;
+use crate::places::{self, Place, expert_tensors};
+use crate::plan::lower::{Records, WeightPlace};
 use crate::plan::template::{Proof, TemplateError};
 use crate::plan::{self, Layout};
 use crate::tokenizer;
@@ -51,6 +53,8 @@ pub struct BuildOptions {
     pub kv: Option<DType>,
     /// Draw weights from this seed instead of reading them.
     pub random: Option<u64>,
+    /// Store the experts of a mixture projection by projection, in stacked tensors under their usual names, and not expert by expert.
+    pub stack_experts: bool,
     /// Ids per golden case, 0 for no golden section; `None`: [`golden::DEFAULT_TOKENS`] for a small model, else 0. Asking for
     /// them takes the weights' bytes of memory and an interpreter's time.
     pub golden: Option<u32>,
@@ -60,7 +64,15 @@ pub struct BuildOptions {
 impl Default for BuildOptions {
     fn default() -> Self {
         let quant = QuantOptions::default();
-        BuildOptions { quant, context: None, chunks: vec![], kv: None, random: None, golden: Some(0) }
+        BuildOptions {
+            quant,
+            context: None,
+            chunks: vec![],
+            kv: None,
+            random: None,
+            stack_experts: false,
+            golden: Some(0),
+        }
     }
 }
 
@@ -160,7 +172,10 @@ pub struct Prepared {
     /// What became of each type of a GGUF model.
     pub became: BTreeMap<(GgmlType, WeightFormat), Becoming>,
     pub(crate) file: WeightLayout,
-    stored: Vec<Vec<WeightIx>>,
+    /// Per weight, then constant: its planes.
+    stored: Vec<Vec<Place>>,
+    /// The tensors with experts, each with the index of its first weight.
+    experts: Vec<(usize, ExpertTensor)>,
     chunks: Vec<u32>,
 }
 
@@ -244,23 +259,32 @@ impl Prepared {
         let mut graph = Graph::default();
         model.trace(Shape { phase: Phase::Decode, pos: 0, rows: 1 }, &mut graph)?;
         let groups = discover_groups(&graph, &model.decls, &formats);
-        let (file, stored) = lay_out(&model, &resolved, &groups)?;
-        let offset = |ix: &WeightIx| file.weights()[ix.index()].offset;
+        let experts = match options.stack_experts {
+            true => Vec::new(),
+            false => expert_tensors(&model.decls.weights, &formats).map_err(BuildError::Options)?,
+        };
+        let (file, stored) = lay_out(&model, &resolved, &groups, &experts)?;
+        let offset = |place: &Place| file[place.tensor].offset + place.begin;
         let in_dims = model.decls.weights.iter().map(|w| w.shape.last().copied().unwrap_or(0));
         let in_dims = in_dims.chain(model.decls.constants.iter().map(|c| c.data.len() as u64));
         let weights = in_dims
             .zip(&formats)
             .zip(&stored)
-            .map(|((in_dim, &format), ix)| WeightPlace {
+            .enumerate()
+            .map(|(w, ((in_dim, &format), places))| WeightPlace {
                 format,
                 in_dim,
-                planes: std::array::from_fn(|i| ix.get(i).map_or(0, offset)),
+                planes: std::array::from_fn(|i| places.get(i).map_or(0, offset)),
+                records: places
+                    .first()
+                    .and_then(|place| place.pieces)
+                    .map(|(_, bytes)| Records { rows: resolved[w].shape[1], bytes }),
             })
             .collect();
         let all_f32 = resolved.iter().all(|r| r.format == WeightFormat::Dense(DType::F32));
         let kv = options.kv.unwrap_or(if all_f32 { DType::F32 } else { DType::F16 });
         let layout = Layout { weights, weight_bytes: file.span().end, kv };
-        Ok(Prepared { model, resolved, formats, groups, layout, became, file, stored, chunks })
+        Ok(Prepared { model, resolved, formats, groups, layout, became, file, stored, experts, chunks })
     }
 
     /// What passes know of this model.
@@ -305,24 +329,21 @@ impl Prepared {
     }
 }
 
-/// Declares every stored tensor: fused weights side by side, plane by plane.
+/// Declares every stored tensor: experts in records, fused weights side by side, plane by plane.
 fn lay_out(
     model: &Model,
     resolved: &[Resolved],
     groups: &[Vec<u32>],
-) -> Result<(WeightLayout, Vec<Vec<WeightIx>>), BuildError> {
+    experts: &[(usize, ExpertTensor)],
+) -> Result<(WeightLayout, Vec<Vec<Place>>), BuildError> {
     let mut file = FileWeights::new();
-    let mut stored: Vec<Vec<WeightIx>> = Vec::with_capacity(resolved.len());
-    for r in resolved {
-        let parts = r.stored.iter().map(|t| file.weight(&t.name, t.dtype, &t.shape));
-        stored.push(parts.collect::<Result<_, _>>()?);
-    }
+    let mut stored = places::declare(&mut file, resolved, experts)?;
     for c in &model.decls.constants {
-        stored.push(vec![file.weight(&c.name, DType::F32, &[c.data.len() as u64])?]);
+        stored.push(vec![Place::whole(file.weight(&c.name, DType::F32, &[c.data.len() as u64])?)]);
     }
     for group in groups {
         for part in 0..stored[group[0] as usize].len() {
-            let members: Vec<WeightIx> = group.iter().map(|&w| stored[w as usize][part]).collect();
+            let members: Vec<WeightIx> = group.iter().map(|&w| stored[w as usize][part].tensor).collect();
             file.group(&members)?;
         }
     }
@@ -370,21 +391,12 @@ pub fn build_from(
 }
 
 fn build_into(
-    mut checkpoint: Checkpoint,
+    checkpoint: Checkpoint,
     output: &dyn Fn(&Checkpoint) -> Result<Output, BuildError>,
     options: &BuildOptions,
     progress: &dyn Progress,
 ) -> Result<Report, BuildError> {
-    match bake(&checkpoint, output(&checkpoint)?, options, progress) {
-        // Only known once the weights were read: formats, and with them graphs and layout, have to be others.
-        Err(BuildError::Checkpoint(CheckpointError::Wide { weight })) => {
-            progress
-                .warn(&format!("weight {weight}: a parameter is beyond f16; starting again with parameters in f32"));
-            checkpoint.widen();
-            bake(&checkpoint, output(&checkpoint)?, options, progress)
-        }
-        result => result,
-    }
+    bake(&checkpoint, output(&checkpoint)?, options, progress)
 }
 
 fn bake(
@@ -437,24 +449,36 @@ fn bake(
         }
     };
     let lengths: Vec<_> = sections.iter().map(|(kind, bytes)| (*kind, bytes.len() as u64)).collect();
-    let Prepared { model, resolved, stored, file, .. } = prepared;
+    let Prepared { model, resolved, stored, experts, file, .. } = prepared;
     let writer = Writer::over(output, FileLayout::new(file, &lengths)?)?;
     for (kind, bytes) in &sections {
         writer.write_section(*kind, bytes)?;
     }
     for (c, ix) in model.decls.constants.iter().zip(&stored[resolved.len()..]) {
-        writer.write_at(ix[0], 0, &bytes_of(&c.data))?;
+        writer.write_at(ix[0].tensor, 0, &bytes_of(&c.data))?;
     }
     match in_memory {
         Some(data) => {
-            for &ix in stored[..resolved.len()].iter().flatten() {
+            let tensors: BTreeSet<WeightIx> = stored[..resolved.len()].iter().flatten().map(|p| p.tensor).collect();
+            for ix in tensors {
                 let weight = &writer.layout().weights()[ix];
                 writer.write_at(ix, 0, &data[weight.offset as usize..][..weight.len as usize])?;
             }
         }
         None => {
+            // What lies between the planes of a record is the tensor's, and written like all of it.
+            for (first, tensor) in &experts {
+                let ix = stored[*first][0].tensor;
+                for (expert, gap) in (0..tensor.experts).flat_map(|e| tensor.padding().map(move |gap| (e, gap))) {
+                    let zeros = vec![0; (gap.end - gap.start) as usize];
+                    writer.write_at(ix, expert * tensor.record_bytes + gap.start, &zeros)?;
+                }
+            }
             progress.begin("weights", resolved.iter().map(Resolved::bytes).sum(), "bytes");
-            let sink = |w: usize, part: usize, at: u64, bytes: &[u8]| writer.write_at(stored[w][part], at, bytes);
+            let sink = |w: usize, part: usize, at: u64, bytes: &[u8]| -> Result<(), ContainerError> {
+                let place = &stored[w][part];
+                place.parts(at, bytes).try_for_each(|(at, bytes)| writer.write_at(place.tensor, at, bytes))
+            };
             produce(&resolved, &sink, &|n| progress.step(n)).map_err(|e| match e {
                 ProduceError::Weight(e) => BuildError::Checkpoint(e),
                 ProduceError::Sink(e) => BuildError::Container(e),
@@ -517,18 +541,20 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 fn weights_in_memory(prepared: &Prepared, progress: &dyn Progress) -> Result<Vec<u8>, BuildError> {
     let Prepared { resolved, file, stored, model, .. } = prepared;
     let mut data = memory::filled("weights held for golden cases (--golden 0 does without)", file.span().end, 0)?;
-    let offset = |ix: WeightIx| file.weights()[ix.index()].offset as usize;
+    let offset = |ix: WeightIx| file[ix].offset as usize;
     for (c, ix) in model.decls.constants.iter().zip(&stored[resolved.len()..]) {
         let bytes = bytes_of(&c.data);
-        data[offset(ix[0])..][..bytes.len()].copy_from_slice(&bytes);
+        data[offset(ix[0].tensor)..][..bytes.len()].copy_from_slice(&bytes);
     }
     progress.begin("weights", resolved.iter().map(Resolved::bytes).sum(), "bytes");
     let shared = std::sync::Mutex::new(data);
     let sink = |w: usize, part: usize, at: u64, bytes: &[u8]| -> Result<(), std::convert::Infallible> {
-        let at = offset(stored[w][part]) + at as usize;
+        let place = &stored[w][part];
         // A copy is all that happens under the lock; what takes time was done before.
         let mut data = shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        data[at..][..bytes.len()].copy_from_slice(bytes);
+        for (at, bytes) in place.parts(at, bytes) {
+            data[offset(place.tensor) + at as usize..][..bytes.len()].copy_from_slice(bytes);
+        }
         Ok(())
     };
     produce(resolved, &sink, &|n| progress.step(n)).map_err(|e| match e {
@@ -597,6 +623,9 @@ fn manifest(
             })
             .collect();
         manifest["source"]["gguf"] = source;
+    }
+    if !prepared.experts.is_empty() {
+        manifest["experts"] = prepared.experts.iter().map(|(_, tensor)| tensor.describe()).collect();
     }
     if !options.quant.rules.is_empty() {
         manifest["options"]["quant_as"] = options.quant.rules.iter().map(ToString::to_string).collect();

@@ -9,7 +9,8 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-use loaf_formats::container::{Container, Digest, Error as ContainerError, SectionKind, TensorEntry, hash_leaf, hex};
+use loaf_formats::container::{Container, Digest, Error as ContainerError, SectionKind, hash_leaf, hex};
+use loaf_formats::experts::{ExpertsError, StoredPlane, stored_planes};
 use loaf_formats::plan::{Plan, PlanError, Template, records};
 use loaf_formats::text;
 use rayon::prelude::*;
@@ -23,6 +24,8 @@ const MAX_LINES: usize = 40;
 pub enum DiffError {
     /// One is no loaf, or damaged.
     Container(ContainerError),
+    /// Its experts are not where its manifest says.
+    Experts(ExpertsError),
     /// Its plan does not decode.
     Plan(PlanError),
     /// A section that should be JSON is not.
@@ -33,6 +36,7 @@ impl fmt::Display for DiffError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DiffError::Container(e) => e.fmt(f),
+            DiffError::Experts(e) => e.fmt(f),
             DiffError::Plan(e) => e.fmt(f),
             DiffError::Json(kind, e) => write!(f, "section {kind}: expected JSON, found {}", text::line(e)),
         }
@@ -108,11 +112,15 @@ type TensorFacts = (String, Digest);
 
 fn weights(a: &Container<'_>, b: &Container<'_>) -> Result<Vec<String>, DiffError> {
     let facts = |c: &Container<'_>| -> Result<Vec<(String, TensorFacts)>, DiffError> {
-        let tensors: Vec<TensorEntry> = c.tensors()?.into_iter().filter(TensorEntry::is_weight).collect();
-        let facts = |t: &TensorEntry| {
-            // `tensors` proved that every weight lies within the data area.
-            let bytes = &c.data()[t.offset as usize..][..t.len as usize];
-            (t.name.clone(), (format!("{} {:?}", t.dtype, t.shape), hash_leaf(bytes)))
+        if c.section(SectionKind::Manifest).is_some() {
+            c.verify_section(SectionKind::Manifest)?;
+        }
+        let tensors = stored_planes(c).map_err(DiffError::Experts)?;
+        let facts = |t: &StoredPlane| {
+            // It was proved that every tensor lies within the data area; a plane's pieces lie within one.
+            let pieces = t.ranges().map(|r| hash_leaf(&c.data()[r.start as usize..r.end as usize]));
+            let pieces: Vec<u8> = pieces.flatten().collect();
+            (t.name.clone(), (format!("{} {:?}", t.dtype, t.shape), hash_leaf(&pieces)))
         };
         Ok(tensors.par_iter().map(facts).collect())
     };

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use loaf_formats::container::{Container, TensorEntry};
+use loaf_formats::container::Container;
 use loaf_formats::dtype::WeightFormat;
+use loaf_formats::experts::{ExpertsError, StoredPlane, stored_planes};
 use loaf_formats::op::{AttrKind, Mode};
 use loaf_formats::plan::{Operand, Phase, Record, Region, StateKind, VerifiedPlan, records};
 use loaf_formats::text::line;
@@ -11,17 +12,17 @@ use loaf_formats::text::line;
 /// Names for addresses: which tensor, state or port an operand is.
 pub struct Names<'a> {
     plan: &'a VerifiedPlan,
-    /// By offset.
-    tensors: Vec<TensorEntry>,
+    /// By offset; of experts that of the first.
+    tensors: Vec<StoredPlane>,
 }
 
 impl<'a> Names<'a> {
-    /// Reads the names out of the container's header.
+    /// Reads the names out of the container's header and manifest.
     ///
     /// # Errors
-    /// A header that disagrees with the head.
-    pub fn new(container: &Container<'_>, plan: &'a VerifiedPlan) -> Result<Self, loaf_formats::container::Error> {
-        let mut tensors = container.tensors()?;
+    /// See [`stored_planes`].
+    pub fn new(container: &Container<'_>, plan: &'a VerifiedPlan) -> Result<Self, ExpertsError> {
+        let mut tensors = stored_planes(container)?;
         tensors.sort_by_key(|t| t.offset);
         Ok(Names { plan, tensors })
     }

@@ -11,8 +11,10 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use loaf_formats::block::Block;
 use loaf_formats::container::{Container, Digest, RootBuilder, SectionKind, TensorEntry, proof};
 use loaf_formats::dtype::{DType, WeightFormat};
+use loaf_formats::experts::{ExpertTensor, ExpertsError};
 use loaf_formats::graphs::{Graphs, TemplateRoot, leaves};
 use loaf_formats::plan::{Phase, Plan, Template, VerifiedPlan};
 use loaf_formats::text::short;
@@ -26,10 +28,11 @@ use serde_json::Value;
 use crate::build::Progress;
 use crate::golden::Lowered;
 use crate::passes::{Facts, discover_groups};
-use crate::plan::lower::WeightPlace;
+use crate::places::expert_tensors;
+use crate::plan::lower::{Records, WeightPlace};
 use crate::plan::template::TemplateError;
 use crate::plan::{self, Layout};
-use crate::weights::stored_tensors;
+use crate::weights::{StoredTensor, stored_tensors};
 
 /// Why the graphs of a loaf are not what they should be.
 #[derive(Debug)]
@@ -40,6 +43,8 @@ pub enum ProofError {
     Graph(GraphError),
     /// The graphs.
     Template(TemplateError),
+    /// The manifest's experts.
+    Experts(ExpertsError),
     /// Something is not as the recipe says: where, expected, found.
     Differs(String, String, String),
 }
@@ -50,6 +55,7 @@ impl fmt::Display for ProofError {
             ProofError::Config(e) => e.fmt(f),
             ProofError::Graph(e) => e.fmt(f),
             ProofError::Template(e) => e.fmt(f),
+            ProofError::Experts(e) => e.fmt(f),
             ProofError::Differs(at, expected, found) => {
                 let (at, expected, found) = (short(at, 200), short(expected, 500), short(found, 500));
                 write!(f, "{at}: expected {expected}, found {found}")
@@ -184,8 +190,9 @@ impl Rebuilt {
 
         let tensors =
             container.tensors().map_err(|e| ProofError::Differs("header".into(), "tensors".into(), e.to_string()))?;
-        let found = find_weights(&model, &tensors)?;
-        let formats: Vec<WeightFormat> = found.iter().map(|f| f.0).collect();
+        let experts = ExpertTensor::read_all(manifest).map_err(ProofError::Experts)?;
+        let found = find_weights(&model, &tensors, &experts)?;
+        let formats: Vec<WeightFormat> = found.iter().map(|f| f.format).collect();
         let mut graph = Graph::default();
         model.trace(Shape { phase: Phase::Decode, pos: 0, rows: 1 }, &mut graph).map_err(ProofError::Graph)?;
         let groups = discover_groups(&graph, &model.decls, &formats);
@@ -207,34 +214,105 @@ impl Rebuilt {
     }
 }
 
-/// A weight's format and its stored tensors, in the order of the format's planes.
-type Found<'a> = (WeightFormat, Vec<&'a TensorEntry>);
+/// A weight as the file holds it.
+struct Found<'a> {
+    format: WeightFormat,
+    /// The tensors it is in: its planes in the order of the format, or that of the experts.
+    stored: Vec<&'a TensorEntry>,
+    /// Of experts: where its planes begin in a record.
+    records: Option<(Vec<u64>, Records)>,
+}
 
-/// Every weight, then constant, as the file holds it.
-fn find_weights<'a>(model: &Model, tensors: &'a [TensorEntry]) -> Result<Vec<Found<'a>>, ProofError> {
-    let by_name: HashMap<&str, &TensorEntry> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
-    let weights = model.decls.weights.iter().map(|decl| {
-        let format = format_of(decl, &by_name);
+impl<'a> Found<'a> {
+    fn dense(tensor: &'a TensorEntry) -> Found<'a> {
+        Found { format: WeightFormat::Dense(DType::F32), stored: vec![tensor], records: None }
+    }
+
+    /// Data offset of plane `i`; 0 if there is none.
+    fn offset(&self, i: usize) -> u64 {
+        match &self.records {
+            None => self.stored.get(i).map_or(0, |t| t.offset),
+            Some((begins, _)) => begins.get(i).map_or(0, |begin| self.stored[0].offset + begin),
+        }
+    }
+}
+
+/// The tensors of a file by name, and which matrix of which records a weight is.
+struct Stored<'a> {
+    by_name: HashMap<&'a str, &'a TensorEntry>,
+    in_records: HashMap<&'a str, (&'a ExpertTensor, usize)>,
+}
+
+impl<'a> Stored<'a> {
+    fn new(tensors: &'a [TensorEntry], experts: &'a [ExpertTensor]) -> Stored<'a> {
+        let matrices = experts.iter().flat_map(|t| t.matrices.iter().enumerate().map(move |(i, m)| (t, i, m)));
+        Stored {
+            by_name: tensors.iter().map(|t| (t.name.as_str(), t)).collect(),
+            in_records: matrices.map(|(t, i, m)| (m.name.as_str(), (t, i))).collect(),
+        }
+    }
+
+    fn weight(&self, decl: &WeightDecl) -> Result<Found<'a>, ProofError> {
+        if let Some(&(tensor, i)) = self.in_records.get(decl.name.as_str()) {
+            return self.expert_weight(decl, tensor, i);
+        }
+        let format = format_of(decl, &self.by_name);
         let wanted = format.and_then(|f| Some((f, stored_tensors(&decl.name, f, &decl.shape)?)));
         let Some((format, wanted)) = wanted else {
             return differs(&decl.name, format!("a weight of shape {:?}", decl.shape), "none");
         };
-        let stored = wanted.iter().map(|want| match by_name.get(want.name.as_str()) {
+        let stored = wanted.iter().map(|want| match self.by_name.get(want.name.as_str()) {
             Some(t) if (t.dtype, &t.shape) == (want.dtype, &want.shape) => Ok(*t),
             Some(t) => {
                 differs(&want.name, format!("{} {:?}", want.dtype, want.shape), format!("{} {:?}", t.dtype, t.shape))
             }
             None => differs(&want.name, "a tensor", "none"),
         });
-        Ok((format, stored.collect::<Result<_, _>>()?))
-    });
-    let constants = model.decls.constants.iter().map(|c| match by_name.get(c.name.as_str()) {
-        Some(t) if t.dtype == DType::F32 && t.shape == [c.data.len() as u64] => {
-            Ok((WeightFormat::Dense(DType::F32), vec![*t]))
+        Ok(Found { format, stored: stored.collect::<Result<_, _>>()?, records: None })
+    }
+
+    /// Matrix `i` of the records in `tensor`.
+    fn expert_weight(&self, decl: &WeightDecl, tensor: &ExpertTensor, i: usize) -> Result<Found<'a>, ProofError> {
+        let m = &tensor.matrices[i];
+        if decl.shape != [tensor.experts, m.outputs, m.inputs] {
+            return differs(&decl.name, format!("{:?}", decl.shape), format!("{m:?}"));
         }
-        _ => differs(&c.name, format!("{} constants", c.data.len()), "none"),
-    });
-    weights.chain(constants).collect()
+        let (dtype, shape) = tensor.shape();
+        let stored = self.by_name.get(tensor.name.as_str()).filter(|t| t.dtype == dtype && t.shape == shape);
+        let Some(stored) = stored else {
+            return differs(&tensor.name, format!("a tensor {dtype} {shape:?}"), "none");
+        };
+        let records = Records { rows: m.outputs, bytes: tensor.record_bytes };
+        let begins = tensor.planes_of(i).map(|p| p.begin).collect();
+        Ok(Found { format: m.format, stored: vec![stored], records: Some((begins, records)) })
+    }
+}
+
+/// Every weight, then constant, as the file holds it; its `experts` must be those that a bake makes of these weights and formats.
+fn find_weights<'a>(
+    model: &Model,
+    tensors: &'a [TensorEntry],
+    experts: &'a [ExpertTensor],
+) -> Result<Vec<Found<'a>>, ProofError> {
+    let file = Stored::new(tensors, experts);
+    let mut found =
+        model.decls.weights.iter().map(|decl| file.weight(decl)).collect::<Result<Vec<Found<'a>>, ProofError>>()?;
+    if !experts.is_empty() {
+        let formats: Vec<WeightFormat> = found.iter().map(|f| f.format).collect();
+        let baked = expert_tensors(&model.decls.weights, &formats).unwrap_or_default();
+        let baked: Vec<&ExpertTensor> = baked.iter().map(|(_, t)| t).collect();
+        let stored: Vec<&ExpertTensor> = experts.iter().collect();
+        if let Some(i) = (0..baked.len().max(stored.len())).find(|&i| baked.get(i) != stored.get(i)) {
+            return differs("manifest, experts", format!("{:?}", baked.get(i)), format!("{:?}", stored.get(i)));
+        }
+    }
+    for c in &model.decls.constants {
+        match file.by_name.get(c.name.as_str()) {
+            Some(t) if t.dtype == DType::F32 && t.shape == [c.data.len() as u64] => found.push(Found::dense(t)),
+            _ => return differs(&c.name, format!("{} constants", c.data.len()), "none"),
+        }
+    }
+    Ok(found)
 }
 
 /// The format that the tensors of a weight can only have.
@@ -244,6 +322,19 @@ fn format_of(decl: &WeightDecl, tensors: &HashMap<&str, &TensorEntry>) -> Option
         return Some(WeightFormat::Dense(weight.dtype));
     }
     let module = decl.name.strip_suffix(".weight").unwrap_or(&decl.name);
+    let is_there = |want: &StoredTensor| {
+        tensors.get(want.name.as_str()).is_some_and(|t| (t.dtype, &t.shape) == (want.dtype, &want.shape))
+    };
+    // Block formats differ in number, types and lengths of their planes, and two of them in a plane's name.
+    let is_block = |block: &Block| {
+        let planes = stored_tensors(&decl.name, WeightFormat::Block(*block), &decl.shape);
+        planes.is_some_and(|planes| planes.iter().all(is_there))
+    };
+    if !tensors.contains_key(format!("{module}.biases").as_str())
+        && let Some(block) = Block::ALL.into_iter().find(is_block)
+    {
+        return Some(WeightFormat::Block(block));
+    }
     let scales = tensors.get(format!("{module}.scales").as_str())?;
     let in_dim = *decl.shape.last()?;
     let group = in_dim.checked_div(*scales.shape.last()?)?;
@@ -262,7 +353,7 @@ fn format_of(decl: &WeightDecl, tensors: &HashMap<&str, &TensorEntry>) -> Option
 /// Weights whose projections are merged are read as one; nothing but their places says that they can be.
 fn side_by_side(groups: &[Vec<u32>], found: &[Found<'_>]) -> Result<(), ProofError> {
     for pair in groups.iter().flat_map(|g| g.windows(2)) {
-        let [first, second] = [&found[pair[0] as usize].1, &found[pair[1] as usize].1];
+        let [first, second] = [&found[pair[0] as usize].stored, &found[pair[1] as usize].stored];
         if let Some((a, b)) = first.iter().zip(second).find(|(a, b)| a.offset + a.len != b.offset) {
             return differs(&b.name, format!("offset {}, right after {}", a.offset + a.len, a.name), b.offset);
         }
@@ -272,7 +363,7 @@ fn side_by_side(groups: &[Vec<u32>], found: &[Found<'_>]) -> Result<(), ProofErr
 
 /// Tables that the recipe computes must be the ones in the file.
 fn same_constants(model: &Model, found: &[Found<'_>], data: &[u8]) -> Result<(), ProofError> {
-    for (c, (_, stored)) in model.decls.constants.iter().zip(&found[model.decls.weights.len()..]) {
+    for (c, Found { stored, .. }) in model.decls.constants.iter().zip(&found[model.decls.weights.len()..]) {
         let bytes = c.data.iter().flat_map(|v| v.to_le_bytes());
         let place =
             stored.first().and_then(|t| Some(usize::try_from(t.offset).ok()?..usize::try_from(t.offset + t.len).ok()?));
@@ -286,10 +377,11 @@ fn same_constants(model: &Model, found: &[Found<'_>], data: &[u8]) -> Result<(),
 fn places(model: &Model, found: &[Found<'_>]) -> Vec<WeightPlace> {
     let in_dims = model.decls.weights.iter().map(|w| w.shape.last().copied().unwrap_or(0));
     let in_dims = in_dims.chain(model.decls.constants.iter().map(|c| c.data.len() as u64));
-    let place = |(in_dim, (format, stored)): (u64, &Found<'_>)| WeightPlace {
-        format: *format,
+    let place = |(in_dim, found): (u64, &Found<'_>)| WeightPlace {
+        format: found.format,
         in_dim,
-        planes: std::array::from_fn(|i| stored.get(i).map_or(0, |t| t.offset)),
+        planes: std::array::from_fn(|i| found.offset(i)),
+        records: found.records.as_ref().map(|r| r.1),
     };
     in_dims.zip(found).map(place).collect()
 }

@@ -507,7 +507,7 @@ impl WeightSource for PlacedWeights<'_> {
         for (row, out) in (first..first + rows).zip(out.chunks_mut(inp as usize)) {
             let planes = std::array::from_fn(|i| {
                 let bytes = format.plane(i).map_or(0, |p| p.row_bytes(inp).expect("a format that divides its rows"));
-                &self.data[(place.planes[i] + row * bytes) as usize..][..bytes as usize]
+                &self.data[place.row_offset(i, row, bytes) as usize..][..bytes as usize]
             });
             loaf_formats::quant::decode_row(format, inp, planes, out).expect("rows of a laid-out file");
         }

@@ -18,6 +18,7 @@ pub mod graphs;
 pub mod interp;
 pub mod lock;
 pub mod passes;
+pub mod places;
 pub mod plan;
 pub mod program;
 pub mod quant;

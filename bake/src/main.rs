@@ -19,6 +19,7 @@ use loaf_bake::weights::{QuantOptions, QuantRule};
 use loaf_bake::{bench, explain, graphs};
 use loaf_formats::container::{ArtifactId, Container, SectionKind, hex};
 use loaf_formats::dtype::DType;
+use loaf_formats::experts::{StoredPlane, stored_planes};
 use loaf_formats::graphs::Graphs;
 use loaf_formats::output::Output;
 use loaf_formats::plan::{Phase, Plan, VerifiedPlan};
@@ -188,6 +189,10 @@ struct ModelArgs {
     /// Bake random weights of the config's shapes from this seed; needs config.json alone.
     #[arg(long, value_name = "SEED")]
     random_weights: Option<u64>,
+    /// Store a mixture's experts projection by projection, under the names and shapes that other readers of safetensors know,
+    /// and not expert by expert.
+    #[arg(long)]
+    stack_experts: bool,
     /// Ids per golden case, 0 for none [default: 16 for models of up to 64 MiB of weights, else 0].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1024))]
     golden: Option<u32>,
@@ -265,6 +270,7 @@ impl ModelArgs {
                 Kv::F16 => DType::F16,
             }),
             random: self.random_weights,
+            stack_experts: self.stack_experts,
             golden: self.golden,
         }
     }
@@ -621,8 +627,21 @@ fn inspect(file: &Path, tensors: bool) -> Result<()> {
     }
     if tensors {
         writeln!(out, "\ntensors")?;
+        let planes = stored_planes(&container)?;
         for t in container.tensors()?.iter().filter(|t| t.is_weight()) {
             writeln!(out, "  {:>14}  {:<4} {:?}  {}", t.offset, t.dtype.to_string(), t.shape, t.name)?;
+            // Of experts, what lies in the first one's record.
+            let within = |p: &&StoredPlane| (t.offset..t.offset + t.len).contains(&p.offset) && p.name != t.name;
+            for p in planes.iter().filter(within) {
+                writeln!(
+                    out,
+                    "    {:>+14}  {:<4} {:?}  {}",
+                    p.offset - t.offset,
+                    p.dtype.to_string(),
+                    p.shape,
+                    p.name
+                )?;
+            }
         }
     }
     print(&out)

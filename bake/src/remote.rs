@@ -52,12 +52,18 @@ fn fetch(at: &Reference) -> Result<Vec<PathBuf>> {
         bar.set_position(p.done);
     };
     let found = match &at.file {
-        Some(file) => parts(file).iter().map(|part| hub.file(at, part, &mut progress)).collect::<Result<Vec<_>, _>>()?,
+        Some(file) => {
+            parts(file).iter().map(|part| hub.file(at, part, &mut progress)).collect::<Result<Vec<_>, _>>()?
+        }
         None => vec![hub.files(at, &is_read, &|folder| is_whole(folder), &mut progress)?],
     };
     bar.finish_and_clear();
     if at.file.is_none() && !is_whole(&found[0]) {
-        bail!("hf:{}: no {SINGLE} or {INDEX} with its files; of a repository of GGUF files name one: hf:{}:FILE.gguf", at.repo, at.repo);
+        bail!(
+            "hf:{}: no {SINGLE} or {INDEX} with its files; of a repository of GGUF files name one: hf:{}:FILE.gguf",
+            at.repo,
+            at.repo
+        );
     }
     Ok(found)
 }
@@ -83,7 +89,8 @@ fn parts(file: &str) -> Vec<String> {
     let numbers = || -> Option<(&str, u32)> {
         let (stem, of) = file.strip_suffix(".gguf")?.rsplit_once("-of-")?;
         let (stem, part) = stem.rsplit_once('-')?;
-        let number = |text: &str| text.parse().ok().filter(|_| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit()));
+        let number =
+            |text: &str| text.parse().ok().filter(|_| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit()));
         number(part).and(number(of)).filter(|of| (1..=999).contains(of)).map(|of| (stem, of))
     };
     match numbers() {
@@ -103,7 +110,9 @@ mod tests {
         assert_eq!(parts("m-00001-of-99999.gguf"), ["m-00001-of-99999.gguf"]);
         assert_eq!(parts("m-1-of-2.gguf"), ["m-1-of-2.gguf"]);
         assert!(is_read("model-00001-of-00002.safetensors") && is_read("config.json"));
-        assert!(!is_read("consolidated.safetensors") && !is_read("original/model.safetensors") && !is_read("README.md"));
+        assert!(
+            !is_read("consolidated.safetensors") && !is_read("original/model.safetensors") && !is_read("README.md")
+        );
     }
 
     #[test]

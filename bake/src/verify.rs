@@ -4,6 +4,7 @@ use std::fmt;
 
 use loaf_formats::chat::{Chat, ChatError};
 use loaf_formats::container::{ArtifactId, Container, Error as ContainerError, SectionKind, hex};
+use loaf_formats::experts::{ExpertTensor, ExpertsError, stored_planes};
 use loaf_formats::golden::{Golden, GoldenError};
 use loaf_formats::graphs::{Graphs, GraphsError, TemplateRoot};
 use loaf_formats::memory::NoMemory;
@@ -20,6 +21,8 @@ use crate::graphs::{self, ProofError, Rebuilt};
 pub enum VerifyError {
     /// The container: structure, a hash, a tensor.
     Container(ContainerError),
+    /// The experts.
+    Experts(ExpertsError),
     /// The plan.
     Plan(PlanError),
     /// The chat section.
@@ -44,6 +47,7 @@ impl fmt::Display for VerifyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             VerifyError::Container(e) => e.fmt(f),
+            VerifyError::Experts(e) => e.fmt(f),
             VerifyError::Plan(e) => e.fmt(f),
             VerifyError::Chat(e) => e.fmt(f),
             VerifyError::Tokenizer(e) => e.fmt(f),
@@ -77,12 +81,33 @@ pub fn file(bytes: &[u8], progress: &dyn Progress) -> Result<ArtifactId, VerifyE
     if let Some(golden) = container.section(SectionKind::Golden) {
         Golden::decode(golden, plan.vocab, plan.context).map_err(VerifyError::Golden)?;
     }
+    experts(&container)?;
     progress.begin("weights", weights.count(), "MiB");
     (0..weights.count())
         .into_par_iter()
         .try_for_each(|i| weights.check(i).map(|_| progress.step(1)))
         .map_err(VerifyError::Container)?;
     Ok(container.artifact_id())
+}
+
+/// The experts that the manifest describes are tensors of the file, and zero lies between the planes of their records.
+fn experts(container: &Container<'_>) -> Result<(), VerifyError> {
+    stored_planes(container).map_err(VerifyError::Experts)?;
+    let manifest = container.section(SectionKind::Manifest).and_then(|m| serde_json::from_slice(m).ok());
+    let described = ExpertTensor::read_all(&manifest.unwrap_or_default()).map_err(VerifyError::Experts)?;
+    let tensors = container.tensors().map_err(VerifyError::Container)?;
+    for tensor in described {
+        let Some(t) = tensors.iter().find(|t| t.name == tensor.name) else { continue };
+        let record = |e: u64| &container.data()[(t.offset + e * tensor.record_bytes) as usize..];
+        let gap = tensor.padding().find(|gap| {
+            (0..tensor.experts).any(|e| record(e)[gap.start as usize..gap.end as usize].iter().any(|&b| b != 0))
+        });
+        if let Some(gap) = gap {
+            let (at, expected) = (tensor.name, format!("zeros in bytes {gap:?} of a record"));
+            return Err(VerifyError::Experts(ExpertsError { at, expected, found: "others".into() }));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a context that no bake gives: a graph is traced or expanded for each of its positions, however many a file claims.

@@ -7,6 +7,8 @@
 
 use std::fmt;
 
+use crate::block::{Block, SUPER};
+
 /// The type of one element of a tensor in memory. The discriminant is the on-disk code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -103,10 +105,12 @@ pub enum WeightFormat {
     Nvfp4,
     /// E4M3 codes in groups of 32, E8M0 scales (`u8`).
     Mxfp8,
+    /// One of GGUF's block formats.
+    Block(Block),
 }
 
 impl WeightFormat {
-    /// Packs the format into one attribute word: kind, bits, group, parameter type, a byte each.
+    /// Packs the format into one attribute word: kind, bits, group, parameter type (number of a block format), a byte each.
     pub const fn code(self) -> u64 {
         match self {
             WeightFormat::Dense(d) => (d as u64) << 24,
@@ -116,12 +120,18 @@ impl WeightFormat {
             WeightFormat::Mxfp4 => 2 | 4 << 8 | 32 << 16 | (DType::U8 as u64) << 24,
             WeightFormat::Nvfp4 => 3 | 4 << 8 | 16 << 16 | (DType::U8 as u64) << 24,
             WeightFormat::Mxfp8 => 4 | 8 << 8 | 32 << 16 | (DType::U8 as u64) << 24,
+            WeightFormat::Block(b) => 5 | b.bits() << 8 | b.group() << 16 | (b as u64) << 24,
         }
     }
 
     /// The inverse of [`WeightFormat::code`]; `None` for anything `code` cannot produce.
     pub fn from_code(code: u64) -> Option<WeightFormat> {
-        let params = DType::from_code(u8::try_from(code >> 24).ok()?)?;
+        let last = u8::try_from(code >> 24).ok()?;
+        if code & 0xff == 5 {
+            let format = WeightFormat::Block(*Block::ALL.get(usize::from(last))?);
+            return (format.code() == code).then_some(format);
+        }
+        let params = DType::from_code(last)?;
         let format = match code & 0xff {
             0 => WeightFormat::Dense(params),
             1 => WeightFormat::Affine { bits: (code >> 8) as u8, group: (code >> 16) as u8, params },
@@ -133,6 +143,25 @@ impl WeightFormat {
         (format.is_valid() && format.code() == code).then_some(format)
     }
 
+    /// The inverse of the format's text.
+    pub fn from_name(name: &str) -> Option<WeightFormat> {
+        let dtype = |name: &str| DType::ALL.into_iter().find(|d| d.to_string() == name);
+        let format = match name {
+            "mxfp4" => WeightFormat::Mxfp4,
+            "nvfp4" => WeightFormat::Nvfp4,
+            "mxfp8" => WeightFormat::Mxfp8,
+            _ => match name.strip_prefix('q').and_then(|rest| rest.split_once('g')) {
+                Some((bits, rest)) => {
+                    let (group, params) = rest.split_once('/')?;
+                    let (bits, group) = (bits.parse().ok()?, group.parse().ok()?);
+                    WeightFormat::Affine { bits, group, params: dtype(params)? }
+                }
+                None => WeightFormat::Dense(dtype(name)?),
+            },
+        };
+        (format.is_valid() && format.to_string() == name).then_some(format)
+    }
+
     /// Whether the parameters are ones that exist.
     pub const fn is_valid(self) -> bool {
         match self {
@@ -140,7 +169,7 @@ impl WeightFormat {
             WeightFormat::Affine { bits, group, params } => {
                 matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) && matches!(group, 32 | 64 | 128) && params.is_float()
             }
-            WeightFormat::Mxfp4 | WeightFormat::Nvfp4 | WeightFormat::Mxfp8 => true,
+            WeightFormat::Mxfp4 | WeightFormat::Nvfp4 | WeightFormat::Mxfp8 | WeightFormat::Block(_) => true,
         }
     }
 
@@ -151,6 +180,7 @@ impl WeightFormat {
             WeightFormat::Affine { bits, .. } => bits as u64,
             WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => 4,
             WeightFormat::Mxfp8 => 8,
+            WeightFormat::Block(b) => b.bits(),
         }
     }
 
@@ -161,6 +191,16 @@ impl WeightFormat {
             WeightFormat::Affine { group, .. } => Some(group as u64),
             WeightFormat::Mxfp4 | WeightFormat::Mxfp8 => Some(32),
             WeightFormat::Nvfp4 => Some(16),
+            WeightFormat::Block(b) => Some(b.group()),
+        }
+    }
+
+    /// Weights that rows are made of: a group, or a block of several; 1 for dense.
+    pub const fn unit(self) -> u64 {
+        match (self, self.group()) {
+            (WeightFormat::Block(b), _) => b.unit(),
+            (_, Some(group)) => group,
+            (_, None) => 1,
         }
     }
 
@@ -175,11 +215,11 @@ impl WeightFormat {
 
     /// Whether rows of `in_dim` weights can be stored in this format.
     pub const fn divides(self, in_dim: u64) -> bool {
-        match self.group() {
-            None => true,
+        match self {
+            WeightFormat::Dense(_) => true,
             // A packed row must also be whole `u32` words, which every group (>= 16 codes of >= 4 bits,
-            // or 32 codes of any width) is.
-            Some(g) => in_dim.is_multiple_of(g) && in_dim > 0,
+            // or 32 codes of any width) and every block is.
+            _ => in_dim.is_multiple_of(self.unit()) && in_dim > 0,
         }
     }
 
@@ -208,6 +248,7 @@ impl WeightFormat {
                     None,
                 ]
             }
+            WeightFormat::Block(b) => b.planes(),
         }
     }
 
@@ -231,7 +272,7 @@ pub const WEIGHT_PLANES: usize = 4;
 /// One of the tensors a weight is stored as: `[.., out, n]`, where a row of `in` weights has `n = in * elems / per` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plane {
-    /// Last part of the tensor's name: `weight`, `scales`, `biases`.
+    /// Last part of the tensor's name: `weight`, `scales`, `biases`, ..
     pub name: &'static str,
     /// Element type.
     pub dtype: DType,
@@ -245,6 +286,10 @@ impl Plane {
     /// Elements of a row of `in_dim` weights; `None` if it is not whole elements, or overflows.
     pub fn row_elems(self, in_dim: u64) -> Option<u64> {
         let elems = in_dim.checked_mul(self.elems)?;
+        // Parts of super-blocks stand for nothing.
+        if self.per == SUPER && !in_dim.is_multiple_of(SUPER) {
+            return None;
+        }
         (elems % self.per == 0 && (self.per == 1 || in_dim > 0)).then_some(elems / self.per)
     }
 
@@ -262,6 +307,7 @@ impl fmt::Display for WeightFormat {
             WeightFormat::Mxfp4 => f.write_str("mxfp4"),
             WeightFormat::Nvfp4 => f.write_str("nvfp4"),
             WeightFormat::Mxfp8 => f.write_str("mxfp8"),
+            WeightFormat::Block(b) => f.write_str(b.name()),
         }
     }
 }
@@ -273,6 +319,7 @@ mod tests {
     #[test]
     fn every_format_survives_its_code() {
         let mut formats = vec![WeightFormat::Mxfp4, WeightFormat::Nvfp4, WeightFormat::Mxfp8];
+        formats.extend(Block::ALL.map(WeightFormat::Block));
         for params in [DType::F32, DType::F16, DType::BF16] {
             formats.push(WeightFormat::Dense(params));
             for bits in [2, 3, 4, 5, 6, 8] {
@@ -283,14 +330,27 @@ mod tests {
         }
         for f in formats {
             assert_eq!(WeightFormat::from_code(f.code()), Some(f), "{f}");
+            assert_eq!(WeightFormat::from_name(&f.to_string()), Some(f), "{f}");
         }
     }
 
     #[test]
     fn codes_that_mean_nothing_are_refused() {
-        let bad = [5, 1 | 7 << 8 | 64 << 16, 1 | 4 << 8 | 48 << 16, (DType::U32 as u64) << 24, 1 << 40, 2];
+        let bad = [
+            5,
+            6,
+            5 | 4 << 8 | 32 << 16 | 11 << 24,
+            1 | 7 << 8 | 64 << 16,
+            1 | 4 << 8 | 48 << 16,
+            (DType::U32 as u64) << 24,
+            1 << 40,
+            2,
+        ];
         for code in bad {
             assert_eq!(WeightFormat::from_code(code), None, "{code:#x}");
+        }
+        for name in ["", "q", "q4g64", "q4g64/u8", "q04g64/bf16", "q4g48/bf16", "q300g64/bf16", "u32", "mxfp5"] {
+            assert_eq!(WeightFormat::from_name(name), None, "{name}");
         }
     }
 

@@ -8,6 +8,8 @@
 //!   to f32 first. This equals `mx.dequantize` bit for bit when its scales and biases are f32; when they are bf16 or
 //!   f16, MLX rounds to that type after the product and again after the sum, and this module does not: kernels
 //!   work in f32 and widen, as MLX itself does for f32 activations;
+//! - block formats: as [`crate::block`] says, with a symmetric format's offset taken from the code first, so that a zero has the
+//!   scale's sign as in the Python package `gguf`; no rounding but the one of a minimum;
 //! - mxfp4, nvfp4, mxfp8: element value times group scale, one f32 rounding.
 //!
 //! Three corners follow MLX where the OCP text differs: E4M3 `0x7f` is 480 (no NaN), `0xff` is -480; E8M0 0 is
@@ -19,6 +21,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 
+use crate::block::TABLE;
 use crate::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 
 /// The sixteen E2M1 values (OCP MX v1.0, table 5); bit 3 is the sign.
@@ -141,6 +144,21 @@ pub fn decode_row(
         return Err(error("out", Some(in_dim), out.len() as u64));
     }
     let [weight, scales, biases, _] = planes;
+    if let WeightFormat::Block(block) = format {
+        let per = block.group() as usize;
+        for (g, group) in out.chunks_mut(per).enumerate() {
+            let Some((scale, bias)) = block.params(scales, biases, g) else { continue };
+            for (i, w) in group.iter_mut().enumerate() {
+                let code = code_at(block.bits(), weight, (g * per + i) as u64).unwrap_or(0);
+                *w = match code {
+                    c if block.is_table() => scale * f32::from(TABLE.get(usize::from(c)).copied().unwrap_or(0)),
+                    c if block.has_minimums() => scale * f32::from(c) + bias,
+                    c => scale * (f32::from(c) - f32::from(block.offset())),
+                };
+            }
+        }
+        return Ok(());
+    }
     for (i, w) in out.iter_mut().enumerate() {
         // The lengths were just proved, so no lookup below can miss; the default keeps the code free of panics.
         *w = weight_at(format, weight, scales, biases, i).unwrap_or(f32::NAN);
@@ -164,6 +182,8 @@ fn weight_at(format: WeightFormat, weight: &[u8], scales: &[u8], biases: &[u8], 
         WeightFormat::Mxfp4 => Some(E2M1.get(usize::from(code()?))? * e8m0_to_f32(*scales.get(group)?)),
         WeightFormat::Nvfp4 => Some(E2M1.get(usize::from(code()?))? * e4m3_to_f32(*scales.get(group)?)),
         WeightFormat::Mxfp8 => Some(e4m3_to_f32(code()?) * e8m0_to_f32(*scales.get(group)?)),
+        // Decoded a group at a time.
+        WeightFormat::Block(_) => None,
     }
 }
 

@@ -265,6 +265,36 @@ fn an_output_over_any_other_operand_is_refused() {
 }
 
 #[test]
+fn matrices_of_experts_lie_apart_as_far_as_the_region_goes_and_never_over_each_other() {
+    let weight = |change: fn(&mut Operand)| {
+        move |p: &mut Plan| operand(p, DECODE, (OpKind::ExpertLinearDense, 0), "weight", change)
+    };
+    // 64 elements a matrix; the last place of the second in a region of 4096 bytes, of which 1024 lie before the first.
+    assert_eq!(said(weight(|o| o.row_stride = 80)), "accepted");
+    assert_eq!(said(weight(|o| o.row_stride = 704)), "accepted");
+    refused("that ends by 4096", weight(|o| o.row_stride = 705));
+    refused("that ends by 4096", weight(|o| o.row_stride = u64::MAX / 4 - 300));
+    refused("does not overflow", weight(|o| o.row_stride = u64::MAX));
+    refused("contiguous rows of 8", weight(|o| o.row_stride = 63));
+    refused("contiguous rows of 8", weight(|o| o.row_stride = 0));
+    refused("contiguous rows of 8", weight(|o| (o.row_stride, o.head_stride) = (128, 9)));
+    refused("a multiple of 4", weight(|o| o.offset += 2));
+    // Rows of a matrix that stands alone follow each other.
+    refused("contiguous rows of 8", |p| {
+        operand(p, DECODE, (OpKind::LinearDense, 0), "weight", |o| o.row_stride = 16);
+    });
+    // Of one output each, experts still lie apart.
+    let narrow = |stride: u64| {
+        move |p: &mut Plan| {
+            attribute(p, DECODE, (OpKind::ExpertLinearDense, 0), "outputs", 1);
+            operand(p, DECODE, (OpKind::ExpertLinearDense, 0), "weight", |o| o.row_stride = stride);
+        }
+    };
+    refused("contiguous rows of 8", narrow(7));
+    assert!(!said(narrow(24)).contains("\"weight\""), "{}", said(narrow(24)));
+}
+
+#[test]
 fn graphs_have_few_rows_and_templates_are_few() {
     for t in [DECODE, PREFILL, LM_HEAD] {
         refused("rows at most, found 65536", |p| p.templates[t].max_rows = 65_536);

@@ -137,10 +137,8 @@ pub fn gguf(bytes: &[u8]) {
     for kind in GgmlType::all() {
         let Some(row) = kind.row_bytes(512).and_then(|n| bytes.get(..n as usize)) else { continue };
         dequant::dequantise(kind, row, &mut out);
-        for wide in [false, true] {
-            if let Some(format) = convert::lossless(kind, 512, wide) {
-                let _ = convert::convert_row(kind, format, row, &mut convert::StoredRows::default());
-            }
+        if let Some(format) = convert::lossless(kind, 512) {
+            let _ = convert::convert_row(kind, format, row, &mut convert::StoredRows::default());
         }
     }
 }

@@ -11,7 +11,10 @@ use crate::{Error, Hub, Reference};
 /// Whether a path from the network names a file inside a folder, by plain parts alone.
 pub(crate) fn is_plain(path: &str) -> bool {
     let part = |p: &str| !p.is_empty() && p != "." && p != ".." && p.len() <= 200;
-    path.len() <= 1000 && !path.contains(['\\', ':', '\0']) && !path.chars().any(char::is_control) && path.split('/').all(part)
+    path.len() <= 1000
+        && !path.contains(['\\', ':', '\0'])
+        && !path.chars().any(char::is_control)
+        && path.split('/').all(part)
 }
 
 /// Whether a text can be the name of a blob or a commit.

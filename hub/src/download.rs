@@ -88,7 +88,9 @@ impl Hub {
     fn refused(&self, what: &str, status: u16) -> Error {
         let token = if self.token.is_some() { "the token does not open it" } else { "a token in HF_TOKEN may open it" };
         match status {
-            401 | 403 => Error::Missing(format!("{what}: the hub answers {status}: there is none of that name, or it is not public and {token}")),
+            401 | 403 => Error::Missing(format!(
+                "{what}: the hub answers {status}: there is none of that name, or it is not public and {token}"
+            )),
             404 => Error::Missing(format!("{what}: the hub has none (404)")),
             _ => Error::Network(format!("{what}: the hub answers {status}, expected 200")),
         }
@@ -96,7 +98,10 @@ impl Hub {
 
     fn online(&self, what: &str) -> Result<(), Error> {
         match self.offline {
-            true => Err(Error::Missing(format!("{what}: not in the cache {}, and HF_HUB_OFFLINE is set", self.cache.display()))),
+            true => Err(Error::Missing(format!(
+                "{what}: not in the cache {}, and HF_HUB_OFFLINE is set",
+                self.cache.display()
+            ))),
             false => Ok(()),
         }
     }
@@ -115,13 +120,20 @@ impl Hub {
                     let list: Value = serde_json::from_str(&text).map_err(|_| odd())?;
                     let commit = list["sha"].as_str().filter(|c| is_name(c)).ok_or_else(odd)?;
                     let files = list["siblings"].as_array().ok_or_else(odd)?.iter();
-                    let names = files.map(|f| f["rfilename"].as_str().map(str::to_owned).ok_or_else(odd)).collect::<Result<Vec<_>, _>>()?;
+                    let names = files
+                        .map(|f| f["rfilename"].as_str().map(str::to_owned).ok_or_else(odd))
+                        .collect::<Result<Vec<_>, _>>()?;
                     if let Some(bad) = names.iter().find(|name| !is_plain(name)) {
-                        return Err(Error::Network(format!("{}: the hub lists a file {bad:?}, which is no path in a folder", at.repo)));
+                        return Err(Error::Network(format!(
+                            "{}: the hub lists a file {bad:?}, which is no path in a folder",
+                            at.repo
+                        )));
                     }
                     return Ok((commit.to_owned(), names));
                 }
-                301 | 302 | 303 | 307 | 308 => url = header(answer.headers(), "location").and_then(|l| target(&url, l)).ok_or_else(odd)?,
+                301 | 302 | 303 | 307 | 308 => {
+                    url = header(answer.headers(), "location").and_then(|l| target(&url, l)).ok_or_else(odd)?
+                }
                 status => return Err(self.refused(&at.repo, status)),
             }
         }
@@ -153,7 +165,9 @@ impl Hub {
                 return Err(odd(if is_name(&etag) { "X-Repo-Commit" } else { "ETag" }));
             }
             let linked = header(headers, "x-linked-size");
-            let size = linked.or_else(|| header(headers, "content-length").filter(|_| !redirected)).and_then(|s| s.parse().ok());
+            let size = linked
+                .or_else(|| header(headers, "content-length").filter(|_| !redirected))
+                .and_then(|s| s.parse().ok());
             let url = if redirected { next.ok_or_else(|| odd("Location"))? } else { url };
             return Ok(Place { commit, etag, size, url });
         }
@@ -161,7 +175,12 @@ impl Hub {
     }
 
     /// Fetches a file that the cache lacks.
-    pub(crate) fn download(&self, at: &Reference, file: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, Error> {
+    pub(crate) fn download(
+        &self,
+        at: &Reference,
+        file: &str,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<PathBuf, Error> {
         self.online(&format!("{}/{file}", at.repo))?;
         let place = self.locate(at, file)?;
         let blobs = self.folder(at).join("blobs");
@@ -169,7 +188,13 @@ impl Hub {
         let blob = blobs.join(&place.etag);
         if !blob.is_file() {
             let part = blobs.join(format!("{}.incomplete", place.etag));
-            let mut out = File::options().read(true).write(true).create(true).truncate(false).open(&part).map_err(|e| Error::disk(&part, e))?;
+            let mut out = File::options()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&part)
+                .map_err(|e| Error::disk(&part, e))?;
             // Two programs that fetch one file do so one after the other; a file system without locks lets both try.
             let _ = out.lock();
             if !blob.is_file() {
@@ -184,7 +209,15 @@ impl Hub {
     }
 
     /// Appends to `out` what is missing, and checks the whole.
-    fn fill(&self, at: &Reference, file: &str, place: &Place, part: &Path, out: &mut File, progress: &mut dyn FnMut(Progress<'_>)) -> Result<(), Error> {
+    fn fill(
+        &self,
+        at: &Reference,
+        file: &str,
+        place: &Place,
+        part: &Path,
+        out: &mut File,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<(), Error> {
         let what = format!("{}/{file}", at.repo);
         let mut buffer = vec![0; 1 << 18];
         let mut hash = Sha256::new();
@@ -208,13 +241,18 @@ impl Hub {
                         200 if done > 0 => {
                             // The server knows no ranges: from the start.
                             (hash, done) = (Sha256::new(), 0);
-                            out.set_len(0).and_then(|()| out.seek(SeekFrom::Start(0))).map_err(|e| Error::disk(part, e))?;
+                            out.set_len(0)
+                                .and_then(|()| out.seek(SeekFrom::Start(0)))
+                                .map_err(|e| Error::disk(part, e))?;
                         }
                         200 => {}
                         206 => {
-                            let range = header(answer.headers(), "content-range").and_then(|r| r.strip_prefix("bytes ")?.split('-').next()?.parse().ok());
+                            let range = header(answer.headers(), "content-range")
+                                .and_then(|r| r.strip_prefix("bytes ")?.split('-').next()?.parse().ok());
                             if range != Some(done) {
-                                return Err(Error::Network(format!("{what}: asked for bytes from {done}, the server sends from {range:?}")));
+                                return Err(Error::Network(format!(
+                                    "{what}: asked for bytes from {done}, the server sends from {range:?}"
+                                )));
                             }
                         }
                         301 | 302 | 303 | 307 | 308 if tries < TRIES => {
@@ -225,7 +263,9 @@ impl Hub {
                         }
                         416 => {
                             let _ = fs::remove_file(part);
-                            return Err(Error::Checksum(format!("{what}: what an earlier run left is longer than the file; it was removed, try again")));
+                            return Err(Error::Checksum(format!(
+                                "{what}: what an earlier run left is longer than the file; it was removed, try again"
+                            )));
                         }
                         500..=599 | 429 => {
                             if tries >= TRIES {
@@ -244,7 +284,10 @@ impl Hub {
                             Ok(n) => {
                                 if place.size.is_some_and(|size| done + n as u64 > size) {
                                     let _ = fs::remove_file(part);
-                                    return Err(Error::Checksum(format!("{what}: more bytes arrive than the {} that the hub says", total(done))));
+                                    return Err(Error::Checksum(format!(
+                                        "{what}: more bytes arrive than the {} that the hub says",
+                                        total(done)
+                                    )));
                                 }
                                 out.write_all(&buffer[..n]).map_err(|e| Error::disk(part, e))?;
                                 hash.update(&buffer[..n]);
@@ -263,7 +306,10 @@ impl Hub {
                 tries = if done > before { 0 } else { tries + 1 };
                 if tries >= TRIES {
                     let why = if broken.is_empty() { "the connection ends".to_owned() } else { broken };
-                    return Err(Error::Network(format!("{what}: {why} after {done} of {} bytes; the next run goes on from there", total(done))));
+                    return Err(Error::Network(format!(
+                        "{what}: {why} after {done} of {} bytes; the next run goes on from there",
+                        total(done)
+                    )));
                 }
                 std::thread::sleep(Duration::from_millis(100 << tries));
             }
@@ -271,7 +317,10 @@ impl Hub {
         let found: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
         if place.etag.len() == 64 && found != place.etag {
             let _ = fs::remove_file(part);
-            return Err(Error::Checksum(format!("{what}: what arrived has SHA-256 {found}, the hub says {}; it was removed", place.etag)));
+            return Err(Error::Checksum(format!(
+                "{what}: what arrived has SHA-256 {found}, the hub says {}; it was removed",
+                place.etag
+            )));
         }
         Ok(())
     }

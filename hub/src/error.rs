@@ -26,9 +26,14 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Error::Reference(text) | Error::Missing(text) | Error::Network(text) | Error::Checksum(text) | Error::Disk(text)) = self;
+        let (Error::Reference(text)
+        | Error::Missing(text)
+        | Error::Network(text)
+        | Error::Checksum(text)
+        | Error::Disk(text)) = self;
         // Parts of it come from the network.
-        text.chars().try_for_each(|c| if c.is_control() { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") })
+        text.chars()
+            .try_for_each(|c| if c.is_control() { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") })
     }
 }
 

@@ -91,7 +91,9 @@ impl Hub {
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
             return Err(Error::Reference(format!("HF_ENDPOINT: found {endpoint:?}, expected https://HOST")));
         }
-        let saved = path("HF_TOKEN_PATH").or_else(|| home.map(|h| h.join("token"))).and_then(|p| std::fs::read_to_string(p).ok());
+        let saved = path("HF_TOKEN_PATH")
+            .or_else(|| home.map(|h| h.join("token")))
+            .and_then(|p| std::fs::read_to_string(p).ok());
         let token = text("HF_TOKEN").or(saved).map(|t| t.trim().to_owned()).filter(|t| !t.is_empty());
         if token.as_ref().is_some_and(|t| !t.chars().all(|c| c.is_ascii_graphic())) {
             return Err(Error::Reference("HF_TOKEN: found characters that no token has".into()));
@@ -146,7 +148,23 @@ mod tests {
         assert_eq!(read("a/b").unwrap(), ("a/b".into(), "main".into(), None));
         assert_eq!(read("a/b:c/d.loaf").unwrap(), ("a/b".into(), "main".into(), some("c/d.loaf")));
         assert_eq!(read("A-1/b_2.x@v1.0:m.gguf").unwrap(), ("A-1/b_2.x".into(), "v1.0".into(), some("m.gguf")));
-        for bad in ["", "a", "a/", "/b", "a/b/c", "a b/c", "../b", "a/..", "a/b:", "a/b:/etc/passwd", "a/b:../x", "a/b@:x", "a/b@../x", "a/b:x\\y", "a--b/c"] {
+        for bad in [
+            "",
+            "a",
+            "a/",
+            "/b",
+            "a/b/c",
+            "a b/c",
+            "../b",
+            "a/..",
+            "a/b:",
+            "a/b:/etc/passwd",
+            "a/b:../x",
+            "a/b@:x",
+            "a/b@../x",
+            "a/b:x\\y",
+            "a--b/c",
+        ] {
             let error = read(bad).unwrap_err().to_string();
             assert!(error.starts_with(&format!("hf:{bad}: ")) && error.contains("expected hf:OWNER/NAME"), "{error}");
         }

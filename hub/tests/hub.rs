@@ -17,9 +17,14 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 enum Manner {
     Plain,
     /// Breaks the first connections off after this many bytes each.
-    Breaks { bytes: usize, times: usize },
+    Breaks {
+        bytes: usize,
+        times: usize,
+    },
     /// Sends everything, whatever range is asked for.
-    KnowsNoRanges { breaks_first: usize },
+    KnowsNoRanges {
+        breaks_first: usize,
+    },
     /// Sends other bytes of the same length.
     Lies,
     /// Sends more than it said.
@@ -38,7 +43,8 @@ struct Server {
     seen: Arc<Mutex<Seen>>,
 }
 
-type Answer = dyn Fn(&str, &BTreeMap<String, String>, &mut Seen) -> (u16, Vec<(String, String)>, Vec<u8>, usize) + Send + Sync;
+type Answer =
+    dyn Fn(&str, &BTreeMap<String, String>, &mut Seen) -> (u16, Vec<(String, String)>, Vec<u8>, usize) + Send + Sync;
 
 /// A server that answers (status, headers, body, how many bytes of the body are really sent).
 fn serve(answer: Arc<Answer>) -> Server {
@@ -68,7 +74,11 @@ fn one(mut stream: TcpStream, answer: &Answer, seen: &Mutex<Seen>) -> std::io::R
     let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
     let (status, extra, body, sent) = {
         let mut seen = seen.lock().unwrap();
-        seen.requests.push((format!("{method} {path}"), headers.get("range").cloned(), headers.get("authorization").cloned()));
+        seen.requests.push((
+            format!("{method} {path}"),
+            headers.get("range").cloned(),
+            headers.get("authorization").cloned(),
+        ));
         answer(path, &headers, &mut seen)
     };
     let mut head = format!("HTTP/1.1 {status} X\r\nConnection: close\r\n");
@@ -104,7 +114,9 @@ fn hub(manner: Manner, private: bool) -> (Server, Server) {
     let bytes = data.clone();
     let store = serve(Arc::new(move |path, headers, seen| {
         assert_eq!(path, "/store/object?signed=1");
-        let from = headers.get("range").map(|r| r.strip_prefix("bytes=").unwrap().strip_suffix('-').unwrap().parse::<usize>().unwrap());
+        let from = headers
+            .get("range")
+            .map(|r| r.strip_prefix("bytes=").unwrap().strip_suffix('-').unwrap().parse::<usize>().unwrap());
         let mut body = bytes[from.unwrap_or(0)..].to_vec();
         let (mut status, mut sent, mut extra) = (if from.is_some() { 206 } else { 200 }, body.len(), Vec::new());
         match manner {
@@ -139,7 +151,9 @@ fn hub(manner: Manner, private: bool) -> (Server, Server) {
         let config = b"{\"a\": 1}".to_vec();
         match path {
             "/api/models/some/model/revision/main" => {
-                let list = format!(r#"{{"sha":"{COMMIT}","siblings":[{{"rfilename":"config.json"}},{{"rfilename":"deep/er/model.loaf"}},{{"rfilename":"README.md"}}]}}"#);
+                let list = format!(
+                    r#"{{"sha":"{COMMIT}","siblings":[{{"rfilename":"config.json"}},{{"rfilename":"deep/er/model.loaf"}},{{"rfilename":"README.md"}}]}}"#
+                );
                 (200, Vec::new(), list.clone().into_bytes(), list.len())
             }
             "/api/models/bad/model/revision/main" => {
@@ -147,11 +161,18 @@ fn hub(manner: Manner, private: bool) -> (Server, Server) {
                 (200, Vec::new(), list.clone().into_bytes(), list.len())
             }
             // A repository that was renamed.
-            "/old/model/resolve/main/config.json" => (307, vec![h("Location", "/some/model/resolve/main/config.json")], Vec::new(), 0),
-            "/some/model/resolve/main/config.json" | "/some/model/resolve/0123456789abcdef0123456789abcdef01234567/config.json" => {
-                (200, vec![h("ETag", "\"9a0364b9e99bb480dd25e1f0284c8555aabbccdd\""), h("X-Repo-Commit", COMMIT)], config.clone(), config.len())
+            "/old/model/resolve/main/config.json" => {
+                (307, vec![h("Location", "/some/model/resolve/main/config.json")], Vec::new(), 0)
             }
-            "/some/model/resolve/main/deep/er/model.loaf" | "/some/model/resolve/0123456789abcdef0123456789abcdef01234567/deep/er/model.loaf" => {
+            "/some/model/resolve/main/config.json"
+            | "/some/model/resolve/0123456789abcdef0123456789abcdef01234567/config.json" => (
+                200,
+                vec![h("ETag", "\"9a0364b9e99bb480dd25e1f0284c8555aabbccdd\""), h("X-Repo-Commit", COMMIT)],
+                config.clone(),
+                config.len(),
+            ),
+            "/some/model/resolve/main/deep/er/model.loaf"
+            | "/some/model/resolve/0123456789abcdef0123456789abcdef01234567/deep/er/model.loaf" => {
                 let linked = [h("X-Linked-Etag", format!("\"{}\"", sha256(&data))), h("X-Linked-Size", data.len())];
                 let mut headers = vec![h("Location", &object), h("X-Repo-Commit", COMMIT), h("ETag", "\"other\"")];
                 headers.extend(linked);
@@ -186,7 +207,8 @@ fn a_file_is_fetched_once_and_then_found_in_the_cache() {
     let (hub, store) = hub(Manner::Plain, false);
     let home = tempfile::tempdir().unwrap();
     let mut last = (0, 0);
-    let path = client(&hub, home.path(), &[]).file(&model(), FILE, &mut |p: Progress<'_>| last = (p.done, p.total)).unwrap();
+    let path =
+        client(&hub, home.path(), &[]).file(&model(), FILE, &mut |p: Progress<'_>| last = (p.done, p.total)).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), weights());
     assert_eq!(last, (1_200_000, 1_200_000));
     let repo = home.path().join("hub/models--some--model");
@@ -265,8 +287,14 @@ fn the_token_goes_to_the_hub_alone() {
     let home = tempfile::tempdir().unwrap();
     let error = client(&hub, home.path(), &[]).file(&model(), FILE, &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("401") && error.contains("HF_TOKEN"), "{error}");
-    let error = client(&hub, home.path(), &[("HF_TOKEN", "hf_wrong")]).file(&model(), FILE, &mut |_| {}).unwrap_err().to_string();
-    assert!(error.contains("401") && error.contains("the token does not open it") && !error.contains("hf_wrong"), "{error}");
+    let error = client(&hub, home.path(), &[("HF_TOKEN", "hf_wrong")])
+        .file(&model(), FILE, &mut |_| {})
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("401") && error.contains("the token does not open it") && !error.contains("hf_wrong"),
+        "{error}"
+    );
     assert_eq!(requests(&store).len(), 0);
     // From the file where a login leaves it.
     std::fs::write(home.path().join("token"), "hf_secret\n").unwrap();
@@ -283,7 +311,10 @@ fn redirections_inside_the_hub_are_followed_and_missing_files_named() {
     let old = Reference::parse("old/model").unwrap();
     assert_eq!(std::fs::read(client.file(&old, "config.json", &mut |_| {}).unwrap()).unwrap(), b"{\"a\": 1}");
     let error = client.file(&model(), "none.txt", &mut |_| {}).unwrap_err();
-    assert!(matches!(error, Error::Missing(_)) && error.to_string().contains("some/model/none.txt: the hub has none (404)"), "{error}");
+    assert!(
+        matches!(error, Error::Missing(_)) && error.to_string().contains("some/model/none.txt: the hub has none (404)"),
+        "{error}"
+    );
 }
 
 #[test]

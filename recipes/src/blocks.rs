@@ -254,6 +254,8 @@ pub struct DeltaNetSpec {
     pub kernel: u64,
     /// Projections come interleaved per key head (`in_proj_qkvz`, `in_proj_ba`).
     pub interleaved: bool,
+    /// Value head `j` belongs to key head `j mod k_heads`, not to `j div (v_heads / k_heads)`; never with interleaved projections.
+    pub tiled: bool,
     /// Epsilon of the output norm.
     pub eps: f32,
 }
@@ -356,7 +358,7 @@ impl DeltaNet {
         let q = t.l2_norm(q, L2_EPS, 1.0 / (k_dim as f32).sqrt());
         let k = t.l2_norm(k, L2_EPS, 1.0);
         let (decay, beta) = t.gdn_gates(a, b, self.a_log, self.dt_bias);
-        let o = t.gdn_scan([q, k, v], decay, beta, self.state); // [n, v_heads, v_dim]
+        let o = t.gdn_scan([q, k, v], decay, beta, self.state, self.spec.tiled); // [n, v_heads, v_dim]
         let o = self.norm.trace(t, o);
         let open = t.silu(z);
         let o = match self.inputs {

@@ -31,6 +31,8 @@ impl Hybrid {
             v_dim: c.dim("linear_value_head_dim")?,
             kernel: c.dim("linear_conv_kernel_dim")?,
             interleaved,
+            // Of GGUF models alone: their config is ours.
+            tiled: !interleaved && c.flag("linear_value_heads_tiled", false)?,
             eps: style.eps,
         };
         if !delta.v_heads.is_multiple_of(delta.k_heads) {

@@ -263,11 +263,18 @@ impl<'a> Tape<'a> {
         (made.decay, made.beta)
     }
 
-    /// The gated delta rule over this trace's rows.
-    pub fn gdn_scan(&mut self, [q, k, v]: [ValueId; 3], decay: ValueId, beta: ValueId, state: StateId) -> ValueId {
+    /// The gated delta rule over this trace's rows; `tiled` if value head `j` belongs to key head `j mod k_heads`.
+    pub fn gdn_scan(
+        &mut self,
+        [q, k, v]: [ValueId; 3],
+        decay: ValueId,
+        beta: ValueId,
+        state: StateId,
+        tiled: bool,
+    ) -> ValueId {
         let ([_, k_heads, k_dim], [_, v_heads, v_dim]) = (self.dims(q), self.dims(v));
         let old = self.states[state.0 as usize];
-        let attrs = gdn_scan::Attrs { rows: self.rows(), k_heads, v_heads, k_dim, v_dim, tiled: 0 };
+        let attrs = gdn_scan::Attrs { rows: self.rows(), k_heads, v_heads, k_dim, v_dim, tiled: tiled.into() };
         self.update(state, attrs, &[q, k, v, decay, beta, old])
     }
 

@@ -9,6 +9,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{self, MAX_OPERANDS, OpAttrs, OpKind};
 use loaf_runtime::bandwidth::BandwidthProbe;
@@ -204,7 +205,7 @@ fn main() {
             WeightFormat::Dense(DType::BF16),
             WeightFormat::Mxfp8,
         ];
-        for format in formats {
+        for format in formats.into_iter().chain(Block::ALL.map(WeightFormat::Block)) {
             if !only.is_empty() && !only.contains(&format.to_string()) {
                 continue;
             }

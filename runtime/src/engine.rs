@@ -27,6 +27,8 @@
 //!
 //! What it does not do: it chooses no tokens ([`crate::generate`]) and knows no text.
 
+mod parts;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -156,8 +158,6 @@ pub struct Engine {
     slots: Arc<Slots>,
     /// Rows of the prefill templates, rising, as far as the device uses them.
     chunks: Vec<u32>,
-    /// Whether the device computes all rows of a template, however many are meant.
-    pads: bool,
     /// Rows of the last prefill, whose hidden state is kept.
     hidden_rows: u32,
     ids: Vec<u32>,
@@ -179,15 +179,11 @@ impl Engine {
     /// # Errors
     /// Memory that is not to be had.
     pub fn new(model: &Model, options: CpuOptions) -> Result<Engine, EngineError> {
-        Ok(Engine::of(model, Box::new(Cpu::open(model, options)?), false))
+        Ok(Engine::on(model, Box::new(Cpu::open(model, options)?)))
     }
 
     /// An engine on a device that was opened for this model.
     pub fn on(model: &Model, device: Box<dyn Device>) -> Engine {
-        Engine::of(model, device, true)
-    }
-
-    fn of(model: &Model, device: Box<dyn Device>, pads: bool) -> Engine {
         let limits = device.limits();
         let chunks = model.plan().templates_of(loaf_formats::plan::Phase::Prefill).map(|t| t.max_rows);
         let rows = limits.prefill_rows.max(limits.decode_rows) as usize;
@@ -196,7 +192,6 @@ impl Engine {
             limits,
             slots: Slots::new(limits.slots),
             chunks: chunks.filter(|rows| *rows <= limits.prefill_rows).collect(),
-            pads,
             hidden_rows: 0,
             ids: Vec::with_capacity(rows),
             runs: Vec::with_capacity(rows.min(limits.slots as usize)),
@@ -375,7 +370,7 @@ impl Engine {
 
     /// How many of the next `n` tokens of a prompt to take in one step.
     pub fn next_chunk(&self, n: usize) -> usize {
-        chunk_of(&self.chunks, n, self.pads)
+        chunk_of(&self.chunks, n, self.limits.pads)
     }
 
     /// Logits after rows of the last prefill step, at most [`Limits::decode_rows`] of them; then [`Engine::logits`] has them.

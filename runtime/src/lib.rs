@@ -49,6 +49,7 @@ pub mod op_times;
 pub mod pool;
 mod prefetch;
 pub mod sample;
+pub mod schedule;
 pub mod sequence;
 pub mod session;
 pub mod threads;

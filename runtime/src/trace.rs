@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use loaf_formats::container::TensorEntry;
+use loaf_formats::experts::{StoredPlane, stored_planes};
 use loaf_formats::op::{Mode, OpKind, Types};
 use loaf_formats::plan::{Phase, Record, records};
 use serde_json::Value;
@@ -164,14 +164,13 @@ impl Difference {
 
 /// What names an op's result: the tensors it was made with.
 pub struct Names {
-    tensors: Vec<TensorEntry>,
+    tensors: Vec<StoredPlane>,
 }
 
 impl Names {
     /// Of a model's tensors.
     pub fn new(model: &Model) -> Names {
-        let mut tensors = model.container().tensors().unwrap_or_default();
-        tensors.retain(TensorEntry::is_weight);
+        let mut tensors = stored_planes(&model.container()).unwrap_or_default();
         tensors.sort_by_key(|t| t.offset);
         Names { tensors }
     }
@@ -186,8 +185,13 @@ impl Names {
         };
         let row = dim * o.dtype.bytes();
         let end = o.offset + matrices * heads * row;
-        let within = self.tensors.iter().filter(|t| t.offset >= o.offset && t.offset + t.len <= end && row > 0);
-        let column = |t: &TensorEntry| (((t.offset - o.offset) / row) as usize, (t.len / row) as usize);
+        let len = |t: &StoredPlane| t.piece * t.pieces.0;
+        // Of experts in records, whose planes lie apart, the one that begins there.
+        let within = self.tensors.iter().filter(|t| match t.pieces.1 == t.piece {
+            true => t.offset >= o.offset && t.offset + len(t) <= end && row > 0,
+            false => t.offset == o.offset && row > 0,
+        });
+        let column = |t: &StoredPlane| (((t.offset - o.offset) / row) as usize, (len(t) / row) as usize);
         within
             .map(|t| (t.name.strip_suffix(".weight").unwrap_or(&t.name), column(t)))
             .map(|(n, (a, b))| (n, a, b))

@@ -6,6 +6,7 @@
 //! afterwards, the gaps and the other slots included.
 
 use half::{bf16, f16};
+use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{self, ATTENTION_BLOCK, Dim, MAX_COUNT, Mode, OpAttrs, OpKind, OperandSpec, Types};
 use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, Run, Split, cost, scratch_bytes, units};
@@ -215,6 +216,7 @@ const FORMATS_OF_PARAMS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// Every format the integer matmuls take.
 fn quant_formats() -> Vec<WeightFormat> {
     let mut all = vec![WeightFormat::Mxfp4, WeightFormat::Nvfp4];
+    all.extend(Block::ALL.map(WeightFormat::Block));
     for (i, bits) in [2, 3, 4, 5, 6, 8].into_iter().enumerate() {
         for (j, group) in [32, 64, 128].into_iter().enumerate() {
             all.push(WeightFormat::Affine { bits, group, params: FORMATS_OF_PARAMS[(i + j) % 3] });
@@ -249,7 +251,7 @@ fn attributes(kind: OpKind, format: WeightFormat, rng: &mut Rng) -> Vec<u64> {
     // A multiple of the format's group, odd where there is none.
     let inp = match format.group() {
         None => rng.pick(&[1, 5, 8, 24, 32, 43, 64, 172]),
-        Some(group) => group * rng.int(1, 11),
+        Some(_) => format.unit() * rng.int(1, if format.unit() > 128 { 3 } else { 11 }),
     };
     let out = rng.pick(&[1, 3, 8, 9, 16, 24, 29, 43]);
     let attrs = match kind {
@@ -269,7 +271,15 @@ fn attributes(kind: OpKind, format: WeightFormat, rng: &mut Rng) -> Vec<u64> {
         ExpertSort => vec![rows, rng.int(1, 5), rng.int(5, 12)],
         ExpertLinearDense | ExpertLinearQuant => {
             let (k, experts) = (rng.int(1, 3), rng.int(3, 6));
-            vec![rows, k, experts, inp.min(format.group().unwrap_or(50) * 5), out, format.code(), rng.pick(&[1, k])]
+            vec![
+                rows,
+                k,
+                experts,
+                inp.min(format.group().map_or(250, |_| format.unit() * 5)),
+                out,
+                format.code(),
+                rng.pick(&[1, k]),
+            ]
         }
         TopK => vec![rows, rng.int(8, 40), rng.int(1, 8), rng.next() % 2],
         RopeTable => vec![rows, dim],

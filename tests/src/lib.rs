@@ -2,12 +2,17 @@
 
 pub mod engines;
 pub mod gguf;
+pub mod gguf_models;
+#[cfg(target_os = "linux")]
+pub mod gpu;
+pub mod serving;
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use loaf_bake::build::{BuildOptions, Silent, build};
 use loaf_cli::{Io, main};
+use loaf_formats::container::{Container, FileLayout, Layout, SectionKind, Writer};
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::{Engine, EngineOptions, Model, Session};
 use safetensors::SafeTensors;
@@ -120,6 +125,29 @@ pub fn bake_dir(source: &std::path::Path, options: &BuildOptions) -> Baked {
     build(source, &path, options, &Silent).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
     let loaf = Model::open(&path).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
     Baked { dir, path, loaf }
+}
+
+/// Writes a loaf to `path` with another section in place of its own, all hashes fitting.
+pub fn with_section(loaf: &[u8], kind: SectionKind, bytes: &[u8], path: &Path) {
+    let container = Container::open(loaf).expect("valid");
+    let tensors: Vec<_> = container.tensors().expect("valid").into_iter().filter(|t| t.is_weight()).collect();
+    let mut layout = Layout::new();
+    let weights: Vec<_> =
+        tensors.iter().map(|t| layout.weight(&t.name, t.dtype, &t.shape).expect("valid before")).collect();
+    let sections: Vec<(SectionKind, &[u8])> = SectionKind::ALL
+        .into_iter()
+        .filter(|k| !matches!(k, SectionKind::Weights | SectionKind::HashTree))
+        .filter_map(|k| Some((k, if k == kind { bytes } else { container.section(k)? })))
+        .collect();
+    let lengths: Vec<_> = sections.iter().map(|(k, b)| (*k, b.len() as u64)).collect();
+    let layout = FileLayout::new(layout.finish().expect("valid before"), &lengths).expect("lengths that fit");
+    let writer = Writer::create(path, layout).expect("a writable folder");
+    for (ix, t) in weights.iter().zip(&tensors) {
+        assert_eq!(writer.layout().weights().weights()[ix.index()].offset, t.offset, "weights stay where they were");
+        writer.write_at(*ix, 0, &container.data()[t.offset as usize..][..t.len as usize]).expect("written");
+    }
+    sections.iter().for_each(|(k, b)| writer.write_section(*k, b).expect("written"));
+    writer.finish().expect("finished");
 }
 
 /// An engine on the CPU.

@@ -3,6 +3,7 @@
 use loaf_bake::build::BuildOptions;
 use loaf_bake::weights::QuantOptions;
 use loaf_formats::cost::graph;
+use loaf_formats::experts::stored_planes;
 use loaf_formats::plan::Phase;
 use loaf_tests::{Baked, bake};
 use serde_json::Value;
@@ -11,7 +12,7 @@ use serde_json::Value;
 /// of embeddings one row, and of experts those that a token chooses.
 fn bytes_of_a_token(baked: &Baked, config: &Value) -> u64 {
     let number = |key: &str| config[key].as_u64().or(config["text_config"][key].as_u64()).unwrap();
-    let tensors = baked.loaf.container().verify_tensors().unwrap();
+    let tensors = stored_planes(&baked.loaf.container()).unwrap();
     let names: Vec<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
     let tied = !names.iter().any(|name| name.starts_with("lm_head."));
     let bytes = |name: &str, len: u64| match name {
@@ -19,7 +20,7 @@ fn bytes_of_a_token(baked: &Baked, config: &Value) -> u64 {
         _ if name.contains(".switch_mlp.") => len / number("num_experts") * number("num_experts_per_tok"),
         _ => len,
     };
-    tensors.iter().filter(|t| t.is_weight()).map(|t| bytes(&t.name, t.len)).sum()
+    tensors.iter().map(|t| bytes(&t.name, t.piece * t.pieces.0)).sum()
 }
 
 #[test]

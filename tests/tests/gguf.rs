@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use loaf_bake::build::{BuildOptions, Progress, Silent, build, build_from};
 use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::weights::{QuantOptions, Resolved, WeightClass, WeightDecl, produce, resolve};
+use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::quant::decode_row;
 use loaf_runtime::kernels::Kernels;
@@ -145,10 +146,11 @@ fn types_without_an_exact_form_are_expanded_with_a_word_or_quantised_when_asked(
     let options = BuildOptions { context: Some(64), ..BuildOptions::default() };
     let (told, loaf) = bake_told(&source, &options).unwrap();
     assert!(
-        told.iter().any(|t| t.starts_with("1 tensors of type Q6_K have no exact packed form and become f32")),
+        told.iter().any(|t| t.starts_with("1 tensors of type IQ2_S have no exact packed form and become f32")),
         "{told:?}"
     );
-    assert!(told.iter().any(|t| t.contains("Q4_K as q4g32/f32 (4.50 -> 6.00 bits a weight)")), "{told:?}");
+    assert!(told.iter().any(|t| t.contains("IQ3_S as q4g32/f32 (3.44 -> 6.00 bits a weight)")), "{told:?}");
+    assert!(!told.iter().any(|t| t.contains("_K")), "{told:?}");
     let manifest = manifest(&loaf);
     let gguf = &manifest["source"]["gguf"];
     assert_eq!((&gguf["version"], &gguf["architecture"]), (&json!(3), &json!("llama")));
@@ -163,9 +165,10 @@ fn types_without_an_exact_form_are_expanded_with_a_word_or_quantised_when_asked(
     let weights = resolve(&checkpoint, &decls(&checkpoint), &q8).unwrap().weights;
     let format = |name: &str| weights.iter().find(|w| w.name == name).unwrap().format;
     let affine = |bits, group, params| WeightFormat::Affine { bits, group, params };
-    assert_eq!(format("model.embed_tokens.weight"), affine(8, 64, DType::F32));
+    assert_eq!(format("model.embed_tokens.weight"), WeightFormat::Block(Block::Q6K));
+    assert_eq!(format("model.layers.1.mlp.gate_proj.weight"), affine(8, 64, DType::F32));
     assert_eq!(format("model.layers.0.self_attn.v_proj.weight"), affine(8, 64, DType::BF16));
-    assert_eq!(format("model.layers.0.self_attn.q_proj.weight"), affine(4, 32, DType::F32));
+    assert_eq!(format("model.layers.0.self_attn.q_proj.weight"), WeightFormat::Block(Block::Q4K));
     assert_eq!(format("model.norm.weight"), WeightFormat::Dense(DType::F32));
 }
 
@@ -218,18 +221,15 @@ fn written(dir: &Path, name: &str, file: &File) -> PathBuf {
 }
 
 #[test]
-fn a_scale_too_large_for_f16_parameters_starts_the_bake_again_with_f32() {
+fn any_scale_that_is_a_number_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let bake = |scale: u16| bake_told(&written(dir.path(), "m.gguf", &tiny(scale, |_| {})), &f32_options());
-    let stored = |loaf: &[u8]| manifest(loaf)["source"]["gguf"]["stored"].to_string();
-    let (told, loaf) = bake(0x3c00).unwrap();
-    assert_eq!((told, stored(&loaf).contains("q8g32/f16")), (vec![], true));
-    let (told, loaf) = bake(0x6400).unwrap(); // 1024
-    assert!(
-        told[0].starts_with("weight model.layers.0.self_attn.q_proj.weight: a parameter is beyond f16"),
-        "{told:?}"
-    );
-    assert!(stored(&loaf).contains("q8g32/f32"));
+    // 1, and the largest of f16, of which 128 times is none.
+    for scale in [0x3c00, 0x7bff] {
+        let (told, loaf) = bake(scale).unwrap();
+        let stored = manifest(&loaf)["source"]["gguf"]["stored"].to_string();
+        assert_eq!((told, stored.contains("q8_0")), (vec![], true), "{stored}");
+    }
     let error = bake(0x7c00).unwrap_err(); // infinity
     assert_eq!(
         error,

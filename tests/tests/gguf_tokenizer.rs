@@ -130,11 +130,18 @@ fn every_rule_gives_the_ids_of_its_pipeline() {
         ("llama3", "gpt2", Some("llama-bpe"), Some("<|begin_of_text|>"), None),
         ("llama3", "gpt2", Some("tekken"), Some("<|begin_of_text|>"), Some(cased("", ""))),
         ("qwen3", "gpt2", Some("gpt-4o"), None, Some(gpt4o)),
+        ("qwen3", "gpt2", Some("smollm"), None, None),
         ("llama2", "llama", None, Some("<s>"), None),
     ] {
         let json = std::fs::read(fixture("tokenizers").join(format!("{name}.json"))).unwrap();
         let mut file: Json = serde_json::from_slice(&json).unwrap();
-        if let Some(cut) = cut {
+        if pre == Some("smollm") {
+            file["normalizer"] = Json::Null;
+            let digits = json!({ "type": "Digits", "individual_digits": true });
+            let bytes =
+                json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+            file["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": [digits, bytes] });
+        } else if let Some(cut) = cut {
             file["normalizer"] = Json::Null;
             file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = cut.into();
         }

@@ -4,9 +4,12 @@
 #[path = "mlx/kernels.rs"]
 mod kernels;
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use loaf_bake::build::BuildOptions;
+use loaf_formats::dtype::DType;
+use loaf_formats::plan::{Phase, Template};
 use loaf_runtime::backend::mlx::array::{Array, Type};
 use loaf_runtime::backend::mlx::compile::Compiled;
 use loaf_runtime::backend::mlx::delta::{self, Scan};
@@ -17,8 +20,9 @@ use loaf_runtime::backend::{Device as _, SlotRun};
 use loaf_runtime::generate::{self, GenerateOptions, Generation};
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::SamplerOptions;
-use loaf_runtime::{Engine, Model, Session};
-use loaf_tests::engines::{mlx, mlx_as};
+use loaf_runtime::schedule::{Schedule, Work};
+use loaf_runtime::{Engine, Model, Sequence, Session};
+use loaf_tests::engines::{has_gpu, mlx, mlx_as};
 use loaf_tests::{Expected, assert_bits, bake, max_diff, session};
 
 /// The only slot's next rows.
@@ -141,6 +145,42 @@ fn close(what: &str, got: &[f32], want: &[f32]) {
 }
 
 #[test]
+fn every_step_that_has_a_kernel_uses_it() {
+    for name in ["hf/llama3", "hf/qwen3", "hf/qwen3_5", "hf/qwen3_moe", "hf/qwen3_next", "hf/qwen3_5_moe"] {
+        let baked = bake(name, &BuildOptions { kv: Some(DType::F32), ..BuildOptions::default() });
+        let plan = baked.loaf.plan();
+        let device = mlx_as(&baked.loaf, Type::F32, !has_gpu());
+        // Opening lowers decode and the largest prefill that fits the first caches.
+        let lowered = |t: &&Template| match t.phase {
+            Phase::Decode => true,
+            Phase::Prefill => {
+                t.max_rows <= 256
+                    && plan.templates_of(Phase::Prefill).all(|o| o.max_rows > 256 || o.max_rows <= t.max_rows)
+            }
+            Phase::LmHead => false,
+        };
+        let mut wanted =
+            BTreeMap::from([("heads", 0), ("delta_prepare", 0), ("norm_gate", 0), ("top_k", 0), ("mix", 0)]);
+        for template in plan.templates.iter().filter(lowered) {
+            let schedule = Schedule::new(plan, template).unwrap_or_else(|e| panic!("{name}: {e}"));
+            for step in &schedule.steps {
+                let kernels: &[&str] = match step.work {
+                    Work::Attend(_) => &["heads"],
+                    Work::Delta(_) => &["delta_prepare", "norm_gate"],
+                    Work::Route(_) => &["top_k"],
+                    Work::ExpertsOut(_) => &["mix"],
+                    _ => &[],
+                };
+                kernels.iter().for_each(|k| *wanted.get_mut(k).expect("one of them") += 1);
+            }
+        }
+        let used = device.kernels_used();
+        let used: BTreeMap<&str, usize> = wanted.keys().map(|k| (*k, used.get(k).copied().unwrap_or(0))).collect();
+        assert_eq!(used, wanted, "{name}");
+    }
+}
+
+#[test]
 fn the_chunked_rule_is_the_recurrence() {
     let (m, _) = open();
     for repeat in [false, true] {
@@ -203,6 +243,70 @@ fn attention_of_one_row_is_the_definition_as_a_kernel() {
         assert_eq!(got.is_some(), device != Device::Cpu);
         if let Some(got) = got {
             close(&format!("{dim} wide, window {window}"), &host(&m, &got), &want);
+        }
+    }
+}
+
+/// Sequences that take steps together say what each says alone.
+#[test]
+fn several_sequences_share_a_device() {
+    for name in ["hf/qwen3", "hf/qwen3_next"] {
+        let baked = bake(name, &BuildOptions::default());
+        let ids = Expected::read(name).ids;
+        let text = |i: usize| -> Vec<u32> { ids.iter().cycle().skip(11 * i).take(24 + i).copied().collect() };
+        for twins in [false, !has_gpu()] {
+            let device = mlx_as(&baked.loaf, Type::F32, twins);
+            let mut alone = Session::new(Engine::on(&baked.loaf, Box::new(device))).expect("a slot");
+            let want: Vec<Vec<Vec<f32>>> = (0..3)
+                .map(|i| {
+                    alone.rewind(0).expect("a start");
+                    let t = text(i);
+                    alone.prefill(&t[..9 + i]).expect("a chunk");
+                    let first = alone.logits_of(8 + i as u32).expect("a row").to_vec();
+                    let rest = t[9 + i..].iter().map(|id| alone.decode(*id).expect("a step").to_vec());
+                    std::iter::once(first).chain(rest).collect()
+                })
+                .collect();
+            let gpu = !twins && has_gpu();
+            let options = MlxOptions { gpu, twins, slots: 4, activations: Some(Type::F32), ..MlxOptions::default() };
+            let device = MlxDevice::open(&baked.loaf, options).unwrap_or_else(|e| panic!("{e}"));
+            let mut engine = Engine::on(&baked.loaf, Box::new(device));
+            let mut all: Vec<Sequence> = (0..3).map(|_| engine.sequence().expect("a slot")).collect();
+            let texts: Vec<Vec<u32>> = (0..3).map(text).collect();
+            let mut parts: Vec<(&mut Sequence, &[u32])> =
+                all.iter_mut().enumerate().map(|(i, s)| (s, &texts[i][..9 + i])).collect();
+            engine.prefill(&mut parts).expect("prompts together");
+            engine.logits_of(&[8, 18, 29]).expect("rows of the step");
+            for (i, want) in want.iter().enumerate() {
+                close(&format!("{name}, prompt {i}"), engine.logits(i), &want[0]);
+            }
+            for step in 0..15 {
+                if step == 5 {
+                    // Put aside and back, in another slot.
+                    let aside = engine.snapshot(&all[1]).expect("a snapshot");
+                    drop(all.remove(1));
+                    all.insert(1, engine.restore(&aside).expect("a slot"));
+                }
+                if step == 8 {
+                    // A fork goes its own way; the sequence it comes from does not notice.
+                    let mut other = engine.fork(&all[0]).expect("a slot");
+                    let before = other.position() as usize;
+                    engine.decode_one(&mut other, 3).expect("a step");
+                    let mut same = engine.fork(&all[0]);
+                    assert!(same.is_err(), "four slots");
+                    drop(other);
+                    same = engine.fork(&all[0]);
+                    let mut same = same.expect("a slot");
+                    let logits = engine.decode_one(&mut same, texts[0][before]).expect("a step").to_vec();
+                    close(&format!("{name}, fork"), &logits, &want[0][step + 1]);
+                }
+                let mut rows: Vec<(&mut Sequence, u32)> =
+                    all.iter_mut().enumerate().map(|(i, s)| (s, texts[i][9 + i + step])).collect();
+                engine.decode(&mut rows).expect("a step together");
+                for (i, want) in want.iter().enumerate() {
+                    close(&format!("{name}, sequence {i}, step {step}"), engine.logits(i), &want[step + 1]);
+                }
+            }
         }
     }
 }
@@ -375,7 +479,7 @@ fn halves_stay_near() {
 #[test]
 fn what_cannot_run_is_refused_in_one_line() {
     let baked = bake("hf/qwen3", &BuildOptions::default());
-    let options = MlxOptions { gpu: false, activations: None, memory: Some(1 << 16), twins: false };
+    let options = MlxOptions { gpu: false, activations: None, memory: Some(1 << 16), ..MlxOptions::default() };
     let error = MlxDevice::open(&baked.loaf, options).err().expect("64 KiB are too few").to_string();
     assert!(error.starts_with("MLX: memory: expected at most 65536 bytes, found "), "{error}");
     assert!(error.ends_with("bake with a smaller --context") && !error.contains('\n'), "{error}");

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use loaf_bake::build::{BuildOptions, Silent, build};
+use loaf_bake::weights::QuantOptions;
 use loaf_formats::container::{Container, SectionKind, hex};
+use loaf_formats::experts::stored_planes;
 use loaf_formats::golden::Golden;
 use loaf_formats::graphs::Graphs;
 use loaf_formats::plan::{Plan, Template, records};
@@ -46,6 +48,13 @@ fn first(bytes: &[u8]) -> Value {
             "states": states, "templates": templates,
         },
     });
+    let planes = stored_planes(&loaf).expect("a manifest that fits");
+    let experts = planes.iter().filter(|p| p.pieces.1 != p.piece);
+    let experts: Vec<Value> =
+        experts.map(|p| json!([p.name, p.dtype.safetensors_name(), p.shape, p.offset, p.pieces.1])).collect();
+    if !experts.is_empty() {
+        out["experts"] = experts.into();
+    }
     if loaf.section(SectionKind::Graphs).is_some() {
         let stored = Graphs::decode(loaf.verify_section(SectionKind::Graphs).expect("hashes"), &plan).expect("roots");
         out["graphs_root"] = hex(&stored.root()).into();
@@ -59,10 +68,27 @@ fn first(bytes: &[u8]) -> Value {
 
 #[test]
 fn both_readers_find_the_same_in_baked_files() {
-    for (name, golden) in [("stories260k", 4), ("hf/qwen3_next", 0), ("mlx/qwen3_5_moe_nvfp4", 0)] {
+    for (name, golden) in [("stories260k", 4), ("hf/qwen3_next", 0), ("hf/qwen3_moe", 0), ("mlx/qwen3_5_moe_nvfp4", 0)]
+    {
         let baked = bake(name, &BuildOptions { golden: Some(golden), context: Some(600), ..BuildOptions::default() });
         assert_eq!(second(&baked.path), first(&fs::read(&baked.path).expect("baked")), "{name}");
     }
+}
+
+#[test]
+fn the_second_reader_decodes_block_formats_to_the_numbers_of_the_package_gguf() {
+    let options = BuildOptions { golden: Some(0), context: Some(64), ..BuildOptions::default() };
+    let baked = loaf_tests::bake_dir(&fixture("gguf/mixed/model.gguf"), &options);
+    let expected: Value =
+        serde_json::from_slice(&fs::read(fixture("gguf/mixed/expected.json")).expect("committed")).expect("JSON");
+    let found = second(&baked.path);
+    let blocks = found["blocks"].as_object().expect("weights in block formats");
+    let mut formats = std::collections::BTreeSet::new();
+    for (name, found) in blocks {
+        assert_eq!(found[1], expected[name], "{name}");
+        formats.insert(found[0].to_string());
+    }
+    assert!(formats.len() >= 5, "{formats:?}");
 }
 
 #[test]
@@ -86,27 +112,31 @@ fn vector(name: &str) -> PathBuf {
 
 /// `tests/vectors` pins the format: the same recipe and seed give these bytes, and both readers these values.
 #[test]
-fn the_committed_vector_is_what_is_baked_and_read_today() {
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let out = dir.path().join("tiny.loaf");
-    let options = BuildOptions {
-        random: Some(1),
-        context: Some(16),
-        chunks: vec![4],
-        golden: Some(4),
-        ..BuildOptions::default()
-    };
-    build(&vector("tiny"), &out, &options, &Silent).expect("a bake");
-    let (baked, expected) = (fs::read(&out).expect("baked"), vector("tiny.json"));
-    if std::env::var_os("UPDATE_VECTORS").is_some() {
-        fs::write(vector("tiny.loaf"), &baked).expect("a writable folder");
-        fs::write(&expected, format!("{:#}\n", first(&baked))).expect("a writable folder");
+fn the_committed_vectors_are_what_is_baked_and_read_today() {
+    for (name, bits) in [("tiny", None), ("mixture", Some(4))] {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let out = dir.path().join("vector.loaf");
+        let options = BuildOptions {
+            quant: QuantOptions { bits, group: 32, ..QuantOptions::default() },
+            random: Some(1),
+            context: Some(16),
+            chunks: vec![4],
+            golden: Some(4),
+            ..BuildOptions::default()
+        };
+        build(&vector(name), &out, &options, &Silent).expect("a bake");
+        let (committed, expected) = (vector(&format!("{name}.loaf")), vector(&format!("{name}.json")));
+        let baked = fs::read(&out).expect("baked");
+        if std::env::var_os("UPDATE_VECTORS").is_some() {
+            fs::write(&committed, &baked).expect("a writable folder");
+            fs::write(&expected, format!("{:#}\n", first(&baked))).expect("a writable folder");
+        }
+        let text = fs::read_to_string(&expected).expect("committed");
+        let expected: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(first(&baked), expected, "UPDATE_VECTORS=1 writes new vectors after a change on purpose");
+        assert!(baked == fs::read(&committed).expect("committed"), "{name}: the same values from other bytes");
+        assert_eq!(second(&committed), expected, "{name}");
     }
-    let text = fs::read_to_string(&expected).expect("committed");
-    let expected: Value = serde_json::from_str(&text).expect("JSON");
-    assert_eq!(first(&baked), expected, "UPDATE_VECTORS=1 writes new vectors after a change on purpose");
-    assert!(baked == fs::read(vector("tiny.loaf")).expect("committed"), "the same values from other bytes");
-    assert_eq!(second(&vector("tiny.loaf")), expected);
 }
 
 /// An interpreter with these packages, as pinned for the fixtures. It lives beside the build, is made once, and is made again when

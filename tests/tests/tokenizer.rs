@@ -88,6 +88,13 @@ static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
             flagged_tokens(f);
         });
     }
+    // SmolLM's.
+    variant("gpt2, single digits", "qwen3", &|f| {
+        f["normalizer"] = Value::Null;
+        let digits = json!({"type": "Digits", "individual_digits": true});
+        let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        f["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [digits, bytes]});
+    });
     variant("flagged added tokens under NFC", "qwen3_5", &flagged_tokens);
     variant("flagged added tokens under Prepend", "llama2", &flagged_tokens);
     variant("llama3 with merges only", "llama3", &|f| f["model"]["ignore_merges"] = json!(false));

@@ -25,13 +25,14 @@ fn edges() -> BTreeMap<String, Vec<String>> {
 fn crates_depend_on_each_other_one_way() {
     let expected = [
         ("loaf-bake", vec!["formats", "hub", "recipes", "template"]),
-        ("loaf-cli", vec!["formats", "hub", "runtime"]),
+        ("loaf-cli", vec!["formats", "hub", "runtime", "serve"]),
         ("loaf-formats", vec![]),
         ("loaf-hub", vec![]),
         ("loaf-recipes", vec!["formats"]),
         ("loaf-runtime", vec!["formats", "template"]),
+        ("loaf-serve", vec!["formats", "runtime"]),
         ("loaf-template", vec![]),
-        ("loaf-tests", vec!["bake", "cli", "formats", "recipes", "runtime"]),
+        ("loaf-tests", vec!["bake", "cli", "formats", "recipes", "runtime", "serve"]),
     ];
     let expected: BTreeMap<String, Vec<String>> =
         expected.into_iter().map(|(n, d)| (n.to_string(), d.into_iter().map(str::to_string).collect())).collect();

@@ -57,11 +57,6 @@ pub enum Error {
         /// The second of them.
         tensor: String,
     },
-    /// A weight whose parameters, usually f16, need f32; the bake starts again with those.
-    Wide {
-        /// Canonical name.
-        weight: String,
-    },
     /// One file of a sharded checkpoint is not there.
     MissingShard {
         /// The file that was looked for.
@@ -153,7 +148,6 @@ impl fmt::Display for Error {
             Error::TwoTensors { weight, tensor } => {
                 write!(f, "tensor {tensor:?}: weight {weight} is there already, under another name")
             }
-            Error::Wide { weight } => write!(f, "weight {weight}: a parameter is beyond f16"),
             Error::MissingShard { path, wanted_by } => {
                 write!(f, "{}: the shard is missing, although {}", line(path.display()), line(wanted_by))
             }

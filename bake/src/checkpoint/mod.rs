@@ -218,13 +218,6 @@ impl Checkpoint {
         self.gguf.as_ref()
     }
 
-    /// Has the parameters of a GGUF model's weights stored in f32 throughout.
-    pub(crate) fn widen(&mut self) {
-        if let Some(gguf) = &mut self.gguf {
-            gguf.widen();
-        }
-    }
-
     /// Names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)

@@ -20,6 +20,28 @@ pub struct WeightPlace {
     pub in_dim: u64,
     /// Byte offsets of its planes; 0 where the format has fewer.
     pub planes: [u64; WEIGHT_PLANES],
+    /// Of experts that lie in records: the rows of each, and the bytes from one to the next.
+    pub records: Option<Records>,
+}
+
+/// How the experts of one weight lie apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Records {
+    /// Rows of an expert's matrix.
+    pub rows: u64,
+    /// Bytes from an expert to the next.
+    pub bytes: u64,
+}
+
+impl WeightPlace {
+    /// Where stored row `row` of plane `plane` begins, rows of that plane being `bytes` long.
+    pub fn row_offset(&self, plane: usize, row: u64, bytes: u64) -> u64 {
+        let from = match self.records {
+            None => row * bytes,
+            Some(r) => row / r.rows * r.bytes + row % r.rows * bytes,
+        };
+        self.planes[plane] + from
+    }
 }
 
 /// Where one state lies.
@@ -40,7 +62,7 @@ pub struct StatePlace {
 /// Where everything lies that outlives a graph, as the operands records will carry.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// Per weight, then constant: its planes, as one matrix of stored rows.
+    /// Per weight, then constant: its planes, as one matrix of stored rows, or as experts in records.
     weights: Vec<[Operand; WEIGHT_PLANES]>,
     /// Per state.
     states: Vec<Operand>,
@@ -73,6 +95,10 @@ impl Placement {
         let value = graph.value(id);
         let Origin::Weight(w, row) = value.origin else { return Operand::ABSENT };
         let matrix = self.weights[w.0 as usize][plane];
+        // Experts in records, all of them: no op reads a part.
+        if matrix.head_stride != 0 {
+            return matrix;
+        }
         let (elems, heads) = (matrix.row_stride, u64::from(value.shape[1]));
         let row_stride = heads * elems;
         let offset = matrix.offset + u64::from(row) * row_stride * matrix.dtype.bytes();
@@ -96,7 +122,12 @@ fn stored_operands(place: &WeightPlace) -> [Operand; WEIGHT_PLANES] {
     std::array::from_fn(|i| {
         let plane = place.format.plane(i).and_then(|plane| Some((plane.dtype, plane.row_elems(place.in_dim)?)));
         let Some((dtype, row_stride)) = plane else { return Operand::ABSENT };
-        Operand { region: Region::Weights, dtype, offset: place.planes[i], row_stride, head_stride: 0 }
+        let (row_stride, head_stride) = match place.records {
+            None => (row_stride, 0),
+            // Records begin on multiples of every element's size.
+            Some(records) => (records.bytes / dtype.bytes(), row_stride as u32),
+        };
+        Operand { region: Region::Weights, dtype, offset: place.planes[i], row_stride, head_stride }
     })
 }
 

@@ -81,7 +81,7 @@ const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]
 /// The scanner that cuts as `pattern` does. Patterns are spelled from parameters and compared as text.
 fn scanner_of(pattern: &str) -> Option<Scanner> {
     if pattern == GPT2 {
-        return Some(Scanner::Gpt2 { prefix_space: false });
+        return Some(Scanner::Gpt2 { prefix_space: false, single_digits: false });
     }
     for max_digits in 1..=9u8 {
         let digits = if max_digits == 1 { String::new() } else { format!("{{1,{max_digits}}}") };
@@ -129,7 +129,18 @@ fn read_scanner(component: &Value, normaliser: Normaliser) -> Result<Scanner, Er
     match steps(component, "pretokenizers")[..] {
         [] if meta_normaliser => Ok(Scanner::Meta { prepend: Prepend::Never, split: MetaSplit::None }),
         [one] if kind(one) == "ByteLevel" && with_regex(one) && !meta_normaliser => {
-            Ok(Scanner::Gpt2 { prefix_space: truth(one, "add_prefix_space", at)? })
+            Ok(Scanner::Gpt2 { prefix_space: truth(one, "add_prefix_space", at)?, single_digits: false })
+        }
+        // As SmolLM's publishers write it. A space put in front would go before every stretch between digits.
+        [digits, bytes]
+            if kind(digits) == "Digits"
+                && digits["individual_digits"] == true
+                && kind(bytes) == "ByteLevel"
+                && with_regex(bytes)
+                && !truth(bytes, "add_prefix_space", at)?
+                && !meta_normaliser =>
+        {
+            Ok(Scanner::Gpt2 { prefix_space: false, single_digits: true })
         }
         [split, bytes] if kind(split) == "Split" && kind(bytes) == "ByteLevel" && !meta_normaliser => {
             // The patterns match every character, so that keeping the matches and cutting at them are the same.

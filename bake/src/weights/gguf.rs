@@ -3,7 +3,7 @@
 //! A tensor whose type has an exact stored form is converted, code for code. Any other is decoded to f32, which is
 //! exact too, and either stored so or, where the user asks for a width, quantised. Norms, convolutions and vectors are
 //! always dense. One row at a time: rows are looked up in the order of the canonical weight ([`Rows`]), runs of columns
-//! are put back after conversion, which every format allows whose groups divide a run.
+//! are put back after conversion, which every format allows whose blocks divide a run.
 
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::quant::push_float;
@@ -71,7 +71,7 @@ pub(super) fn resolve_one(gguf: &Gguf, decl: &WeightDecl, quant: &QuantOptions) 
     }
     let always_dense =
         matches!(decl.class, WeightClass::Norm { .. } | WeightClass::Conv | WeightClass::Vector | WeightClass::Bias);
-    let (format, how) = match exact(source, gguf.is_wide()) {
+    let (format, how) = match exact(source) {
         Some(WeightFormat::Dense(dtype)) => match target_format(decl, dtype, quant) {
             WeightFormat::Dense(wanted) if wanted == dtype => (WeightFormat::Dense(dtype), How::Convert),
             WeightFormat::Dense(wanted) => (WeightFormat::Dense(wanted), How::Expand),
@@ -108,12 +108,12 @@ fn trimmed(shape: &[u64]) -> &[u64] {
 }
 
 /// The stored format that holds the rows without loss, if there is one.
-fn exact(source: &Source, wide: bool) -> Option<WeightFormat> {
+fn exact(source: &Source) -> Option<WeightFormat> {
     if source.values != ValueMap::Plain {
         return None;
     }
-    let format = convert::lossless(source.kind, source.in_dim, wide)?;
-    let whole = |c: &Columns| format.group().is_none_or(|group| c.run.is_multiple_of(group));
+    let format = convert::lossless(source.kind, source.in_dim)?;
+    let whole = |c: &Columns| c.run.is_multiple_of(format.unit());
     source.columns.as_ref().is_none_or(whole).then_some(format)
 }
 
@@ -162,7 +162,6 @@ pub(super) fn produce_rows(w: &Resolved, from: &GgufRows, first: u64, rows: u64)
             let starts = [out.codes.len(), out.scales.len(), out.biases.len()];
             convert::convert_row(source.kind, w.format, bytes, &mut out).map_err(|e| match e {
                 Failure::NotFinite(column) => not_finite(column, f32::NAN),
-                Failure::Wide => Error::Wide { weight: w.name.clone() },
                 Failure::Other => Error::Options(format!("weight {}: {} is no {}", w.name, w.format, source.kind)),
             })?;
             if let Some(columns) = &source.columns {

@@ -39,6 +39,7 @@ pub use head::{
     FLAG_OPTIONAL, HEAD_BYTES, Head, KNOWN_REQUIRED_FEATURES, MAGIC, MAX_SECTIONS, Section, VERSION_MAJOR,
     VERSION_MINOR,
 };
+pub(crate) use header::bad_weight_name;
 pub use header::{MAX_HEADER_BYTES, MAX_TENSORS, TensorEntry};
 pub use layout::{FileLayout, Group, Layout, Weight, WeightIx, WeightLayout};
 pub use reader::{Container, Leaves};

@@ -15,6 +15,7 @@
 //! Temporary files are named `.NAME.PID-N.loaf-tmp`.
 
 mod error;
+mod log;
 mod unfinished;
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -22,6 +23,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use error::OutputError;
+pub use log::Log;
 pub use unfinished::{remove_on_signal, remove_unfinished};
 
 /// Ends the name of every temporary file.

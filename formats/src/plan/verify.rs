@@ -28,7 +28,7 @@ use super::{
     Plan, PlanError, Record, Region, StateKind, Template, VerifiedPlan, records, refuse,
 };
 use crate::dtype::{DType, WeightFormat};
-use crate::op::{Mode, OpAttrs, OpKind, OperandSpec, Types, embed};
+use crate::op::{Dim, Mode, OpAttrs, OpKind, OperandSpec, Types, embed};
 
 impl Plan {
     /// Proves the plan safe to replay against a weights region of `weights_len` bytes.
@@ -310,9 +310,11 @@ impl Plan {
                 if o.region != Region::Weights {
                     return refuse("region", Region::Weights.to_string(), o.region);
                 }
-                // Matrices may lie apart from each other, the rows of one follow each other.
+                // Matrices (of experts, whose records hold more than this plane) may lie apart from each other, the rows
+                // of one follow each other.
+                let matrices = rule.dims[1] != Dim::One;
                 let apart = rows == 1 || heads.checked_mul(dim).is_some_and(|n| o.row_stride >= n);
-                let ok = if heads == 1 { contiguous } else { within && apart };
+                let ok = if matrices { within && apart } else { contiguous };
                 if ok { Ok(()) } else { refuse("strides", format!("contiguous rows of {dim}"), format!("{o:?}")) }
             }
             (mode, Types::Cache) => self.verify_state(o, StateKind::KvCache, dims, mode != Mode::In, step),

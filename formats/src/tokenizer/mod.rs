@@ -19,7 +19,7 @@
 //!  12  u32    total length in bytes, header included
 //!  16  u8     scanner: 0 = GPT-2 words, 1 = tiktoken-style words, 2 = ▁ pieces, 3 = words cut where case changes
 //!  17  u8     scanner 0: add a leading space (0/1); 1: marks belong to letters (0/1); 3: contractions end words (0/1); 2: prepend ▁ (0 never, 1 first, 2 always)
-//!  18  u8     scanners 1, 3: longest digit run of one piece, 1..=255; 2: split (0 none, 1 before each ▁, 2 before each run of ▁); else 0
+//!  18  u8     scanner 0: every digit is a piece (0/1); 1, 3: longest digit run of one piece, 1..=255; 2: split (0 none, 1 before each ▁, 2 before each run of ▁); else 0
 //!  19  u8     normaliser: 0 = none, 1 = NFC, 2 = " " becomes ▁, 3 = prepend ▁, then " " becomes ▁
 //!  20  u8     decoder: 0 = bytes, 1 = byte fallback, 2 = metaspace, 3 = metaspace whose first token loses its ▁
 //!  21  u8     decoder 1: how many leading spaces the whole text loses; else 0
@@ -158,6 +158,8 @@ pub enum Scanner {
     Gpt2 {
         /// A space is put before text that does not start with one.
         prefix_space: bool,
+        /// Every number (`\p{N}`) is a piece, and what stands between numbers is cut as if it were a text.
+        single_digits: bool,
     },
     /// The pattern of Llama 3 and Qwen: contractions in any case, `[^\r\n\p{L}\p{N}]?\p{L}+`, digit runs,
     /// ` ?[^\s\p{L}\p{N}]+[\r\n]*`, `\s*[\r\n]+|\s+(?!\S)|\s+`.

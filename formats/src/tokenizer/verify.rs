@@ -258,8 +258,7 @@ fn read_scanner(header: &[u8]) -> Result<Scanner, Error> {
         other => Err(bad_code("scanner parameter", "0 or 1", other)),
     };
     match header[16] {
-        0 if second == 0 => Ok(Scanner::Gpt2 { prefix_space: bit(first)? }),
-        0 => Err(bad_code("scanner parameter", "0", second)),
+        0 => Ok(Scanner::Gpt2 { prefix_space: bit(first)?, single_digits: bit(second)? }),
         1 if second > 0 => Ok(Scanner::Tiktoken { marks: bit(first)?, max_digits: second }),
         1 => Err(bad_code("longest digit run", "1 or more", second)),
         2 => Ok(Scanner::Meta {

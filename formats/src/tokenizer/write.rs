@@ -145,7 +145,7 @@ impl TokenizerParts {
         out[..8].copy_from_slice(&MAGIC);
         out[8..12].copy_from_slice(&VERSION.to_le_bytes());
         let scanner = match self.scanner {
-            Scanner::Gpt2 { prefix_space } => [0, u8::from(prefix_space), 0],
+            Scanner::Gpt2 { prefix_space, single_digits } => [0, u8::from(prefix_space), u8::from(single_digits)],
             Scanner::Tiktoken { marks, max_digits } => [1, u8::from(marks), max_digits],
             Scanner::Cased { contractions, max_digits } => [3, u8::from(contractions), max_digits],
             Scanner::Meta { prepend, split } => [

@@ -3,6 +3,7 @@
 //! Values are checked here as far as they can be without a model; what depends on one is checked where it is
 //! known.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
@@ -84,6 +85,11 @@ pub(crate) enum Command {
     /// Each line of standard input is a message, and one that ends in '\' goes on in the next; lines that start with '/' are
     /// commands (see /help). Ctrl-C stops an answer, Ctrl-D ends the conversation.
     Chat(ChatArgs),
+    /// Serve models over HTTP and a Unix socket, with the APIs that clients of OpenAI and Anthropic speak.
+    ///
+    /// Requests run beside each other, and conversations are remembered: a follow-up evaluates what is new alone. An answer has
+    /// the same bytes whether it ran alone or beside others, and whatever was remembered. docs/serve.md says the rest.
+    Serve(Box<ServeArgs>),
     /// Give the log-probability of every token of a text, and its perplexity.
     Score(ScoreArgs),
     /// Measure how fast this machine runs a model, beside the bandwidth of its memory.
@@ -137,10 +143,7 @@ impl SmallCommand {
 impl Command {
     /// Whether there is a model in it, and so a use for settings.
     pub fn runs_a_model(&self) -> bool {
-        !matches!(
-            self,
-            Command::List(_) | Command::Rm(_) | Command::Pull(_) | Command::Completions(_) | Command::Man
-        )
+        !matches!(self, Command::List(_) | Command::Rm(_) | Command::Pull(_) | Command::Completions(_) | Command::Man)
     }
 
     /// Puts the settings where the arguments say nothing, and the running program where it carries a loaf.
@@ -150,14 +153,11 @@ impl Command {
             Command::Chat(args) => (&mut args.model, Some(&mut args.compute), Some(&mut args.sampling)),
             Command::Score(args) => (&mut args.model, Some(&mut args.compute), None),
             Command::Bench(args) => (&mut args.model, Some(&mut args.compute), None),
+            Command::Serve(args) => (&mut args.model, Some(&mut args.compute), None),
             Command::Check(args) => (&mut args.model, None, None),
             Command::Info(args) => (&mut args.model, None, None),
             Command::Verify(args) => (&mut args.model, None, None),
-            Command::List(_)
-            | Command::Rm(_)
-            | Command::Pull(_)
-            | Command::Completions(_)
-            | Command::Man => return,
+            Command::List(_) | Command::Rm(_) | Command::Pull(_) | Command::Completions(_) | Command::Man => return,
         };
         model.program = program.map(Path::to_path_buf);
         model.configured = config.model.clone();
@@ -170,7 +170,7 @@ impl Command {
     }
 }
 
-#[derive(ClapArgs)]
+#[derive(ClapArgs, Clone, Default)]
 pub(crate) struct ModelArgs {
     /// The loaf to use, a file or a name that 'loaf list' shows [default: the one this program carries, what LOAF_MODEL
     /// or config.toml says, or the built-in one]
@@ -194,6 +194,10 @@ pub(crate) enum BackendArg {
     Mlx,
     /// MLX's CPU device; slow, for comparing
     MlxCpu,
+    /// An NVIDIA GPU; the CPU's bits
+    Cuda,
+    /// An NVIDIA GPU if there is one with room, else the CPU
+    Auto,
 }
 
 #[derive(ClapArgs, Default)]
@@ -338,6 +342,83 @@ pub(crate) struct ChatArgs {
 }
 
 #[derive(ClapArgs)]
+pub(crate) struct ServeArgs {
+    /// What the environment, the settings or the program say of the model.
+    #[arg(skip)]
+    pub model: ModelArgs,
+    /// A loaf to serve, a file or a name that 'loaf list' shows, under its own name or as NAME=FILE; may be given several times
+    /// [default: as for 'loaf run']
+    #[arg(short = 'm', long = "model", value_name = "FILE|NAME=FILE")]
+    pub models: Vec<PathBuf>,
+    /// Address to listen on; may be given several times [default: 127.0.0.1:8080, or none beside --socket]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Vec<SocketAddr>,
+    /// Listen on this Unix socket too, which only you can open: HTTP, or a JSON object a line
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Keys that clients have to know one of, a line each; needed for addresses that others can reach
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Another name under which clients may reach this server; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub allow_host: Vec<String>,
+    /// Requests that run at once, each in a slot of its own
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub parallel: u32,
+    /// Requests that wait for a slot; one more is refused with status 429
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub queue: usize,
+    /// Milliseconds that work on one prompt may keep other answers waiting
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub max_stall: u64,
+    /// Memory for conversations that are not in a slot, such as 512M or 4G; 0 for none
+    #[arg(long, value_name = "BYTES", default_value = "2G", value_parser = bytes)]
+    pub cache_memory: u64,
+    /// Folder in which conversations outlive the server; what was said can be had from its files
+    #[arg(long, value_name = "FOLDER")]
+    pub cache_dir: Option<PathBuf>,
+    /// Bytes that the folder may have for each model
+    #[arg(long, value_name = "BYTES", default_value = "32G", value_parser = bytes)]
+    pub cache_disk: u64,
+    /// Let a model go that nobody asked anything for so long; it is opened again when needed
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub idle_unload: Option<u64>,
+    /// Append a JSON object to this file for each request: time, hashes, seed, tokens, timings
+    #[arg(long, value_name = "FILE")]
+    pub audit: Option<PathBuf>,
+    /// Put the texts of requests and answers into that file too
+    #[arg(long, requires = "audit")]
+    pub audit_texts: bool,
+    /// Bytes that a request may have
+    #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = bytes)]
+    pub max_body: u64,
+    /// Connections at once
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_connections: usize,
+    /// Seconds that running requests get after SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub grace: u64,
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+}
+
+/// Reads a number of bytes, with K, M, G or T behind it.
+fn bytes(text: &str) -> Result<u64, String> {
+    let bad = || format!("expected a number of bytes such as 512M or 4G, found {text:?}");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB").trim_end_matches('B') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(bad()),
+    };
+    let number: u64 = digits.parse().map_err(|_| bad())?;
+    number.checked_mul(1 << shift).ok_or_else(bad)
+}
+
+#[derive(ClapArgs)]
 pub(crate) struct ScoreArgs {
     /// A text file; '-' or nothing reads standard input
     pub file: Option<PathBuf>,
@@ -403,7 +484,7 @@ pub(crate) struct CheckArgs {
     /// What to check (the CPU with the kernels that LOAF_ISA names, or else the best)
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     pub backend: BackendArg,
-    /// What to hold it to: cpu, a name that LOAF_ISA takes, mlx, mlx-cpu, or a safetensors file of activations
+    /// What to hold it to: cpu, a name that LOAF_ISA takes, mlx, mlx-cpu, cuda, or a safetensors file of activations
     /// (tests/fixtures/make_activations.py) [default: scalar for the CPU, else cpu]
     #[arg(long, value_name = "ENGINE|FILE")]
     pub against: Option<String>,
@@ -435,6 +516,9 @@ pub(crate) struct VerifyArgs {
     /// Replay the loaf's golden prompts too, and compare the token ids
     #[arg(long)]
     pub run: bool,
+    /// What to replay them with
+    #[arg(long, value_name = "BACKEND", value_enum, default_value_t, requires = "run")]
+    pub backend: BackendArg,
     /// Print one JSON object instead: id, file_bytes, tensors, and with --run golden_ids
     #[arg(long)]
     pub json: bool,

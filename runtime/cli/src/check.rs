@@ -40,6 +40,11 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         BackendArg::Cpu => cpu(&loaf, model::kernels(io)?)?,
         BackendArg::Mlx => model::tracer(&loaf, true)?,
         BackendArg::MlxCpu => model::tracer(&loaf, false)?,
+        BackendArg::Cuda => model::gpu(&loaf, io)?.into_trace(),
+        BackendArg::Auto => match model::gpu(&loaf, io) {
+            Ok(gpu) => gpu.into_trace(),
+            Err(_) => cpu(&loaf, model::kernels(io)?)?,
+        },
     };
     let default = if args.backend == BackendArg::Cpu { "scalar" } else { "cpu" };
     let against = args.against.as_deref().unwrap_or(default);
@@ -48,6 +53,7 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let mut reference = match against {
         "cpu" => Reference::Engine(cpu(&loaf, Kernels::detect())?),
         "mlx" => Reference::Engine(model::tracer(&loaf, true)?),
+        "cuda" => Reference::Engine(model::gpu(&loaf, io)?.into_trace()),
         "mlx-cpu" => Reference::Engine(model::tracer(&loaf, false)?),
         isa if against_cpu => {
             let kernels = Kernels::named(isa).map_err(|e| Failure::Usage(format!("--against {isa}: {e}")))?;
@@ -66,7 +72,8 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     if let Some(id) = ids.iter().find(|id| **id >= vocab) {
         return Err(Failure::Runtime(format!("token id: expected below {vocab}, found {id}")));
     }
-    let tolerance = args.tolerance.unwrap_or(if args.backend == BackendArg::Cpu && against_cpu {
+    let exact = matches!(args.backend, BackendArg::Cpu | BackendArg::Cuda | BackendArg::Auto);
+    let tolerance = args.tolerance.unwrap_or(if exact && (against_cpu || against == "cuda") {
         0.0
     } else if quantises(&loaf) {
         0.1

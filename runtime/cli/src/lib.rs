@@ -1,4 +1,4 @@
-//! The command line: `loaf run`, `chat`, `score`, `bench`, `check`, `info`, `verify`, `list`, `rm`, `pull` and what goes with them.
+//! The command line: `loaf run`, `chat`, `serve`, `score`, `bench`, `check`, `info`, `verify`, `list`, `rm`, `pull` and what goes with them.
 //!
 //! [`main`] is the whole program but for the process around it, so that tests call it with their own streams; [`main_of`]
 //! is the same for a program that carries its loaf, and [`small`] is the program that `bake executable` puts before one. What
@@ -27,11 +27,15 @@ mod progress;
 mod pull;
 mod run;
 mod score;
+mod serve;
 pub mod shell;
 mod style;
 mod verify;
 
 use loaf_formats::text;
+use loaf_runtime::Model;
+use loaf_runtime::backend::{Device, DeviceError};
+use loaf_runtime::trace::Trace;
 use std::ffi::OsString;
 use std::fmt::{self, Display};
 use std::io::{self, BufRead, IsTerminal, Read, Write};
@@ -45,6 +49,37 @@ use style::Style;
 
 /// Opens the editor of a terminal.
 pub type OpenEditor = fn() -> io::Result<Box<dyn Editor>>;
+
+/// Opens an NVIDIA GPU for a model.
+pub type OpenGpu = fn(&Model) -> Result<Box<dyn Gpu>, DeviceError>;
+
+/// What an NVIDIA GPU is to the commands: something that computes, and something that can be watched.
+pub trait Gpu: Device + Trace {
+    /// As the first.
+    fn into_device(self: Box<Self>) -> Box<dyn Device>;
+    /// As the second.
+    fn into_trace(self: Box<Self>) -> Box<dyn Trace>;
+}
+
+#[cfg(target_os = "linux")]
+impl Gpu for loaf_runtime::backend::cuda::CudaDevice {
+    fn into_device(self: Box<Self>) -> Box<dyn Device> {
+        self
+    }
+
+    fn into_trace(self: Box<Self>) -> Box<dyn Trace> {
+        self
+    }
+}
+
+/// Opens the first NVIDIA GPU there is.
+#[cfg(target_os = "linux")]
+const GPU: Option<OpenGpu> = Some(|model| {
+    use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions};
+    Ok(Box::new(CudaDevice::open(model, CudaOptions::default())?))
+});
+#[cfg(not(target_os = "linux"))]
+const GPU: Option<OpenGpu> = None;
 
 /// Standard streams and environment, as the program or a test provides them.
 pub struct Io<'a> {
@@ -68,6 +103,8 @@ pub struct Io<'a> {
     pub editor: Option<OpenEditor>,
     /// The model to use where nothing names one; [`main`] puts the built-in one here.
     pub builtin: Option<&'static [u8]>,
+    /// Opens an NVIDIA GPU, in programs that can; [`main`] and [`main_of`] put it here, [`small`] does without.
+    pub gpu: Option<OpenGpu>,
 }
 
 impl<'a> Io<'a> {
@@ -89,6 +126,7 @@ impl<'a> Io<'a> {
             var,
             editor: None,
             builtin: None,
+            gpu: None,
         }
     }
 }
@@ -113,11 +151,13 @@ const MAX_TEXT_BYTES: u64 = 64 << 20;
 /// Runs a command line, program name first; returns the exit code.
 pub fn main(args: impl IntoIterator<Item = OsString>, io: &mut Io<'_>) -> u8 {
     io.builtin = builtin::LOAF;
+    io.gpu = GPU;
     start::<Args>(args.into_iter().collect(), None, io)
 }
 
 /// Runs a command line of `program`, an executable that carries a loaf: the model wherever `-m` names none.
 pub fn main_of(program: &Path, args: impl IntoIterator<Item = OsString>, io: &mut Io<'_>) -> u8 {
+    io.gpu = GPU;
     start::<Args>(args.into_iter().collect(), Some(program), io)
 }
 
@@ -141,6 +181,7 @@ impl Front for Args {
         match self.command {
             Command::Run(args) => run::run(&args, io),
             Command::Chat(args) => chat::chat(&args, io),
+            Command::Serve(args) => serve::serve(&args, io),
             Command::Score(args) => score::score(&args, io),
             Command::Info(args) => info::info(&args, io),
             Command::Bench(args) => bench::bench(&args, io),

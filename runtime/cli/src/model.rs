@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::args::{BackendArg, ComputeArgs, ModelArgs};
-use crate::{Failure, Io, models};
+use crate::{Failure, Gpu, Io, models};
 use loaf_runtime::Session;
 use loaf_runtime::backend::Device;
 use loaf_runtime::engine::{Engine, EngineOptions};
@@ -50,6 +50,27 @@ pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Model, Failure
         None => {
             let bytes = io.builtin.ok_or_else(|| Failure::usage(NO_MODEL))?;
             Model::from_static(bytes).map_err(|e| Failure::Runtime(format!("the built-in model: {e}")))
+        }
+    }
+}
+
+/// A way to open the loaf again and again that [`open_model`] opens once: what the arguments mean is found out now.
+pub(crate) fn opener(args: &ModelArgs, io: &Io<'_>) -> Result<loaf_serve::hub::OpenModel, Failure> {
+    if let (None, Some(program)) = (&args.model, &args.program) {
+        let program = program.clone();
+        return Ok(Box::new(move || {
+            let loaf = Model::open_embedded(&program).map_err(|e| e.to_string())?;
+            loaf.ok_or_else(|| NO_MODEL.to_owned())
+        }));
+    }
+    match named(args, io) {
+        Some(path) => {
+            let path = find(path, io)?;
+            Ok(Box::new(move || Model::open(&path).map_err(|e| format!("{}: {e}", path.display()))))
+        }
+        None => {
+            let bytes = io.builtin.ok_or_else(|| Failure::usage(NO_MODEL))?;
+            Ok(Box::new(move || Model::from_static(bytes).map_err(|e| format!("the built-in model: {e}"))))
         }
     }
 }
@@ -116,12 +137,24 @@ pub(crate) fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
 
 /// A session with the backend, threads and kernels asked for.
 pub(crate) fn session(loaf: &Model, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session, Failure> {
+    let cpu = |io: &Io<'_>| {
+        let mut options = EngineOptions { kernels: kernels(io)?, ..EngineOptions::default() };
+        options.threads = compute.threads.map_or_else(|| threads_for(loaf.plan()), usize::from);
+        Engine::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))
+    };
     let engine = match compute.backend {
-        BackendArg::Cpu => {
-            let mut options = EngineOptions { kernels: kernels(io)?, ..EngineOptions::default() };
-            options.threads = compute.threads.map_or_else(|| threads_for(loaf.plan()), usize::from);
-            Engine::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))?
-        }
+        BackendArg::Cpu => cpu(io)?,
+        BackendArg::Cuda => Engine::on(loaf, gpu(loaf, io)?.into_device()),
+        BackendArg::Auto => match gpu(loaf, io) {
+            Ok(gpu) => Engine::on(loaf, gpu.into_device()),
+            Err(Failure::Runtime(why)) => {
+                if compute.verbose {
+                    io.note(format_args!("loaf: the CPU, since: {why}"));
+                }
+                cpu(io)?
+            }
+            Err(other) => return Err(other),
+        },
         BackendArg::Mlx => Engine::on(loaf, device(loaf, true)?),
         BackendArg::MlxCpu => Engine::on(loaf, device(loaf, false)?),
     };
@@ -131,7 +164,13 @@ pub(crate) fn session(loaf: &Model, compute: &ComputeArgs, io: &mut Io<'_>) -> R
     Session::new(engine).map_err(Failure::runtime)
 }
 
-/// What to do where MLX is not to be had.
+/// The NVIDIA GPU, with the model on it.
+pub(crate) fn gpu(loaf: &Model, io: &Io<'_>) -> Result<Box<dyn Gpu>, Failure> {
+    let open = io.gpu.ok_or_else(|| Failure::Runtime(format!("CUDA: this program was built without it; {USE_CPU}")))?;
+    open(loaf).map_err(|e| Failure::Runtime(format!("{e}; {USE_CPU}")))
+}
+
+/// What to do where another backend is not to be had.
 const USE_CPU: &str = "--backend cpu needs none of it";
 
 /// The MLX backend, on the GPU or on MLX's own CPU device.
@@ -143,7 +182,7 @@ fn open_mlx(loaf: &Model, gpu: bool, exact: bool) -> Result<loaf_runtime::backen
 }
 
 #[cfg(feature = "mlx")]
-fn device(loaf: &Model, gpu: bool) -> Result<Box<dyn Device>, Failure> {
+pub(crate) fn device(loaf: &Model, gpu: bool) -> Result<Box<dyn Device>, Failure> {
     Ok(Box::new(open_mlx(loaf, gpu, false)?))
 }
 
@@ -159,7 +198,7 @@ fn without_mlx() -> Failure {
 }
 
 #[cfg(not(feature = "mlx"))]
-fn device(_: &Model, _: bool) -> Result<Box<dyn Device>, Failure> {
+pub(crate) fn device(_: &Model, _: bool) -> Result<Box<dyn Device>, Failure> {
     Err(without_mlx())
 }
 

@@ -35,7 +35,9 @@ pub(crate) fn pull(args: &PullArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         None => the_loaf(&hub, &at)?,
     };
     let name = match &args.name {
-        Some(name) => models::plain(name).map(str::to_owned).ok_or_else(|| Failure::Usage(format!("{name}: not a plain name")))?,
+        Some(name) => {
+            models::plain(name).map(str::to_owned).ok_or_else(|| Failure::Usage(format!("{name}: not a plain name")))?
+        }
         None => Path::new(&file).file_stem().and_then(|s| s.to_str()).unwrap_or("model").to_owned(),
     };
     let is_loaf = file.ends_with(".loaf");
@@ -62,7 +64,10 @@ pub(crate) fn pull(args: &PullArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
             io.note(format_args!("{name} is there already: {}", target.display()));
             return Ok(0);
         }
-        return Err(Failure::Runtime(format!("{}: another model has this name; 'loaf rm {name}' removes it, --name gives another", target.display())));
+        return Err(Failure::Runtime(format!(
+            "{}: another model has this name; 'loaf rm {name}' removes it, --name gives another",
+            target.display()
+        )));
     }
     put(&found, &target)?;
     io.note(format_args!("{name}: {}, id {new}; 'loaf run -m {name}' asks it", target.display()));
@@ -75,10 +80,18 @@ fn the_loaf(hub: &Hub, at: &Reference) -> Result<String, Failure> {
     let loaves: Vec<&String> = names.iter().filter(|name| name.ends_with(".loaf")).collect();
     match loaves.as_slice() {
         [one] => Ok((*one).clone()),
-        [] => Err(Failure::Runtime(format!("hf:{0}: no loaf in it; 'bake build hf:{0} -o NAME.loaf' makes one of a checkpoint", at.repo))),
+        [] => Err(Failure::Runtime(format!(
+            "hf:{0}: no loaf in it; 'bake build hf:{0} -o NAME.loaf' makes one of a checkpoint",
+            at.repo
+        ))),
         several => {
             let list: Vec<&str> = several.iter().take(20).map(|s| s.as_str()).collect();
-            Err(Failure::Usage(format!("hf:{0}: {1} loaves in it; hf:{0}:FILE names one of {2}", at.repo, several.len(), list.join(", "))))
+            Err(Failure::Usage(format!(
+                "hf:{0}: {1} loaves in it; hf:{0}:FILE names one of {2}",
+                at.repo,
+                several.len(),
+                list.join(", ")
+            )))
         }
     }
 }

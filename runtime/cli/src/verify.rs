@@ -10,7 +10,7 @@ use loaf_formats::container::{Leaves, SectionKind};
 use loaf_formats::golden::{Golden, leader};
 use serde_json::json;
 
-use crate::args::{ComputeArgs, VerifyArgs};
+use crate::args::{BackendArg, ComputeArgs, VerifyArgs};
 use crate::progress::Progress;
 use crate::{Bytes, Failure, Io, model};
 use loaf_runtime::Model;
@@ -26,7 +26,7 @@ pub(crate) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> 
     verify_leaves(&leaves, total, io)?;
     let weights = tensors.iter().filter(|t| t.is_weight()).count();
     let file_bytes = container.head().file_len;
-    let golden = if args.run { Some(replay_golden(&loaf, io)?) } else { None };
+    let golden = if args.run { Some(replay_golden(&loaf, args.backend, io)?) } else { None };
     if args.json {
         let mut object = json!({ "id": loaf.id().to_string(), "file_bytes": file_bytes, "tensors": weights });
         if let Some(ids) = golden {
@@ -41,13 +41,13 @@ pub(crate) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> 
 }
 
 /// Replays every golden case; returns the number of ids compared.
-fn replay_golden(loaf: &Model, io: &mut Io<'_>) -> Result<usize, Failure> {
+fn replay_golden(loaf: &Model, backend: BackendArg, io: &mut Io<'_>) -> Result<usize, Failure> {
     let bytes = loaf.container().section(SectionKind::Golden).ok_or_else(|| {
         Failure::runtime("--run: this loaf has no golden prompts; bake it with --golden 16, or verify without --run")
     })?;
     let plan = loaf.plan();
     let golden = Golden::decode(bytes, plan.vocab, plan.context).map_err(Failure::runtime)?;
-    let mut session = model::session(loaf, &ComputeArgs::default(), io)?;
+    let mut session = model::session(loaf, &ComputeArgs { backend, ..ComputeArgs::default() }, io)?;
     let (mut compared, mut progress) = (0, Progress::new(io));
     for (i, case) in golden.cases.iter().enumerate() {
         for by_token in [false, true] {

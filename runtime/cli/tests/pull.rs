@@ -73,7 +73,10 @@ fn a_pulled_loaf_has_a_name_and_answers() {
     let list = loaf(home.path(), &hub, &["list"]);
     assert!(String::from_utf8_lossy(&list.stdout).starts_with("tiny-1 "), "{list:?}");
     let answer = loaf(home.path(), &hub, &["run", "-m", "tiny-1", "--ids", "1,2,3", "-n", "4", "--greedy"]);
-    assert!(answer.status.success() && String::from_utf8_lossy(&answer.stdout).split_whitespace().count() == 4, "{answer:?}");
+    assert!(
+        answer.status.success() && String::from_utf8_lossy(&answer.stdout).split_whitespace().count() == 4,
+        "{answer:?}"
+    );
     // The same again is no error; another model under the name is.
     assert!(loaf(home.path(), &hub, &["pull", "hf:some/model:tiny-1.loaf"]).status.success());
     std::fs::remove_file(home.path().join("loaf/models/tiny-1.loaf")).expect("named");
@@ -89,7 +92,12 @@ fn a_pulled_loaf_has_a_name_and_answers() {
 #[test]
 fn what_cannot_be_pulled_is_said_in_one_line() {
     let home = tempfile::tempdir().expect("a folder");
-    let address = hub(vec![("a.loaf", tiny()), ("b.loaf", tiny()), ("no.loaf", b"no loaf at all".to_vec()), ("c.gguf", b"GGUF".to_vec())]);
+    let address = hub(vec![
+        ("a.loaf", tiny()),
+        ("b.loaf", tiny()),
+        ("no.loaf", b"no loaf at all".to_vec()),
+        ("c.gguf", b"GGUF".to_vec()),
+    ]);
     let fails = |args: &[&str], code: i32, part: &str| {
         let output = loaf(home.path(), &address, args);
         assert_eq!(output.status.code(), Some(code), "{}", said(&output));
@@ -104,5 +112,8 @@ fn what_cannot_be_pulled_is_said_in_one_line() {
     assert!(!home.path().join("loaf/models/no.loaf").exists());
     // What is no loaf stays in the cache, and its path is the answer.
     let output = loaf(home.path(), &address, &["pull", "hf:some/model:c.gguf"]);
-    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).trim().ends_with("c.gguf"), "{output:?}");
+    assert!(
+        output.status.success() && String::from_utf8_lossy(&output.stdout).trim().ends_with("c.gguf"),
+        "{output:?}"
+    );
 }

@@ -7,11 +7,14 @@
 //! There is no model code here, and no device is chosen here: the caller names one.
 
 pub mod cpu;
+#[cfg(target_os = "linux")]
+pub mod cuda;
 #[cfg(feature = "mlx")]
 pub mod mlx;
 pub mod mlx_text;
 
 use std::fmt;
+use std::ops::Range;
 
 use loaf_formats::plan::Plan;
 
@@ -62,6 +65,8 @@ pub struct Limits {
     pub decode_rows: u32,
     /// Rows of the largest prefill step.
     pub prefill_rows: u32,
+    /// Whether a prefill step computes all rows of a template, however many are meant: a prompt then costs least if it fills its templates.
+    pub pads: bool,
     /// Threads of the host that compute.
     pub threads: usize,
 }
@@ -164,6 +169,29 @@ pub trait Device: Send {
     /// # Errors
     /// What the device says.
     fn load(&mut self, slot: u32, pos: u32, part: Part, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Whether it can save and load rows of caches by themselves.
+    fn keeps_rows(&self) -> bool {
+        false
+    }
+
+    /// Copies the cache rows of some positions out: per cache and head, in the order of the plan's table, the rows of all of them.
+    ///
+    /// # Errors
+    /// What the device says, which may not be able to.
+    fn save_rows(&mut self, slot: u32, rows: Range<u32>, out: &mut [u8]) -> Result<(), DeviceError> {
+        let _ = (slot, rows, out);
+        Err(DeviceError::Unsupported("saving a part of a cache"))
+    }
+
+    /// Writes the cache rows of some positions: of every `of` rows of a head in `bytes` the first ones.
+    ///
+    /// # Errors
+    /// What the device says, which may not be able to.
+    fn load_rows(&mut self, slot: u32, rows: Range<u32>, bytes: &[u8], of: u32) -> Result<(), DeviceError> {
+        let _ = (slot, rows, bytes, of);
+        Err(DeviceError::Unsupported("loading a part of a cache"))
+    }
 
     /// Makes positions `from..to` of a slot look as if they had been computed, so that what follows can be timed. What is computed
     /// then means nothing.

@@ -6,11 +6,12 @@
 //! - 2 bits: residues 0, 1, 2, 3 modulo 4, eight of each;
 //! - 3, 5, 6 bits: eights 0, 2, 1, 3 (each code is shifted to the top of a 16-bit lane by a multiplication, and
 //!   two such vectors are packed);
-//! - 8 bits: as they are, minus 128.
+//! - 8 bits: as they are, minus 128;
+//! - `HALVES_2`: residues 0, 1, 2, 3 modulo 4 of each 16, four of each; `HALVES_3`, `HALVES_6`: as they are.
 
 use std::arch::x86_64::*;
 
-use super::simd::{Simd, layout};
+use super::simd::{Simd, TABLE_LUT, layout};
 
 mod products;
 mod stream;
@@ -330,6 +331,15 @@ impl Simd for Avx2 {
         // SAFETY: as `load`.
         unsafe { _mm256_loadu_si256(p.cast()) }
     }
+    #[inline(always)]
+    unsafe fn field(a: __m256i, shift: i32, mask: u32) -> __m256i {
+        // SAFETY: as `splat`.
+        unsafe {
+            let by = _mm_cvtsi32_si128(shift.abs());
+            let a = if shift < 0 { _mm256_sll_epi32(a, by) } else { _mm256_srl_epi32(a, by) };
+            _mm256_and_si256(a, _mm256_set1_epi32(mask as i32))
+        }
+    }
 
     #[inline(always)]
     unsafe fn permute(kind: u8, from: *const i8, to: *mut i8) {
@@ -368,7 +378,8 @@ unsafe fn permute32(kind: u8, v: __m256i) -> __m256i {
     // SAFETY: register operations.
     unsafe {
         match kind {
-            layout::Q8 => v,
+            layout::Q8 | layout::HALVES_3 | layout::HALVES_6 => v,
+            layout::HALVES_2 => _mm256_shuffle_epi8(v, both(&QUARTERS)),
             2 => {
                 let v = _mm256_shuffle_epi8(v, both(&QUARTERS));
                 _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
@@ -378,6 +389,13 @@ unsafe fn permute32(kind: u8, v: __m256i) -> __m256i {
             _ => _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_shuffle_epi8(v, both(&EVENS_ODDS))),
         }
     }
+}
+
+/// Eights 0, 2, 1, 3 in order again, if they are to be.
+#[inline(always)]
+unsafe fn in_order(v: __m256i, ordered: bool) -> __m256i {
+    // SAFETY: a register operation.
+    unsafe { if ordered { _mm256_permute4x64_epi64::<0b11_01_10_00>(v) } else { v } }
 }
 
 /// 32 codes from `4 * bits` bytes; reads nothing else.
@@ -396,23 +414,29 @@ pub(super) unsafe fn unpack32(kind: u8, p: *const u8) -> __m256i {
                 let v = _mm256_srlv_epi64(v, _mm256_setr_epi64x(0, 2, 4, 6));
                 _mm256_and_si256(v, _mm256_set1_epi8(3))
             }
-            3 => {
+            layout::HALVES_2 => {
+                let v = _mm256_set1_epi64x(p.cast::<i64>().read_unaligned());
+                let v = _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+                let v = _mm256_srlv_epi32(v, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
+                _mm256_and_si256(v, _mm256_set1_epi8(3))
+            }
+            3 | layout::HALVES_3 => {
                 let head = _mm_loadl_epi64(p.cast());
                 let v = _mm_insert_epi32::<2>(head, p.add(8).cast::<i32>().read_unaligned());
                 let v = _mm256_broadcastsi128_si256(v);
                 let low = spread::<3>(v, &Spread::LOW_3, &Spread::FACTOR_3);
                 let high = spread::<3>(v, &Spread::HIGH_3, &Spread::FACTOR_3);
-                _mm256_packus_epi16(low, high)
+                in_order(_mm256_packus_epi16(low, high), kind == layout::HALVES_3)
             }
             5 => {
                 let low = spread::<5>(load!(0), &Spread::LOW_5, &Spread::FACTOR_5);
                 let high = spread::<5>(load!(4), &Spread::HIGH_5, &Spread::FACTOR_5);
                 _mm256_packus_epi16(low, high)
             }
-            6 => {
+            6 | layout::HALVES_6 => {
                 let low = spread::<6>(load!(0), &Spread::LOW_6, &Spread::FACTOR_6);
                 let high = spread::<6>(load!(8), &Spread::HIGH_6, &Spread::FACTOR_6);
-                _mm256_packus_epi16(low, high)
+                in_order(_mm256_packus_epi16(low, high), kind == layout::HALVES_6)
             }
             layout::Q8 => _mm256_xor_si256(_mm256_loadu_si256(p.cast()), _mm256_set1_epi8(-128)),
             layout::E2M1_HALVES => {
@@ -423,7 +447,11 @@ pub(super) unsafe fn unpack32(kind: u8, p: *const u8) -> __m256i {
             _ => {
                 let v = _mm256_srlv_epi64(load!(0), _mm256_setr_epi64x(0, 0, 4, 4));
                 let v = _mm256_and_si256(v, _mm256_set1_epi8(15));
-                if kind == layout::E2M1 { _mm256_shuffle_epi8(both(&E2M1_LUT), v) } else { v }
+                match kind {
+                    layout::E2M1 => _mm256_shuffle_epi8(both(&E2M1_LUT), v),
+                    layout::TABLE => _mm256_shuffle_epi8(both(&TABLE_LUT), v),
+                    _ => v,
+                }
             }
         }
     }

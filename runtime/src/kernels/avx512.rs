@@ -10,7 +10,7 @@ use super::EIGHT;
 use super::avx2::{Avx2, E2M1_LUT, unpack32};
 use super::elementwise::floats;
 use super::rows::{Rows, Spans, dots_by_span};
-use super::simd::layout;
+use super::simd::{TABLE_LUT, layout};
 use super::wide::Wide;
 
 /// Proof of nothing: use only inside functions compiled for, and run on, AVX-512 F, BW, DQ, VL and VNNI; and VBMI if
@@ -26,16 +26,21 @@ struct Gather {
 }
 
 impl Gather {
-    const fn new(bits: usize) -> Gather {
+    const fn new(kind: u8) -> Gather {
+        let bits = layout::bits(kind);
         let mut out = Gather { bytes: [0; 64], shifts: [0; 64] };
         let mut i = 0;
         while i < 64 {
             let (half, eight) = (i / 32, i / 8 % 4);
-            (out.bytes[i], out.shifts[i]) = if bits == 2 {
+            (out.bytes[i], out.shifts[i]) = if kind == layout::HALVES_2 {
+                // Four bytes hold 16 codes; a four is one residue modulo 4.
+                ((i / 16 * 4 + i % 4) as u8, (8 * (i % 4) + i % 16 / 4 * 2) as u8)
+            } else if bits == 2 {
                 // Eight bytes hold 32 codes; an eight is one residue modulo 4.
                 ((half * 8 + i % 8) as u8, (8 * (i % 8) + 2 * eight) as u8)
             } else {
-                let eight = half * 4 + [0, 2, 1, 3][eight];
+                let ordered = matches!(kind, layout::HALVES_3 | layout::HALVES_6);
+                let eight = half * 4 + if ordered { eight } else { [0, 2, 1, 3][eight] };
                 // Bytes past the eight's own are shifted past.
                 ((eight * bits + i % 8) as u8 & 63, (bits * (i % 8)) as u8)
             };
@@ -49,6 +54,9 @@ static GATHER_2: Gather = Gather::new(2);
 static GATHER_3: Gather = Gather::new(3);
 static GATHER_5: Gather = Gather::new(5);
 static GATHER_6: Gather = Gather::new(6);
+static GATHER_22: Gather = Gather::new(layout::HALVES_2);
+static GATHER_23: Gather = Gather::new(layout::HALVES_3);
+static GATHER_26: Gather = Gather::new(layout::HALVES_6);
 
 /// 64 codes of 2, 3, 5 or 6 bits.
 #[inline(always)]
@@ -57,6 +65,9 @@ unsafe fn gather(kind: u8, p: *const u8) -> __m512i {
         2 => (&GATHER_2, 16),
         3 => (&GATHER_3, 24),
         5 => (&GATHER_5, 40),
+        layout::HALVES_2 => (&GATHER_22, 16),
+        layout::HALVES_3 => (&GATHER_23, 24),
+        layout::HALVES_6 => (&GATHER_26, 48),
         _ => (&GATHER_6, 48),
     };
     // SAFETY: reads the `8 * bits` bytes of the codes and whole tables.
@@ -64,7 +75,7 @@ unsafe fn gather(kind: u8, p: *const u8) -> __m512i {
         let v = _mm512_maskz_loadu_epi8((1u64 << bytes) - 1, p.cast());
         let v = _mm512_permutexvar_epi8(_mm512_loadu_si512(table.bytes.as_ptr().cast()), v);
         let v = _mm512_multishift_epi64_epi8(_mm512_loadu_si512(table.shifts.as_ptr().cast()), v);
-        _mm512_and_si512(v, _mm512_set1_epi8((1 << kind) - 1))
+        _mm512_and_si512(v, _mm512_set1_epi8((1 << layout::bits(kind)) - 1))
     }
 }
 
@@ -166,6 +177,25 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
         unsafe { _mm512_add_epi32(a, b) }
     }
     #[inline(always)]
+    unsafe fn store(p: *mut f32, x: __m512) {
+        // SAFETY: as `load`.
+        unsafe { _mm512_storeu_ps(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> __m512i {
+        // SAFETY: as `load`.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn field(a: __m512i, shift: i32, mask: u32) -> __m512i {
+        // SAFETY: as `splat`.
+        unsafe {
+            let by = _mm_cvtsi32_si128(shift.abs());
+            let a = if shift < 0 { _mm512_sll_epi32(a, by) } else { _mm512_srl_epi32(a, by) };
+            _mm512_and_si512(a, _mm512_set1_epi32(mask as i32))
+        }
+    }
+    #[inline(always)]
     unsafe fn row_params(_: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m512i {
         // SAFETY: as `load`; masked lanes are not read.
         unsafe {
@@ -248,7 +278,7 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
                     let v = _mm512_srlv_epi64(v, _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4));
                     _mm512_and_si512(v, _mm512_set1_epi8(15))
                 }
-                2 | 3 | 5 | 6 if VBMI => gather(kind, p),
+                2 | 3 | 5 | 6 | layout::HALVES_2 | layout::HALVES_3 | layout::HALVES_6 if VBMI => gather(kind, p),
                 _ => pair(unpack32(kind, p), unpack32(kind, p.add(4 * layout::bits(kind)))),
             }
         }
@@ -304,10 +334,12 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
             let low = _mm512_set1_epi8(15);
             let even = _mm512_and_si512(packed, low);
             let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), low);
-            if !matches!(kind, layout::E2M1 | layout::E2M1_HALVES) {
-                return [even, odd];
-            }
-            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_LUT.as_ptr().cast()));
+            let table = match kind {
+                layout::E2M1 | layout::E2M1_HALVES => E2M1_LUT.as_ptr(),
+                layout::TABLE => TABLE_LUT.as_ptr(),
+                _ => return [even, odd],
+            };
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.cast()));
             [_mm512_shuffle_epi8(table, even), _mm512_shuffle_epi8(table, odd)]
         }
     }

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use loaf_formats::block::{Block, TABLE};
 use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 use loaf_formats::op::{self, OpAttrs};
 
@@ -616,6 +617,37 @@ unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &Planes, row: usize, n: u
                     let value = math::E2M1_DOUBLED[usize::from(*p.add(i / 2) >> (i % 2 * 4) & 15)];
                     let scale = if mx { math::e8m0(*scales.add(i / 32)) } else { math::e4m3(*scales.add(i / 16)) };
                     *out.add(i) = f32::from(value) * (scale * 0.5);
+                }
+            }
+            WeightFormat::Block(block) => decode_block(block, w, row, n, out),
+        }
+    }
+}
+
+/// As [`decode_row`]; once a token, so that one copy will do.
+unsafe fn decode_block(block: Block, w: &Planes, row: usize, n: usize, out: *mut f32) {
+    let (bits, group) = (block.bits() as usize, block.group() as usize);
+    // SAFETY: a row of the weight is whole groups in every plane; `n` elements of room.
+    unsafe {
+        let plane = |i: usize| {
+            let bytes = WeightFormat::Block(block).plane(i).and_then(|p| p.row_bytes(n as u64)).unwrap_or(0) as usize;
+            let at = row * w[i].row_stride * w[i].dtype.bytes() as usize;
+            if bytes == 0 { &[][..] } else { std::slice::from_raw_parts(w[i].ptr.add(at).cast_const(), bytes) }
+        };
+        let (codes, scales, supers) = (plane(0), plane(1), plane(2));
+        for g in 0..n / group {
+            let (scale, bias) = block.params(scales, supers, g).unwrap_or_default();
+            for i in (g * group..(g + 1) * group).step_by(EIGHT) {
+                let mut bytes = [0; 8];
+                bytes[..bits].copy_from_slice(&codes[i / EIGHT * bits..][..bits]);
+                let word = u64::from_le_bytes(bytes);
+                for j in 0..EIGHT {
+                    let code = (word >> (j * bits)) as usize & ((1 << bits) - 1);
+                    *out.add(i + j) = if block.is_table() {
+                        scale * f32::from(TABLE[code & 15])
+                    } else {
+                        scale.mul_add(code as f32, bias)
+                    };
                 }
             }
         }

@@ -15,6 +15,7 @@ use loaf_formats::op::{OP_COUNT, OpAttrs, OpKind, expert_linear, linear};
 use super::avx2::{Avx2, EVEX, MADD, Products, VEX};
 #[cfg(target_arch = "x86_64")]
 use super::avx512::Avx512;
+use super::blocks::{self, Fill};
 #[cfg(target_arch = "aarch64")]
 use super::neon::{Neon, Sdot, Smull, Usdot};
 use super::rows::Rows;
@@ -29,6 +30,7 @@ pub(super) fn quant_case(format: WeightFormat) -> Option<(u8, usize)> {
         WeightFormat::Affine { bits, group, .. } => Some((bits, group.into())),
         WeightFormat::Mxfp4 => Some((layout::E2M1, 32)),
         WeightFormat::Nvfp4 => Some((layout::E2M1_HALVES, 16)),
+        WeightFormat::Block(block) => Some((blocks::layout_of(block), block.group() as usize)),
         WeightFormat::Dense(_) | WeightFormat::Mxfp8 => None,
     }
 }
@@ -103,7 +105,14 @@ macro_rules! isa {
             let kind = if KIND == 0 { kind } else { KIND };
             let group = if GROUP == 0 { group } else { GROUP };
             // SAFETY: the kernel's contract, passed on.
-            unsafe { quant::product::<S>(kind, (group, group), call, units, scratch) }
+            unsafe { quant::product::<S>(kind, (group, group), parameters::<S>, call, units, scratch) }
+        }
+
+        /// Parameters of block formats, for all layouts.
+        #[$attr]
+        unsafe fn parameters<S: Rows>(fill: &Fill) {
+            // SAFETY: what `product` promises.
+            unsafe { blocks::fill::<S>(fill) }
         }
 
         /// Groups that are some times `PART`.
@@ -113,7 +122,7 @@ macro_rules! isa {
             _: u8, group: usize, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
         ) {
             // SAFETY: the kernel's contract, passed on.
-            unsafe { quant::product::<S>(KIND, (group, PART), call, units, scratch) }
+            unsafe { quant::product::<S>(KIND, (group, PART), parameters::<S>, call, units, scratch) }
         }
 
         pub(in crate::kernels) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
@@ -180,6 +189,8 @@ macro_rules! isa {
 unsafe fn no_product(_: &OpCall<'_>, _: Range<usize>, _: &mut [u8]) {}
 
 const _: () = assert!(layout::Q4_WIDE == 44 && layout::E2M1 == 14 && layout::E2M1_HALVES == 24);
+const _: () =
+    assert!(layout::HALVES_2 == 22 && layout::HALVES_3 == 23 && layout::HALVES_6 == 26 && layout::TABLE == 34);
 
 isa!(scalar, Scalar, Scalar, inline(never), else no_product,
     _, _ => Scalar;);
@@ -189,7 +200,8 @@ isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"), else no_product
     2, 64 => Products<MADD>; 2, 64 times => Products<MADD>; 3, 32 => Products<MADD>; 3, 64 => Products<MADD>; 3, 64 times => Products<MADD>;
     5, 32 => Products<MADD>; 5, 64 => Products<MADD>; 5, 64 times => Products<MADD>; 6, 32 => Products<MADD>;
     6, 64 => Products<MADD>; 6, 64 times => Products<MADD>; 8, 32 => Products<MADD>; 8, 64 => Products<MADD>; 8, 64 times => Products<MADD>;
-    14, 32 => Products<MADD>; 24, 16 => Products<MADD>;);
+    14, 32 => Products<MADD>; 24, 16 => Products<MADD>;
+    22, 16 => Products<MADD>; 23, 16 => Products<MADD>; 26, 16 => Products<MADD>; 34, 32 => Products<MADD>;);
 
 /// Integer matmuls with the dot instructions of AVX-VNNI.
 #[cfg(target_arch = "x86_64")]
@@ -201,7 +213,8 @@ pub(super) mod avx_vnni {
         2, 64 => Products<VEX>; 3, 32 => Products<VEX>; 3, 64 => Products<VEX>;
         5, 32 => Products<VEX>; 5, 64 => Products<VEX>; 6, 32 => Products<VEX>;
         6, 64 => Products<VEX>; 8, 32 => Products<VEX>; 8, 64 => Products<VEX>;
-        14, 32 => Products<VEX>; 24, 16 => Products<VEX>;);
+        14, 32 => Products<VEX>; 24, 16 => Products<VEX>;
+        22, 16 => Products<VEX>; 23, 16 => Products<VEX>; 26, 16 => Products<VEX>; 34, 32 => Products<VEX>;);
 }
 
 /// The same instructions as AVX-512 encodes them: of the layouts that the AVX-512 table has no better kernel for, and in debug
@@ -213,14 +226,15 @@ pub(super) mod avx_vnni_evex {
     #[cfg(not(debug_assertions))]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
         2, 64 => Products<EVEX>; 3, 64 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 => Products<EVEX>;
-        6, 64 => Products<EVEX>;);
+        6, 64 => Products<EVEX>; 22, 16 => Products<EVEX>; 23, 16 => Products<EVEX>; 26, 16 => Products<EVEX>;);
 
     #[cfg(debug_assertions)]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
         44, 64 => Products<EVEX>; 4, 32 => Products<EVEX>; 2, 64 => Products<EVEX>;
         3, 64 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 => Products<EVEX>;
         6, 64 => Products<EVEX>; 8, 32 => Products<EVEX>; 8, 64 => Products<EVEX>;
-        14, 32 => Products<EVEX>; 24, 16 => Products<EVEX>;);
+        14, 32 => Products<EVEX>; 24, 16 => Products<EVEX>;
+        22, 16 => Products<EVEX>; 23, 16 => Products<EVEX>; 26, 16 => Products<EVEX>; 34, 32 => Products<EVEX>;);
 }
 
 // Everything but matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers. Widths that no 512-bit
@@ -230,7 +244,7 @@ isa!(avx512, Avx2, Avx512<false>,
     target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx_vnni_evex::product,
     44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 4, 32 => Avx512<false>;
     8, 64 => Avx512<false>; 8, _ => Avx512<false>;
-    14, 32 => Avx512<false>; 24, 16 => Avx512<false>;);
+    14, 32 => Avx512<false>; 24, 16 => Avx512<false>; 34, 32 => Avx512<false>;);
 
 /// Integer matmuls of the widths that VBMI unpacks in three instructions; those of [`avx512`] otherwise.
 #[cfg(target_arch = "x86_64")]
@@ -239,8 +253,9 @@ pub(super) mod avx512_vbmi {
 
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"),
         avx512::product,
-        2, 64 => Avx512<true>; 2, _ => Avx512<true>; 3, 64 => Avx512<true>;
-        5, 64 => Avx512<true>; 5, _ => Avx512<true>; 6, 64 => Avx512<true>; 6, _ => Avx512<true>;);
+        2, 64 => Avx512<true>; 2, 128 => Avx512<true>; 2, _ => Avx512<true>; 3, 64 => Avx512<true>;
+        5, 64 => Avx512<true>; 5, _ => Avx512<true>; 6, 64 => Avx512<true>; 6, _ => Avx512<true>;
+        22, 16 => Avx512<true>; 23, 16 => Avx512<true>; 26, 16 => Avx512<true>;);
 }
 
 // Registers of sixteen bytes hold the nibbles of 32 codes, so the wide layout is as good as the other.
@@ -248,7 +263,8 @@ pub(super) mod avx512_vbmi {
 isa!(neon, Neon, Neon, target_feature(enable = "neon"), else no_product,
     44, _ => Smull; 4, _ => Smull; 8, _ => Smull;
     2, _ => Smull; 3, _ => Smull; 5, _ => Smull; 6, _ => Smull;
-    14, 32 => Smull; 24, 16 => Smull;);
+    14, 32 => Smull; 24, 16 => Smull;
+    22, 16 => Smull; 23, 16 => Smull; 26, 16 => Smull; 34, 32 => Smull;);
 
 /// Integer matmuls with dot instructions.
 #[cfg(target_arch = "aarch64")]
@@ -259,7 +275,8 @@ pub(super) mod neon_dotprod {
         44, 64 => Sdot; 44, _ => Sdot; 4, 32 => Sdot;
         8, 64 => Sdot; 8, _ => Sdot;
         2, _ => Sdot; 3, _ => Sdot; 5, _ => Sdot; 6, _ => Sdot;
-        14, 32 => Sdot; 24, 16 => Sdot;);
+        14, 32 => Sdot; 24, 16 => Sdot;
+        22, 16 => Sdot; 23, 16 => Sdot; 26, 16 => Sdot; 34, 32 => Sdot;);
 }
 
 /// Integer matmuls of 8-bit codes without a bias, which only they have; those of [`neon_dotprod`] otherwise.

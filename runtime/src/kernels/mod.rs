@@ -31,6 +31,7 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blocks;
 mod dense;
 mod dots;
 mod elementwise;

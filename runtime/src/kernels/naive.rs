@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
+use loaf_formats::block::{Block, TABLE};
 use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 use loaf_formats::op::{self, ATTENTION_BLOCK, LANES, OpAttrs, OpKind};
 
@@ -84,6 +85,51 @@ unsafe fn code(weight: &RawOperand, o: usize, bits: usize, i: usize) -> u32 {
     value
 }
 
+/// Scale and bias of group `g` of row `o` in a block format, byte by byte.
+unsafe fn block_params(block: Block, w: &Planes, o: usize, g: usize) -> (f32, f32) {
+    // SAFETY: the caller stays in the operands' extents.
+    let byte = |i: usize| unsafe { i32::from(*w[1].at::<u32>(o, 0).cast::<u8>().add(i)) };
+    let of = 256 / block.group() as usize;
+    let (b, j) = (g / of, g % of);
+    // SAFETY: as above.
+    let d = |i: usize, plane: usize| unsafe { get(&w[plane], o, 0, i) };
+    let (scale, negative) = match block {
+        Block::Q4_0 => (d(g, 1), 8.0),
+        Block::Q5_0 => (d(g, 1), 16.0),
+        Block::Q8_0 => (d(g, 1), 128.0),
+        Block::Iq4Nl => (d(g, 1), 0.0),
+        Block::Tq2 => (d(b, 1), 1.0),
+        Block::Q6K => (d(b, 2) * (byte(16 * b + j) - 128) as f32, 32.0),
+        Block::Iq4Xs => (d(b, 2) * (byte(8 * b + j) - 32) as f32, 0.0),
+        Block::Q3K => {
+            let low = byte(12 * b + j % 8) / if j < 8 { 1 } else { 16 } % 16;
+            let high = byte(12 * b + 8 + j % 4) >> (2 * (j / 4)) & 3;
+            (d(b, 2) * (low + 16 * high - 32) as f32, 4.0)
+        }
+        Block::Q2K => {
+            let both = byte(16 * b + j);
+            return (d(2 * b, 2) * (both % 16) as f32, -(d(2 * b + 1, 2) * (both / 16) as f32));
+        }
+        Block::Q4K | Block::Q5K => {
+            let at = |i: usize| byte(12 * b + i);
+            let (s, m) = match j {
+                0..4 => (at(j) % 64, at(j + 4) % 64),
+                _ => (at(j + 4) % 16 + at(j - 4) / 64 * 16, at(j + 4) / 16 + at(j) / 64 * 16),
+            };
+            return (d(2 * b, 2) * s as f32, -(d(2 * b + 1, 2) * m as f32));
+        }
+    };
+    (scale, scale * -negative)
+}
+
+/// The integer that code `q` stands for, and whether groups have biases.
+fn block_value(block: Block, q: u32) -> (i32, bool) {
+    match block {
+        Block::Iq4Nl | Block::Iq4Xs => (i32::from(TABLE[q as usize]), false),
+        _ => (q as i32, true),
+    }
+}
+
 /// Scale of group `g` of row `o` in the form the integer matmul multiplies with.
 unsafe fn scale(format: WeightFormat, scales: &RawOperand, o: usize, g: usize) -> f32 {
     // SAFETY: the caller stays in the operand's extent.
@@ -112,6 +158,11 @@ unsafe fn decode(format: WeightFormat, w: &Planes, o: usize, i: usize) -> f32 {
                 f32::from(E2M1_DOUBLED[code(&w[0], o, 4, i) as usize]) * scale(format, &w[1], o, g)
             }
             WeightFormat::Mxfp8 => e4m3(code(&w[0], o, 8, i) as u8) * scale(format, &w[1], o, g),
+            WeightFormat::Block(block) => {
+                let (scale, bias) = block_params(block, w, o, g);
+                let (value, biased) = block_value(block, code(&w[0], o, block.bits() as usize, i));
+                if biased { scale.mul_add(value as f32, bias) } else { scale * value as f32 }
+            }
         }
     }
 }
@@ -142,9 +193,18 @@ unsafe fn quant_dot(
             for i in g * group..(g + 1) * group {
                 let q = match format {
                     WeightFormat::Affine { bits, .. } => code(&w[0], o, bits.into(), i) as i32,
+                    WeightFormat::Block(block) => block_value(block, code(&w[0], o, block.bits() as usize, i)).0,
                     _ => E2M1_DOUBLED[code(&w[0], o, 4, i) as usize].into(),
                 };
                 d += q * i32::from(*x[0].at::<i8>(r, h).add(i));
+            }
+            if let WeightFormat::Block(block) = format {
+                let (scale, bias) = block_params(block, w, o, g);
+                acc = (scale * get(&x[1], r, h, g)).mul_add(d as f32, acc);
+                if block_value(block, 0).1 {
+                    acc = bias.mul_add(get(&x[2], r, h, g), acc);
+                }
+                continue;
             }
             acc = (scale(format, &w[1], o, g) * get(&x[1], r, h, g)).mul_add(d as f32, acc);
             if matches!(format, WeightFormat::Affine { .. }) {

@@ -17,7 +17,7 @@ use loaf_formats::dtype::DType;
 
 use super::elementwise::floats;
 use super::rows::{Rows, Spans, byte_scales, dots_by_span, eight_floats};
-use super::simd::{Simd, layout};
+use super::simd::{Simd, TABLE_LUT, layout};
 
 /// NEON, which every CPU has that this is compiled for.
 #[derive(Clone, Copy)]
@@ -320,6 +320,15 @@ impl Simd for Neon {
         // SAFETY: as `load`.
         unsafe { [vld1q_s32(p), vld1q_s32(p.add(4))] }
     }
+    #[inline(always)]
+    unsafe fn field(a: I, shift: i32, mask: u32) -> I {
+        // SAFETY: as `splat`.
+        unsafe {
+            let (by, mask) = (vdupq_n_s32(-shift), vdupq_n_u32(mask));
+            let lanes = |a: int32x4_t| vreinterpretq_s32_u32(vandq_u32(vshlq_u32(vreinterpretq_u32_s32(a), by), mask));
+            [lanes(a[0]), lanes(a[1])]
+        }
+    }
 
     #[inline(always)]
     unsafe fn permute(kind: u8, from: *const i8, to: *mut i8) {
@@ -373,8 +382,12 @@ unsafe fn permute32(kind: u8, v: B) -> B {
     // SAFETY: register operations.
     unsafe {
         match kind {
-            3 | 5 | 6 | layout::Q8 => v,
+            3 | 5 | 6 | layout::Q8 | layout::HALVES_3 | layout::HALVES_6 => v,
             2 => deal(deal(v)),
+            layout::HALVES_2 => {
+                let quarters = vld1q_u8(QUARTERS.as_ptr());
+                [vqtbl1q_u8(v[0], quarters), vqtbl1q_u8(v[1], quarters)]
+            }
             layout::E2M1_HALVES => halves(deal(v)),
             _ => deal(v),
         }
@@ -425,7 +438,7 @@ unsafe fn spread(kind: u8, table: &Spread, first: uint8x16_t, last: uint8x16_t) 
                 vreinterpretq_u8_u16(vshlq_u16(vreinterpretq_u16_u8(bytes), shifts))
             }};
         }
-        let mask = vdupq_n_u8((1 << kind) - 1);
+        let mask = vdupq_n_u8((1 << layout::bits(kind)) - 1);
         let low = vuzp1q_u8(eight!(first, 0), eight!(first, 1));
         let high = vuzp1q_u8(eight!(last, 2), eight!(last, 3));
         [vandq_u8(low, mask), vandq_u8(high, mask)]
@@ -440,6 +453,11 @@ static SHIFTS_2: [[i8; 16]; 2] = [
     [-4, -4, -4, -4, -4, -4, -4, -4, -6, -6, -6, -6, -6, -6, -6, -6],
 ];
 
+/// The same of four bytes, for each residue.
+static SHIFTS_4: [i8; 16] = [0, 0, 0, 0, -2, -2, -2, -2, -4, -4, -4, -4, -6, -6, -6, -6];
+/// Per 16 bytes: residues 0, 1, 2, 3 modulo 4.
+static QUARTERS: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
+
 /// 32 codes from `4 * bits` bytes, 8-bit codes as they are; reads nothing else.
 #[inline(always)]
 unsafe fn unpack32(kind: u8, p: *const u8) -> B {
@@ -453,22 +471,29 @@ unsafe fn unpack32(kind: u8, p: *const u8) -> B {
                 let mask = vdupq_n_u8(3);
                 [vandq_u8(vshlq_u8(v, shifts[0]), mask), vandq_u8(vshlq_u8(v, shifts[1]), mask)]
             }
-            3 => {
+            layout::HALVES_2 => {
+                let four = |p: *const u8| vreinterpretq_u8_u32(vdupq_n_u32(p.cast::<u32>().read_unaligned()));
+                let (shifts, mask) = (vld1q_s8(SHIFTS_4.as_ptr()), vdupq_n_u8(3));
+                let (low, high) = (four(p), four(p.add(4)));
+                [vandq_u8(vshlq_u8(low, shifts), mask), vandq_u8(vshlq_u8(high, shifts), mask)]
+            }
+            3 | layout::HALVES_3 => {
                 let last =
                     vreinterpret_u8_u32(vset_lane_u32::<0>(p.add(8).cast::<u32>().read_unaligned(), vdup_n_u32(0)));
                 let v = vcombine_u8(vld1_u8(p), last);
                 spread(kind, &SPREAD_3, v, v)
             }
             5 => spread(kind, &SPREAD_5, vld1q_u8(p), vld1q_u8(p.add(Spread::last(5)))),
-            6 => spread(kind, &SPREAD_6, vld1q_u8(p), vld1q_u8(p.add(Spread::last(6)))),
+            6 | layout::HALVES_6 => spread(kind, &SPREAD_6, vld1q_u8(p), vld1q_u8(p.add(Spread::last(6)))),
             layout::Q8 => load_b(p),
             _ => {
                 let v = vld1q_u8(p);
                 let codes = [vandq_u8(v, vdupq_n_u8(15)), vshrq_n_u8::<4>(v)];
-                if !matches!(kind, layout::E2M1 | layout::E2M1_HALVES) {
-                    return codes;
-                }
-                let table = vld1q_u8(E2M1_LUT.as_ptr());
+                let table = match kind {
+                    layout::E2M1 | layout::E2M1_HALVES => vld1q_u8(E2M1_LUT.as_ptr()),
+                    layout::TABLE => vld1q_u8(TABLE_LUT.as_ptr()),
+                    _ => return codes,
+                };
                 let codes = [vqtbl1q_u8(table, codes[0]), vqtbl1q_u8(table, codes[1])];
                 if kind == layout::E2M1_HALVES { halves(codes) } else { codes }
             }
@@ -534,11 +559,11 @@ impl Dot for Smull {
     #[inline(always)]
     fn room(kind: u8) -> usize {
         match kind {
-            2 => 64,
-            3 => 32,
+            2 | layout::HALVES_2 => 64,
+            3 | layout::HALVES_3 => 32,
             layout::Q4 | layout::Q4_WIDE => 16,
             5 | layout::E2M1 | layout::E2M1_HALVES => 8,
-            6 => 4,
+            6 | layout::HALVES_6 => 4,
             _ => 2,
         }
     }
@@ -636,7 +661,7 @@ impl<D: Dot> Rows for D {
     unsafe fn unpack(kind: u8, p: *const u8, part: usize) -> B {
         // SAFETY: as `load`.
         let codes = unsafe { unpack32(kind, p.add(part * 4 * layout::bits(kind))) };
-        if kind != layout::Q8 || D::BIAS == 0 {
+        if !matches!(kind, layout::Q8 | layout::TABLE) || D::BIAS == 0 {
             return codes;
         }
         // SAFETY: as `both`.

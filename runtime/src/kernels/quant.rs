@@ -12,10 +12,13 @@
 
 use std::ops::Range;
 
+use loaf_formats::block::Block;
+use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{
     OpAttrs, OpKind, expert_linear as experts, expert_linear_quant as expert, linear_quant as linear,
 };
 
+use super::blocks::{Fill, FillKernel, scratch_lanes};
 use super::rows::{ARRANGED, PerLane, Rows};
 use super::scratch::Scratch;
 use super::simd::{E2M1_BIAS, Simd, layout, run_of_evens};
@@ -83,13 +86,18 @@ struct Panels {
     codes: [*mut u8; 2],
     scales: [*mut f32; 2],
     biases: [*mut f32; 2],
+    /// Room for [`Fill`].
+    words: *mut u8,
+    supers: *mut f32,
 }
 
 /// The matrix of a linear op or of one expert.
 struct Matrix<'a> {
     packing: Packing,
-    /// weight, scales, biases.
+    /// Its planes.
     w: &'a [RawOperand],
+    /// If it is in a block format: which, and what reads its parameters.
+    block: Option<(Block, FillKernel)>,
     /// Its first weight row.
     base: usize,
     inp: usize,
@@ -108,7 +116,7 @@ struct Packing {
 impl Packing {
     #[inline(always)]
     fn is_affine(self) -> bool {
-        !matches!(self.kind, layout::E2M1 | layout::E2M1_HALVES)
+        !matches!(self.kind, layout::E2M1 | layout::E2M1_HALVES | layout::TABLE)
     }
 
     /// Bytes of `codes` codes.
@@ -124,6 +132,7 @@ impl Packing {
             layout::E2M1 | layout::E2M1_HALVES => -E2M1_BIAS,
             layout::Q8 if STREAMED => S::STREAMED_Q8_BIAS,
             layout::Q8 => S::Q8_BIAS,
+            layout::TABLE => S::Q8_BIAS - 128,
             _ => 0,
         }
     }
@@ -135,6 +144,7 @@ impl Packing {
 pub(super) unsafe fn product<S: Rows>(
     kind: u8,
     (group, part): (usize, usize),
+    fill: FillKernel,
     call: &OpCall<'_>,
     units: Range<usize>,
     scratch: &mut [u8],
@@ -156,7 +166,11 @@ pub(super) unsafe fn product<S: Rows>(
     let (inp, out, x) = (a.inputs, a.outputs, [o.codes, o.xscales, o.xsums]);
     // SAFETY: the kernel's contract; starts are clamped to the slots there are.
     unsafe {
-        let (slots, panels) = prepare::<S>(packing, &x, &o.out, (a.rows, a.k, a.x_slots), inp, scratch);
+        let (slots, panels) = prepare::<S>(packing, &x, &o.out, (a.rows, a.k, a.x_slots), (inp, a.format), scratch);
+        let block = match a.format {
+            WeightFormat::Block(block) => Some((block, fill)),
+            _ => None,
+        };
         for e in 0..a.experts {
             let list = if is_linear {
                 (std::ptr::null(), a.rows)
@@ -168,7 +182,7 @@ pub(super) unsafe fn product<S: Rows>(
             };
             if list.1 > 0 {
                 let w = if is_linear { o.weight } else { o.weight.map(|plane| plane.expert(e)) };
-                let m = Matrix { packing, w: &w, base: 0, inp, out };
+                let m = Matrix { packing, w: &w, block, base: 0, inp, out };
                 multiply::<S>(&m, &slots, list, &panels, units.clone());
             }
         }
@@ -182,11 +196,12 @@ unsafe fn prepare<'a, S: Rows>(
     x: &'a [RawOperand],
     out: &'a RawOperand,
     (rows, k, x_slots): (usize, usize, usize),
-    inp: usize,
+    (inp, format): (usize, WeightFormat),
     scratch: &mut [u8],
 ) -> (Slots<'a>, Panels) {
     let (padded, group) = (inp.next_multiple_of(128), packing.group);
     let padded_groups = (inp / group).next_multiple_of(16);
+    let [words, supers] = scratch_lanes(format, inp);
     let mut scratch = Scratch::new(scratch);
     let codes = scratch.take::<i8>(rows * x_slots * padded);
     let code_sums = scratch.take::<i32>(rows * x_slots * padded_groups);
@@ -195,6 +210,8 @@ unsafe fn prepare<'a, S: Rows>(
         codes: [scratch.take(S::LANES * padded), scratch.take(S::LANES * padded)],
         scales: [scratch.take(S::LANES * padded_groups), scratch.take(S::LANES * padded_groups)],
         biases: [scratch.take(S::LANES * padded_groups), scratch.take(S::LANES * padded_groups)],
+        words: scratch.take(4 * S::LANES * words),
+        supers: scratch.take(S::LANES * supers),
     };
     let panelled = rows * k > S::STREAMED;
     for index in 0..rows * x_slots {
@@ -307,6 +324,23 @@ impl Matrix<'_> {
         let (groups, last) = (self.inp / self.packing.group, (self.out - first).min(S::LANES) - 1);
         // SAFETY: existing rows and groups; the panel has room for whole sixteens of groups.
         unsafe {
+            if let Some((block, fill)) = self.block {
+                let (scales, biases) = (panels.scales[p], panels.biases[p]);
+                let (words, supers, inp) = (panels.words, panels.supers, self.inp);
+                let mut planes = [[std::ptr::null(); 16]; 2];
+                for (o, rows) in self.w[1..].iter().zip(&mut planes).filter(|(o, _)| !o.ptr.is_null()) {
+                    let row_bytes = o.row_stride * o.dtype.bytes() as usize;
+                    let from = o.ptr.add((self.base + first) * row_bytes).cast_const();
+                    // As below.
+                    for line in (0..S::LANES * row_bytes).step_by(64) {
+                        S::Narrow::prefetch(from.wrapping_add(S::LANES * row_bytes + line));
+                    }
+                    for i in 0..S::LANES {
+                        rows[i] = from.add(i.min(last) * row_bytes);
+                    }
+                }
+                return fill(&Fill { block, planes, inp, words, supers, scales, biases });
+            }
             for (o, panel) in [(1, panels.scales[p]), (2, panels.biases[p])] {
                 let o = &self.w[o];
                 if o.ptr.is_null() {

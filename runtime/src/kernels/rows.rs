@@ -64,6 +64,10 @@ pub(crate) trait Rows: Copy + 'static {
     unsafe fn to_float(a: Self::I) -> Self::F;
     unsafe fn splat_i(x: i32) -> Self::I;
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn store(p: *mut f32, x: Self::F);
+    unsafe fn load_i(p: *const i32) -> Self::I;
+    /// [`Simd::field`].
+    unsafe fn field(a: Self::I, shift: i32, mask: u32) -> Self::I;
 
     /// Parameters `g..g + n` of a row, `n <= LANES`, as f32 bits: scales as the integer matmul multiplies with them (halved
     /// for E2M1), or biases. The rest is arbitrary.
@@ -189,8 +193,8 @@ pub(crate) trait Spans: Rows {
     fn span_parts(kind: u8, group: usize) -> usize {
         let span = 4 * Self::LANES * Self::span_dots(kind);
         let parts = match kind {
-            layout::Q4 | layout::E2M1 => span / 32,
-            layout::E2M1_HALVES => span / 16,
+            layout::Q4 | layout::E2M1 | layout::TABLE => span / 32,
+            layout::E2M1_HALVES | layout::HALVES_2 | layout::HALVES_3 | layout::HALVES_6 => span / 16,
             _ => 2,
         };
         if parts > 1 && parts * group == span { parts } else { 1 }
@@ -280,6 +284,8 @@ macro_rules! eight_floats {
             splat(x: f32) -> Self::F; load(p: *const f32) -> Self::F; mul(a: Self::F, b: Self::F) -> Self::F;
             store_n(p: *mut f32, x: Self::F, n: usize) -> (); fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
             to_float(a: Self::I) -> Self::F; splat_i(x: i32) -> Self::I; add_i(a: Self::I, b: Self::I) -> Self::I;
+            store(p: *mut f32, x: Self::F) -> (); load_i(p: *const i32) -> Self::I;
+            field(a: Self::I, shift: i32, mask: u32) -> Self::I;
         );
     };
     (@same $simd:ty, $($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => { $(

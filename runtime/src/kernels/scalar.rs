@@ -8,7 +8,7 @@ use loaf_formats::dtype::DType;
 
 use super::elementwise::floats;
 use super::rows::{Rows, Spans, byte_scales, dots_by_span, eight_floats};
-use super::simd::{E2M1_BIAS, Simd, layout};
+use super::simd::{E2M1_BIAS, Simd, TABLE_LUT, layout};
 use crate::math::{E2M1_DOUBLED, e4m3, e8m0};
 
 /// Needs nothing of the CPU.
@@ -184,6 +184,13 @@ impl Simd for Scalar {
         // SAFETY: as `load`.
         unsafe { p.cast::<I>().read_unaligned() }
     }
+    #[inline(always)]
+    unsafe fn field(a: I, shift: i32, mask: u32) -> I {
+        lanes!(i => {
+            let x = a[i] as u32;
+            ((if shift < 0 { x << -shift } else { x >> shift }) & mask) as i32
+        })
+    }
 
     #[inline(always)]
     unsafe fn permute(_: u8, from: *const i8, to: *mut i8) {
@@ -244,6 +251,7 @@ impl Rows for Scalar {
                     layout::E2M1 | layout::E2M1_HALVES => {
                         (i32::from(E2M1_DOUBLED[usize::from(code)]) + E2M1_BIAS) as u8
                     }
+                    layout::TABLE => TABLE_LUT[usize::from(code)],
                     _ => code,
                 };
             }

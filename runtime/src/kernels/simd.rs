@@ -11,6 +11,8 @@
 //! them from anywhere else is correct but slow, or undefined if the CPU lacks the features. That is the one
 //! safety condition of every method; those that take pointers add that the elements named are valid memory.
 
+use loaf_formats::block::TABLE;
+
 use crate::math::{EXP_MAX, EXP_MIN, EXP_TAYLOR, LN2_HI, LN2_LO, ROUND};
 
 /// Packed layouts the integer matmuls know. Affine widths 2, 3, 5, 6, 8 are themselves.
@@ -25,11 +27,19 @@ pub(crate) mod layout {
     pub const E2M1_HALVES: u8 = 24;
     /// Affine 8 bits.
     pub const Q8: u8 = 8;
+    /// 2, 3 and 6 bits in groups of 16: each half of 32 codes is one group.
+    pub const HALVES_2: u8 = 22;
+    pub const HALVES_3: u8 = 23;
+    pub const HALVES_6: u8 = 26;
+    /// 4 bits that are indices into [`loaf_formats::block::TABLE`], 32 codes at a time; unpacked as 8-bit codes would be, the
+    /// values plus 128.
+    pub const TABLE: u8 = 34;
 
     /// Stored bits of a code.
     pub const fn bits(kind: u8) -> usize {
         match kind {
-            Q4_WIDE | E2M1 | E2M1_HALVES => 4,
+            Q4_WIDE | E2M1 | E2M1_HALVES | TABLE => 4,
+            HALVES_2 | HALVES_3 | HALVES_6 => kind as usize - 20,
             width => width as usize,
         }
     }
@@ -46,6 +56,17 @@ pub(crate) const fn run_of_evens(kind: u8) -> usize {
 
 /// Added to E2M1 codes (doubled, -12..=12) so that they are unsigned.
 pub(crate) const E2M1_BIAS: i32 = 12;
+
+/// The values of `TABLE`, plus 128.
+pub(crate) static TABLE_LUT: [u8; 16] = {
+    let mut out = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        out[i] = (TABLE[i] as i16 + 128) as u8;
+        i += 1;
+    }
+    out
+};
 
 /// See the module's doc.
 pub(crate) trait Simd: Copy + 'static {
@@ -104,6 +125,8 @@ pub(crate) trait Simd: Copy + 'static {
     /// The low bytes of lanes in -128..=127.
     unsafe fn store_i8(p: *mut i8, x: Self::I);
     unsafe fn load_i(p: *const i32) -> Self::I;
+    /// The bits of `mask` of every lane, shifted right (left, if negative) by `shift`, zeros coming in.
+    unsafe fn field(a: Self::I, shift: i32, mask: u32) -> Self::I;
 
     /// 64 activation codes brought into the order in which codes are unpacked (see [`super::rows`]).
     unsafe fn permute(kind: u8, from: *const i8, to: *mut i8);

@@ -3,7 +3,7 @@
 use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{self, ATTENTION_BLOCK, OpAttrs, OpKind};
 
-use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention, rows};
+use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention, blocks, rows};
 
 /// Number of independent work units of an op.
 pub fn units(call: &OpCall<'_>) -> usize {
@@ -52,7 +52,7 @@ pub fn units(call: &OpCall<'_>) -> usize {
 pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> Option<usize> {
     use OpKind::*;
     // Each buffer carved from scratch starts on 64 bytes.
-    let slack = 64 * 12;
+    let slack = 64 * 14;
     let bytes = match kind {
         LinearDense => dense_scratch(op::linear_dense::Attrs::of(attrs).inputs)?,
         ExpertLinearDense => dense_scratch(op::expert_linear_dense::Attrs::of(attrs).inputs)?,
@@ -87,14 +87,17 @@ fn dense_scratch(inputs: usize) -> Option<usize> {
 }
 
 /// Scratch of a quantised matmul over `x_rows` activation rows: permuted codes, their integer group sums, four
-/// arranged rows, two unpacked panels of at most sixteen weight rows, and the panels' scales and biases.
+/// arranged rows, two unpacked panels of at most sixteen weight rows, the panels' scales and biases, and what these are
+/// decoded from.
 fn quant_scratch(x_rows: usize, inputs: usize, format: WeightFormat) -> Option<usize> {
     let group = format.group().unwrap_or(32) as usize;
     let padded = inputs.checked_next_multiple_of(128)?;
     let groups = inputs.div_ceil(group).checked_next_multiple_of(16)?;
     let codes = x_rows.checked_mul(groups.checked_mul(4)?.checked_add(padded)?)?;
     let panels = padded.checked_mul(2 * QUANT_ROWS + 4 * rows::ARRANGED)?;
-    codes.checked_add(panels)?.checked_add(groups.checked_mul(4 * QUANT_ROWS * 4)?)
+    let [words, supers] = blocks::scratch_lanes(format, inputs);
+    let lanes = groups.checked_mul(4)?.checked_add(words)?.checked_add(supers)?;
+    codes.checked_add(panels)?.checked_add(lanes.checked_mul(QUANT_ROWS * 4)?)
 }
 
 /// Rough cost of an op in bytes touched (a multiply-add of a matmul counts a quarter), so that a caller runs

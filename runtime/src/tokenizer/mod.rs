@@ -187,7 +187,7 @@ impl<'a> Tokenizer<'a> {
         match self.tables.scanner() {
             scanner @ (Scanner::Gpt2 { .. } | Scanner::Tiktoken { .. } | Scanner::Cased { .. }) => {
                 let text = match scanner {
-                    Scanner::Gpt2 { prefix_space: true } if !text.starts_with(' ') => {
+                    Scanner::Gpt2 { prefix_space: true, .. } if !text.starts_with(' ') => {
                         buffer.push(' ');
                         buffer.push_str(text);
                         buffer

@@ -18,7 +18,8 @@ pub(super) fn words<'t>(
         let end = match scanner {
             Scanner::Tiktoken { marks, max_digits } => classes.tiktoken(at, kind, next, marks, max_digits),
             Scanner::Cased { contractions, max_digits } => classes.cased(at, kind, next, contractions, max_digits),
-            Scanner::Gpt2 { .. } | Scanner::Meta { .. } => classes.gpt2(at, kind, next),
+            Scanner::Gpt2 { single_digits, .. } => classes.gpt2(at, kind, next, single_digits),
+            Scanner::Meta { .. } => classes.gpt2(at, kind, next, false),
         };
         let piece = &text[at..end];
         at = end;
@@ -81,17 +82,26 @@ impl Classes<'_, '_> {
         i
     }
 
-    fn gpt2(&self, at: usize, kind: u8, next: usize) -> usize {
+    fn gpt2(&self, at: usize, kind: u8, next: usize, single_digits: bool) -> usize {
         if let Some(end) = self.contraction(at, false) {
             return end;
         }
+        // What a text ends before, besides its end.
+        let end = if single_digits { class::NUMBER } else { 0 };
+        if kind & end != 0 {
+            return next;
+        }
         // ` ?` goes with letters, numbers and the rest alike.
         let (kind, start) = match self.at(next) {
-            Some((after, _)) if self.byte(at) == Some(b' ') && after & class::SPACE == 0 => (after, next),
+            Some((after, _)) if self.byte(at) == Some(b' ') && after & (class::SPACE | end) == 0 => (after, next),
             _ => (kind, at),
         };
         if kind & class::SPACE != 0 {
-            return self.whitespace(at, next);
+            let run = self.run(next, |k| k & class::SPACE != 0);
+            return match self.at(run) {
+                Some((after, _)) if after & end != 0 => run,
+                _ => self.whitespace(at, next),
+            };
         }
         let kinds = class::LETTER | class::NUMBER | class::SPACE;
         self.run(start, |k| k & kinds == kind & kinds)

@@ -21,12 +21,12 @@
 #include <string>
 #include <type_traits>
 #include <vector>
-#if defined(__APPLE__) || defined(STRANDS_ARE_THREADS)
+#if defined(__GLIBC__) && !defined(STRANDS_ARE_THREADS)
+#include <ucontext.h>
+#else
 #include <condition_variable>
 #include <mutex>
 #include <thread>
-#else
-#include <ucontext.h>
 #endif
 
 namespace host {
@@ -36,7 +36,40 @@ namespace host {
   std::_Exit(3);
 }
 
-#if defined(__APPLE__) || defined(STRANDS_ARE_THREADS)
+#if defined(__GLIBC__) && !defined(STRANDS_ARE_THREADS)
+// A stack of its own on the same thread.
+class Strand {
+ public:
+  explicit Strand(std::function<void()> work) : work_(std::move(work)) {
+    // Stacks are used again, and never filled: most of their pages stay untouched.
+    if (free_stacks().empty()) free_stacks().emplace_back(new char[size]);
+    stack_ = std::move(free_stacks().back());
+    free_stacks().pop_back();
+    getcontext(&own_);
+    own_.uc_stack.ss_sp = stack_.get();
+    own_.uc_stack.ss_size = size;
+    own_.uc_link = &back_;
+    const auto at = reinterpret_cast<std::uintptr_t>(this);
+    makecontext(&own_, reinterpret_cast<void (*)()>(enter), 2, unsigned(at >> 32), unsigned(at));
+  }
+  ~Strand() { free_stacks().push_back(std::move(stack_)); }
+  void resume() { swapcontext(&back_, &own_); }
+  void pause() { swapcontext(&own_, &back_); }
+
+ private:
+  static void enter(unsigned high, unsigned low) {
+    reinterpret_cast<Strand*>((std::uintptr_t(high) << 32) | low)->work_();
+  }
+  static std::vector<std::unique_ptr<char[]>>& free_stacks() {
+    static std::vector<std::unique_ptr<char[]>> all;
+    return all;
+  }
+  static constexpr std::size_t size = 64 * 1024;
+  std::function<void()> work_;
+  std::unique_ptr<char[]> stack_;
+  ucontext_t own_, back_;
+};
+#else
 // A thread of the host that runs only while whoever resumed it waits.
 class Strand {
  public:
@@ -69,39 +102,6 @@ class Strand {
   std::condition_variable turn_;
   bool its_turn_ = false;
   std::thread own_;
-};
-#else
-// A stack of its own on the same thread.
-class Strand {
- public:
-  explicit Strand(std::function<void()> work) : work_(std::move(work)) {
-    // Stacks are used again, and never filled: most of their pages stay untouched.
-    if (free_stacks().empty()) free_stacks().emplace_back(new char[size]);
-    stack_ = std::move(free_stacks().back());
-    free_stacks().pop_back();
-    getcontext(&own_);
-    own_.uc_stack.ss_sp = stack_.get();
-    own_.uc_stack.ss_size = size;
-    own_.uc_link = &back_;
-    const auto at = reinterpret_cast<std::uintptr_t>(this);
-    makecontext(&own_, reinterpret_cast<void (*)()>(enter), 2, unsigned(at >> 32), unsigned(at));
-  }
-  ~Strand() { free_stacks().push_back(std::move(stack_)); }
-  void resume() { swapcontext(&back_, &own_); }
-  void pause() { swapcontext(&own_, &back_); }
-
- private:
-  static void enter(unsigned high, unsigned low) {
-    reinterpret_cast<Strand*>((std::uintptr_t(high) << 32) | low)->work_();
-  }
-  static std::vector<std::unique_ptr<char[]>>& free_stacks() {
-    static std::vector<std::unique_ptr<char[]>> all;
-    return all;
-  }
-  static constexpr std::size_t size = 64 * 1024;
-  std::function<void()> work_;
-  std::unique_ptr<char[]> stack_;
-  ucontext_t own_, back_;
 };
 #endif
 

@@ -38,7 +38,7 @@ pub(super) struct Delta {
     pub v_heads: u64,
     pub k_dim: u64,
     pub v_dim: u64,
-    /// Value heads are in tiled order: head `j` belongs to key head `j mod k_heads`.
+    /// Value heads are in tiled order, head `j` belonging to key head `j mod k_heads`, and are to be moved back.
     pub tiled: bool,
 }
 
@@ -171,7 +171,7 @@ pub(super) fn read(metadata: &Metadata, tensors: &BTreeMap<String, Tensor>) -> R
         let inner = r.dim("expert_feed_forward_length")?;
         config["shared_expert_intermediate_size"] = r.dim_or("expert_shared_feed_forward_length", inner)?.into();
     }
-    let delta = if hybrid { Some(delta(&r, &mut config)?) } else { None };
+    let delta = if hybrid { Some(delta(&r, tensors, &mut config)?) } else { None };
     let recurrent_key = r.key("attention.recurrent_layers");
     if let Some(recurrent) = metadata.numbers(&recurrent_key)?.filter(|_| hybrid) {
         if (recurrent.len() as u64) < layers {
@@ -184,7 +184,9 @@ pub(super) fn read(metadata: &Metadata, tensors: &BTreeMap<String, Tensor>) -> R
     Ok((config, Facts { layers, permuted: arch == "llama", heads, kv_heads, delta }))
 }
 
-fn delta(r: &Reader<'_>, config: &mut Json) -> Result<Delta, Error> {
+/// Sizes of DeltaNet blocks. Value heads that conversion tiled are moved back, unless blocks of `ssm_out` are longer than a head
+/// is wide: then they stay, which the config says.
+fn delta(r: &Reader<'_>, tensors: &BTreeMap<String, Tensor>, config: &mut Json) -> Result<Delta, Error> {
     let (k_heads, v_heads) = (r.dim("ssm.group_count")?, r.dim("ssm.time_step_rank")?);
     let (k_dim, inner) = (r.dim("ssm.state_size")?, r.dim("ssm.inner_size")?);
     if inner % v_heads != 0 {
@@ -200,7 +202,14 @@ fn delta(r: &Reader<'_>, config: &mut Json) -> Result<Delta, Error> {
     config["linear_value_head_dim"] = v_dim.into();
     config["linear_conv_kernel_dim"] = r.dim("ssm.conv_kernel")?.into();
     config["full_attention_interval"] = r.dim_or("full_attention_interval", 4)?.into();
-    Ok(Delta { k_heads, v_heads, k_dim, v_dim, tiled: r.arch != "qwen3next" })
+    let mut tiled = r.arch != "qwen3next" && v_heads > k_heads;
+    let cut =
+        |(name, t): (&String, &Tensor)| name.ends_with(".ssm_out.weight") && !v_dim.is_multiple_of(t.info.kind.block());
+    if tiled && tensors.iter().any(cut) {
+        config["linear_value_heads_tiled"] = true.into();
+        tiled = false;
+    }
+    Ok(Delta { k_heads, v_heads, k_dim, v_dim, tiled })
 }
 
 /// Base, rotary width, scaling, and divisors of frequencies where the file has them.

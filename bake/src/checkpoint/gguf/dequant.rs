@@ -187,16 +187,20 @@ pub(super) fn q5_k_code(b: &[u8], i: usize) -> u8 {
 }
 
 /// `low[128] | high[64] | scales[16] | d`.
-fn q6_k_code(b: &[u8], i: usize) -> i8 {
+pub(super) fn q6_k_code(b: &[u8], i: usize) -> i8 {
     let low = byte(b, i / 128 * 64 + i % 64) >> (i / 64 % 2 * 4) & 15;
     (low | two(&b[128..], i) << 4) as i8 - 32
 }
 
-/// Scale `s` of `d | high u16 | low[4] | codes[128]`.
-pub(super) fn iq4_xs_scale(b: &[u8], s: usize) -> f32 {
+/// Scale `s` of `d | high u16 | low[4] | codes[128]`: six bits, 32 more than what `d` is multiplied by.
+pub(super) fn iq4_xs_small(b: &[u8], s: usize) -> u8 {
     let low = byte(b, 4 + s / 2) >> (s % 2 * 4) & 15;
     let high = (u16_at(b, 2) >> (2 * s) & 3) as u8;
-    half_at(b, 0) * f32::from((low | high << 4) as i8 - 32)
+    low | high << 4
+}
+
+fn iq4_xs_scale(b: &[u8], s: usize) -> f32 {
+    half_at(b, 0) * f32::from(iq4_xs_small(b, s) as i8 - 32)
 }
 
 /// Half of `2^(e - 127)`, since codes are stored doubled.

@@ -39,8 +39,6 @@ pub struct Gguf {
     unused: Vec<String>,
     /// The model has norms that are offsets from 1 elsewhere; conversion has added their 1.
     norms_shifted: bool,
-    /// Whether parameters that are f16 elsewhere are stored in f32.
-    wide: bool,
 }
 
 /// A tensor of one of the files.
@@ -104,7 +102,7 @@ impl Gguf {
             tokenizer: tokenizer::tokenizer(&metadata)?,
         };
         let norms_shifted = facts.delta.is_some();
-        Ok((Gguf { paths, version, metadata, types, weights, unused, norms_shifted, wide: false }, described))
+        Ok((Gguf { paths, version, metadata, types, weights, unused, norms_shifted }, described))
     }
 
     /// The files, in the order of parts, with their names.
@@ -135,16 +133,6 @@ impl Gguf {
     /// Whether norms that are stored as offsets from 1 elsewhere have their 1 here.
     pub(crate) fn norms_shifted(&self) -> bool {
         self.norms_shifted
-    }
-
-    /// Whether parameters that are f16 elsewhere are stored in f32.
-    pub(crate) fn is_wide(&self) -> bool {
-        self.wide
-    }
-
-    /// Stores all parameters in f32 from now on.
-    pub(crate) fn widen(&mut self) {
-        self.wide = true;
     }
 
     /// Where the model came from, for a manifest: version, architecture, and tensors and weights of every type.

@@ -27,7 +27,7 @@ const BYTE: u64 = 6;
 /// A word rule: how text is cut, and what the families that use it have in common.
 struct Rule {
     names: &'static [&'static str],
-    /// Regular expressions of a sequence of cuts; none is GPT-2's built-in one.
+    /// Regular expressions of a sequence of cuts; none is GPT-2's built-in one, after [`DIGITS`] where they are those.
     cuts: &'static [&'static str],
     nfc: bool,
     ignore_merges: bool,
@@ -43,7 +43,10 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-const RULES: [Rule; 8] = [
+/// Every digit a piece of its own, before GPT-2's cut.
+const DIGITS: &[&str] = &[r"\p{N}"];
+
+const RULES: [Rule; 9] = [
     Rule { names: &["gpt-4o", "llama4"], cuts: &[GPT4O], nfc: false, ignore_merges: false, add_bos: false },
     Rule { names: &["tekken"], cuts: &[TEKKEN], nfc: false, ignore_merges: true, add_bos: true },
     Rule { names: &["gpt-2", "exaone4"], cuts: &[], nfc: false, ignore_merges: false, add_bos: false },
@@ -58,6 +61,7 @@ const RULES: [Rule; 8] = [
         add_bos: true,
     },
     Rule { names: &["smaug-bpe", "dbrx", "glm4"], cuts: &[LLAMA3], nfc: false, ignore_merges: false, add_bos: false },
+    Rule { names: &["smollm"], cuts: DIGITS, nfc: false, ignore_merges: false, add_bos: false },
 ];
 
 /// Texts of control tokens that end an answer in the families here, whether or not the metadata says so.
@@ -150,6 +154,10 @@ fn byte_level(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
     let bytes = |regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex });
     let pre_tokenizer = match rule.cuts {
         [] => bytes(true),
+        cuts if cuts == DIGITS => {
+            let digits = json!({ "type": "Digits", "individual_digits": true });
+            json!({ "type": "Sequence", "pretokenizers": [digits, bytes(true)] })
+        }
         cuts => {
             let cut = |c: &&str| json!({ "type": "Split", "pattern": { "Regex": c }, "behavior": "Isolated", "invert": false });
             let steps: Vec<Json> = cuts.iter().map(cut).chain([bytes(false)]).collect();

@@ -161,6 +161,7 @@ impl Cpu {
             versions,
             decode_rows: decode.max_rows.min(lm_head.max_rows),
             prefill_rows: prefill.last().map_or(1, |r| r.max_rows),
+            pads: false,
             threads: pool.threads(),
         };
         Ok(Cpu {
@@ -212,6 +213,19 @@ impl Cpu {
         // SAFETY: the plan verifier put hidden rows and logits on multiples of 64 within the page-aligned region, and a row is whole
         // floats; any bits are an f32; the borrow of `self` keeps the device from writing them.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), len) }
+    }
+
+    /// Where each head's cache of a slot begins in the state memory, and the bytes of a row, in the order of the plan's table.
+    fn heads(&self, slot: u32) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (places, model) = (self.places, self.model.clone());
+        (0..model.plan().states.len()).flat_map(move |i| {
+            let s = &model.plan().states[i];
+            let heads = if s.kind == StateKind::KvCache { s.heads } else { 0 };
+            let (at, step, row) = (s.offset, s.bytes / u64::from(s.heads.max(1)), s.row_bytes as usize);
+            let start =
+                move |h: u32| places.range(StateKind::KvCache, slot, 0, at..at).start + (u64::from(h) * step) as usize;
+            (0..heads).map(move |h| (start(h), row))
+        })
     }
 
     /// The ranges of the state memory that a part of a slot is, in the order of the plan's table.
@@ -308,6 +322,33 @@ impl Device for Cpu {
         for range in self.ranges(slot, 0, pos, part) {
             let (now, later) = rest.split_at(range.len());
             self.state.bytes_mut()[range].copy_from_slice(now);
+            rest = later;
+        }
+        Ok(())
+    }
+
+    fn keeps_rows(&self) -> bool {
+        true
+    }
+
+    fn save_rows(&mut self, slot: u32, rows: Range<u32>, out: &mut [u8]) -> Result<(), DeviceError> {
+        let mut rest = out;
+        for (start, row) in self.heads(slot) {
+            let range = start + rows.start as usize * row..start + rows.end as usize * row;
+            let (now, later) = rest.split_at_mut(range.len());
+            now.copy_from_slice(&self.state.bytes()[range]);
+            rest = later;
+        }
+        Ok(())
+    }
+
+    fn load_rows(&mut self, slot: u32, rows: Range<u32>, bytes: &[u8], of: u32) -> Result<(), DeviceError> {
+        let mut rest = bytes;
+        for (start, row) in self.heads(slot) {
+            let range = start + rows.start as usize * row..start + rows.end as usize * row;
+            let (now, later) = rest.split_at(of as usize * row);
+            let len = range.len();
+            self.state.bytes_mut()[range].copy_from_slice(&now[..len]);
             rest = later;
         }
         Ok(())

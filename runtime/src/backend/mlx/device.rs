@@ -112,11 +112,12 @@ pub fn memory(device: Device) -> Option<u64> {
     }
 }
 
-/// Refuses a plan whose weights and whole context do not fit into `available` bytes.
-pub fn check_memory(plan: &Plan, available: u64) -> Result<()> {
+/// Refuses a plan whose weights and `slots` whole contexts do not fit into `available` bytes.
+pub fn check_memory(plan: &Plan, slots: u32, available: u64) -> Result<()> {
     let states = |kind| plan.states.iter().filter(|s| s.kind == kind).map(|s| s.bytes).fold(0, u64::saturating_add);
     // Recurrent state is held twice, to be able to step back.
     let state = states(StateKind::KvCache).saturating_add(states(StateKind::Recurrent).saturating_mul(2));
+    let state = state.saturating_mul(u64::from(slots));
     let parts = [plan.weight_bytes, state, plan.arena_bytes, plan.io.bytes];
     let needed = parts.into_iter().fold(0, u64::saturating_add);
     if needed <= available {

@@ -1,6 +1,6 @@
 //! The MLX backend: a plan lowered once to compiled MLX functions, replayed per token.
 //!
-//! [`MlxDevice::open`] hands the weights over (`weights`), lowers the decode, prefill and head templates (`lower`) inside
+//! [`MlxDevice::open`] hands the weights over (`weights`), lowers the fused steps of the decode, prefill and head templates (`lower`) inside
 //! closures that MLX compiles ([`compile`]), and traces them at once. There is one closure per (template, capacity of the
 //! caches); capacities come in steps, so a growing sequence meets a new one rarely. Token ids, position, valid rows and state are
 //! array arguments. State goes in and comes out; nobody else holds the caches, so MLX writes into them where they are. Recurrent
@@ -9,7 +9,8 @@
 //! Per token no code here looks at the plan: it makes three small arrays, calls a closure and submits the result. What MLX itself
 //! does in that call is in `compile`'s words: it clones the recorded graph over the new inputs and schedules it.
 //!
-//! What this does not do: bit-exact results (see `lower`), several sequences, or choosing a device by itself.
+//! A slot has state arrays of its own, and a step of several rows is a graph each. What this does not do: bit-exact results (see `lower`),
+//! one graph for rows of several sequences, versions of recurrent state, or choosing a device by itself.
 
 pub mod array;
 pub mod compile;
@@ -19,6 +20,7 @@ pub mod kernels;
 mod lower;
 pub mod ops;
 pub mod sampling;
+mod slots;
 mod values;
 mod weights;
 
@@ -28,19 +30,21 @@ use std::time::{Duration, Instant};
 
 use loaf_formats::dtype::DType;
 use loaf_formats::op::{Mode, Types};
-use loaf_formats::plan::{Phase, Plan, Record, Region, StateKind, Template, records};
+use loaf_formats::plan::{Phase, Plan, Record, Region, StateKind, records};
 
 use self::array::{Array, MlxError, Result, Type};
 use self::compile::Compiled;
 pub use self::device::Device;
 use self::kernels::Kernels;
-use self::lower::{Inputs, Lowering, StateShape};
+use self::lower::{Inputs, Lowering, Scheduled, StateShape};
 use self::ops::Mlx;
 use self::sampling::Sampling;
+use self::slots::Slot;
 use self::weights::Weights;
 use super::{Chooser, DeviceError, Limits, Part, SlotRun};
 use crate::model::Model;
 use crate::sample::SamplerOptions;
+use crate::schedule::Schedule;
 use crate::trace::{Seen, Trace};
 
 /// How to run on MLX.
@@ -54,6 +58,8 @@ pub struct MlxOptions {
     pub memory: Option<u64>,
     /// Chains as on a GPU, each kernel by its definition in operations: for tests.
     pub twins: bool,
+    /// Sequences at a time; 0 is taken for 1.
+    pub slots: u32,
 }
 
 /// Positions of the smallest caches.
@@ -89,27 +95,30 @@ fn weights_type(plan: &Plan) -> Type {
     }
 }
 
-/// A device of MLX, with one slot.
+/// A device of MLX.
 pub struct MlxDevice {
     compiled: HashMap<(usize, u32), Compiled>,
     lowering: Rc<Lowering>,
-    templates: Rc<Vec<Template>>,
+    templates: Rc<Vec<Scheduled>>,
     kinds: Vec<StateKind>,
     shapes: Vec<StateShape>,
-    states: Vec<Array>,
-    capacity: u32,
-    hidden: Option<Array>,
+    slots: Vec<Slot>,
+    /// The slot of the step last submitted, whose tokens are chosen.
+    current: usize,
+    /// Hidden rows of the last prefill, a part for each sequence, and how many of each are meant.
+    hidden: Vec<(Array, u32)>,
     last: Option<Array>,
+    /// Of every row, `[rows][vocab]`.
     logits: Vec<f32>,
+    vocab: usize,
     sampling: Option<Sampling>,
     /// Recurrent state before the step that is on its way.
     before: Vec<(usize, Array)>,
     device: Device,
     host: Duration,
     steps: u32,
-    hidden_rows: u32,
-    /// Held for the weights' bytes.
-    _model: Model,
+    /// Held for the weights' bytes, too.
+    model: Model,
 }
 
 // SAFETY: everything shared inside (`Rc`) is shared among its own parts alone and moves with it; arrays and closures of MLX
@@ -133,15 +142,19 @@ impl MlxDevice {
         let (mlx, device) = device::open(options.gpu)?;
         let plan = model.plan();
         if let Some(available) = options.memory.or_else(|| device::memory(device)) {
-            device::check_memory(plan, available)?;
+            device::check_memory(plan, options.slots.max(1), available)?;
         }
         let kind = options.activations.unwrap_or(if device == Device::Cpu { Type::F32 } else { weights_type(plan) });
         // SAFETY: the model's bytes are mapped read-only and the device keeps the model; `drop` waits for all that reads them.
         let weights = unsafe { Weights::new(model.data()) };
         let kernels = if options.twins { Kernels::twins(device) } else { Kernels::new(device)? };
         let lowering = Rc::new(Lowering::new(mlx, weights, kernels, plan, kind));
-        let templates = Rc::new(plan.templates.clone());
-        let decode = templates.iter().find(|t| t.phase == Phase::Decode);
+        let scheduled = plan.templates.iter().map(|t| {
+            let schedule = Schedule::new(plan, t).map_err(|e| MlxError(e.to_string()))?;
+            Ok(Scheduled { template: t.clone(), schedule })
+        });
+        let templates = Rc::new(scheduled.collect::<Result<Vec<_>>>()?);
+        let decode = templates.iter().find(|t| t.template.phase == Phase::Decode);
         let shapes = lowering.state_shapes(decode.ok_or_else(|| MlxError("a plan without decode".to_owned()))?)?;
         let mut backend = MlxDevice {
             compiled: HashMap::new(),
@@ -149,85 +162,60 @@ impl MlxDevice {
             templates,
             kinds: plan.states.iter().map(|s| s.kind).collect(),
             shapes,
-            states: Vec::new(),
-            capacity: capacity_for(1),
-            hidden: None,
+            slots: (0..options.slots.max(1)).map(|_| Slot::new(capacity_for(1))).collect(),
+            current: 0,
+            hidden: Vec::new(),
             last: None,
-            logits: vec![0.0; plan.vocab as usize],
+            logits: vec![0.0; plan.vocab as usize * plan.logit_rows().max(1) as usize],
+            vocab: plan.vocab as usize,
             sampling: None,
             before: Vec::new(),
             device,
             host: Duration::ZERO,
             steps: 0,
-            hidden_rows: 0,
-            _model: model.clone(),
+            model: model.clone(),
         };
-        backend.empty()?;
+        (0..backend.slots.len()).try_for_each(|slot| backend.empty(slot))?;
         backend.warm()?;
         Ok(backend)
     }
 
-    /// Empty state, of the present capacity.
-    fn empty(&mut self) -> Result<()> {
-        let states = self.shapes.iter().enumerate().map(|(i, s)| self.lowering.initial(i, self.capacity, *s));
-        self.states = states.collect::<Result<_>>()?;
-        self.lowering.mlx.eval(&self.states)
-    }
-
     /// Traces and compiles the first closures, and makes every weight, so that no token waits for it.
     fn warm(&mut self) -> Result<()> {
-        let empty = self.states.clone();
+        let (empty, capacity) = (self.slots[0].states.clone(), self.slots[0].capacity);
         // Of the prefills, the largest that does not make the caches grow.
-        let fits = |t: &Template| t.phase == Phase::Prefill && t.max_rows <= self.capacity;
+        let fits = |t: &Scheduled| t.template.phase == Phase::Prefill && t.template.max_rows <= capacity;
         let largest = self.templates.iter().rposition(fits);
         for i in 0..self.templates.len() {
-            let (phase, rows) = (self.templates[i].phase, self.templates[i].max_rows);
+            let (phase, rows) = (self.templates[i].template.phase, self.templates[i].template.max_rows);
             match phase {
-                Phase::Decode => drop(self.run(i, Array::from_slice(&[0u32], &[1]), 0, 1)?),
+                Phase::Decode => drop(self.run(i, 0, Array::from_slice(&[0u32], &[1]), 0, 1)?),
                 Phase::Prefill if Some(i) == largest => {
                     let ids = Array::from_slice(&vec![0u32; rows as usize], &[rows as i32]);
-                    self.hidden = Some(self.run(i, ids, 0, rows)?);
+                    let hidden = self.run(i, 0, ids, 0, rows)?;
+                    self.hidden = vec![(hidden, rows)];
                 }
                 Phase::Prefill => {}
                 Phase::LmHead => {
-                    if let Some(hidden) = self.hidden.take() {
-                        drop(self.run(i, hidden, 0, 1)?);
+                    if let Some((hidden, _)) = self.hidden.pop() {
+                        drop(self.run(i, 0, hidden, 0, 1)?);
                     }
                 }
             }
         }
         // The results were never computed.
-        self.states = empty;
+        self.slots[0].states = empty;
         Ok(())
     }
 
-    /// Makes room for `positions`.
-    fn reserve(&mut self, positions: u32) -> Result<()> {
-        if positions <= self.capacity {
-            return Ok(());
-        }
-        let capacity = capacity_for(positions);
-        let l = &self.lowering;
-        for (i, shape) in self.shapes.iter().enumerate().filter(|(i, _)| self.kinds[*i] == StateKind::KvCache) {
-            let more = [shape.dims[0], (capacity - self.capacity) as i32, shape.dims[2]];
-            let more = l.mlx.zeros(&more, l.cache_type(shape.dtype))?;
-            self.states[i] = l.mlx.concat(&[&self.states[i], &more], 1)?;
-        }
-        l.mlx.eval(&self.states)?;
-        // Smaller caches do not come back; their closures go.
-        self.compiled.retain(|key, _| key.1 == 0);
-        self.capacity = capacity;
-        Ok(())
-    }
-
-    /// Submits a graph of template `index` at `pos` with `rows` valid rows. The state moves on; nothing is computed yet.
-    fn run(&mut self, index: usize, main: Array, pos: u32, rows: u32) -> Result<Array> {
-        let template = &self.templates[index];
+    /// Submits a graph of template `index` for a slot at `pos` with `rows` valid rows. The state moves on; nothing is computed yet.
+    fn run(&mut self, index: usize, slot: usize, main: Array, pos: u32, rows: u32) -> Result<Array> {
+        let template = &self.templates[index].template;
         let with_state = template.phase != Phase::LmHead;
         if with_state {
-            self.reserve(pos + Lowering::rows(template) as u32)?;
+            self.reserve(slot, pos + Lowering::rows(template) as u32)?;
         }
-        let key = (index, if with_state { self.capacity } else { 0 });
+        let key = (index, if with_state { self.slots[slot].capacity } else { 0 });
         if !self.compiled.contains_key(&key) {
             let (lowering, templates) = (self.lowering.clone(), self.templates.clone());
             let compiled = Compiled::new(move |inputs| {
@@ -242,7 +230,7 @@ impl MlxDevice {
         let scalar = |n: u32| Array::from_slice(&[n as i32], &[1]);
         let mut inputs = vec![main, scalar(pos), scalar(rows)];
         if with_state {
-            inputs.append(&mut self.states);
+            inputs.append(&mut self.slots[slot].states);
         }
         let compiled = self.compiled.get_mut(&key).ok_or_else(|| MlxError("a closure that is gone".to_owned()))?;
         let mut out = match compiled.apply(inputs) {
@@ -250,50 +238,79 @@ impl MlxDevice {
             Err(e) => {
                 // The state went with the inputs.
                 if with_state {
-                    self.empty()?;
+                    self.empty(slot)?;
                 }
                 return Err(e);
             }
         };
         let main = out.next().ok_or_else(|| MlxError("a graph without a result".to_owned()))?;
         if with_state {
-            self.states = out.collect();
+            self.slots[slot].states = out.collect();
         }
         Ok(main)
     }
 
     fn template(&self, phase: Phase, rows: u32) -> Result<usize> {
-        let found = self.templates.iter().position(|t| t.phase == phase && t.max_rows >= rows);
+        let found = self.templates.iter().position(|t| t.template.phase == phase && t.template.max_rows >= rows);
         found.ok_or_else(|| MlxError(format!("expected a {phase} template of {rows} rows, found none")))
     }
 
-    /// Computes logits and everything else that is due, and copies the logits here.
-    fn finish(&mut self, logits: Array) -> Result<()> {
-        self.lowering.mlx.eval(std::iter::once(&logits).chain(&self.states))?;
-        logits.copy_to(&mut self.logits)?;
-        self.last = Some(logits);
+    /// Computes logits, a row each, and everything else that is due, and copies the logits here.
+    fn finish(&mut self, rows: Vec<Array>) -> Result<()> {
+        let states = self.slots.iter().flat_map(|s| &s.states);
+        self.lowering.mlx.eval(rows.iter().chain(states))?;
+        for (row, out) in rows.iter().zip(self.logits.chunks_exact_mut(self.vocab)) {
+            row.copy_to(out)?;
+        }
+        self.last = rows.into_iter().next_back();
         Ok(())
     }
 
-    fn decode_id(&mut self, pos: u32, id: u32) -> Result<()> {
-        let logits = self.run(self.template(Phase::Decode, 1)?, Array::from_slice(&[id], &[1]), pos, 1)?;
+    /// A graph for each row: a row's sequence has caches of its own.
+    fn decode_rows(&mut self, ids: &[u32], runs: &[SlotRun]) -> Result<()> {
+        let (index, mut ids) = (self.template(Phase::Decode, 1)?, ids.iter());
+        let mut logits = Vec::with_capacity(ids.len());
+        for run in runs {
+            self.current = run.slot as usize;
+            for (pos, id) in (run.pos..).zip(ids.by_ref().take(run.rows as usize)) {
+                logits.push(self.run(index, self.current, Array::from_slice(&[*id], &[1]), pos, 1)?);
+            }
+        }
         self.finish(logits)
     }
 
-    fn prefill_ids(&mut self, pos: u32, ids: &[u32]) -> Result<()> {
-        let index = self.template(Phase::Prefill, ids.len() as u32)?;
-        let mut padded = ids.to_vec();
-        padded.resize(self.templates[index].max_rows as usize, 0);
-        let main = Array::from_slice(&padded, &[padded.len() as i32]);
-        let hidden = self.run(index, main, pos, ids.len() as u32)?;
-        self.lowering.mlx.eval_async(std::iter::once(&hidden).chain(&self.states))?;
-        self.hidden = Some(hidden);
+    fn prefill_parts(&mut self, ids: &[u32], runs: &[SlotRun]) -> Result<()> {
+        self.hidden.clear();
+        let mut rest = ids;
+        for run in runs {
+            let (ids, after) = rest.split_at_checked(run.rows as usize).unwrap_or((rest, &[]));
+            rest = after;
+            self.current = run.slot as usize;
+            let index = self.template(Phase::Prefill, run.rows)?;
+            let mut padded = ids.to_vec();
+            padded.resize(self.templates[index].template.max_rows as usize, 0);
+            let main = Array::from_slice(&padded, &[padded.len() as i32]);
+            let hidden = self.run(index, self.current, main, run.pos, run.rows)?;
+            self.lowering.mlx.eval_async(std::iter::once(&hidden).chain(&self.slots[self.current].states))?;
+            self.hidden.push((hidden, run.rows));
+        }
         Ok(())
     }
 
-    fn head_row(&mut self, row: u32) -> Result<()> {
-        let hidden = self.hidden.clone().ok_or_else(|| MlxError("expected a prefill before its head".to_owned()))?;
-        let logits = self.run(self.template(Phase::LmHead, 1)?, hidden, row, 1)?;
+    fn head_rows(&mut self, rows: &[u32]) -> Result<()> {
+        let index = self.template(Phase::LmHead, 1)?;
+        let mut logits = Vec::with_capacity(rows.len());
+        for &row in rows {
+            let mut at = row;
+            let part = self.hidden.iter().find(|(_, rows)| {
+                let here = at < *rows;
+                at -= if here { 0 } else { *rows };
+                here
+            });
+            let hidden = part.or(self.hidden.last()).map(|(hidden, _)| hidden.clone());
+            let hidden = hidden.ok_or_else(|| MlxError("expected a prefill before its head".to_owned()))?;
+            logits.push(self.run(index, 0, hidden, at, 1)?);
+        }
         self.finish(logits)
     }
 
@@ -306,16 +323,19 @@ impl MlxDevice {
             // Nothing was submitted ahead: the token read last is the step's.
             None => {
                 let id = Array::from_slice(&[sampling.read], &[1]);
-                let logits = self.run(self.template(Phase::Decode, 1)?, id, pos.saturating_sub(1), 1)?;
+                let index = self.template(Phase::Decode, 1)?;
+                let logits = self.run(index, self.current, id, pos.saturating_sub(1), 1)?;
                 sampling.choose(&logits)?
             }
         };
         if ahead {
-            let recurrent = self.states.iter().enumerate().filter(|(i, _)| self.kinds[*i] == StateKind::Recurrent);
+            let states = &self.slots[self.current].states;
+            let recurrent = states.iter().enumerate().filter(|(i, _)| self.kinds[*i] == StateKind::Recurrent);
             self.before = recurrent.map(|(i, a)| (i, a.clone())).collect();
-            let logits = self.run(self.template(Phase::Decode, 1)?, waiting.0.clone(), pos, 1)?;
+            let logits = self.run(self.template(Phase::Decode, 1)?, self.current, waiting.0.clone(), pos, 1)?;
             let next = sampling.choose(&logits)?;
-            self.lowering.mlx.eval_async([&next.0, &next.1].into_iter().chain(sampling.state()).chain(&self.states))?;
+            let states = &self.slots[self.current].states;
+            self.lowering.mlx.eval_async([&next.0, &next.1].into_iter().chain(sampling.state()).chain(states))?;
             (sampling.waiting, sampling.ahead) = (Some(next), true);
             self.host += started.elapsed();
             self.steps += 1;
@@ -339,9 +359,15 @@ impl MlxDevice {
         self.compiled.values().map(Compiled::traces).sum()
     }
 
+    /// How often each kernel of several records was taken, over all graphs that were lowered.
+    pub fn kernels_used(&self) -> std::collections::BTreeMap<&'static str, usize> {
+        self.lowering.kernels.used()
+    }
+
     /// Where the caches are, once they are computed: the same from step to step, since they are written in place.
     pub fn cache_addresses(&self) -> Vec<usize> {
-        let caches = self.states.iter().zip(&self.kinds).filter(|(_, kind)| **kind == StateKind::KvCache);
+        let states = self.slots.iter().flat_map(|s| s.states.iter().zip(&self.kinds));
+        let caches = states.filter(|(_, kind)| **kind == StateKind::KvCache);
         caches.map(|(array, _)| array.address()).collect()
     }
 
@@ -360,8 +386,8 @@ impl MlxDevice {
         let index = self.template(phase, n)?;
         let templates = self.templates.clone();
         let template = &templates[index];
-        let computed = Lowering::rows(template) as u32;
-        self.reserve(pos + computed)?;
+        let computed = Lowering::rows(&template.template) as u32;
+        self.reserve(0, pos + computed)?;
         let mut padded = ids.to_vec();
         padded.resize(computed as usize, 0);
         let main = Array::from_slice(&padded, &[padded.len() as i32]);
@@ -376,10 +402,10 @@ impl MlxDevice {
             each(r, i, &host);
             Ok(())
         };
-        let inputs = Inputs { main: &main, pos: &at, rows: &rows, states: &self.states };
+        let inputs = Inputs { main: &main, pos: &at, rows: &rows, states: &self.slots[0].states };
         let out = self.lowering.graph(template, &inputs, Some(&mut observer))?;
         self.lowering.mlx.eval(&out.states)?;
-        self.states = out.states;
+        self.slots[0].states = out.states;
         Ok(())
     }
 }
@@ -396,7 +422,7 @@ fn words(e: MlxError) -> DeviceError {
 
 type Done = std::result::Result<(), DeviceError>;
 
-/// One slot, one row of a decode step: MLX's closures have one sequence's state as arguments.
+/// MLX's closures have one sequence's state as arguments, so a step of several rows is a graph each, computed together at its end.
 impl super::Device for MlxDevice {
     fn name(&self) -> String {
         let (mapped, copied) = self.weight_bytes();
@@ -409,9 +435,12 @@ impl super::Device for MlxDevice {
     }
 
     fn limits(&self) -> Limits {
-        let prefills = self.templates.iter().filter(|t| t.phase == Phase::Prefill);
+        let prefills = self.templates.iter().map(|t| &t.template).filter(|t| t.phase == Phase::Prefill);
         let prefill_rows = prefills.map(|t| t.max_rows).max().unwrap_or(1);
-        Limits { slots: 1, versions: 1, decode_rows: 1, prefill_rows, threads: 1 }
+        let plan = self.model.plan();
+        let decode_rows = plan.most_rows(Phase::Decode).min(plan.most_rows(Phase::LmHead));
+        let slots = self.slots.len() as u32;
+        Limits { slots, versions: 1, decode_rows, prefill_rows, pads: true, threads: 1 }
     }
 
     fn notes(&self) -> Option<String> {
@@ -420,46 +449,42 @@ impl super::Device for MlxDevice {
     }
 
     fn decode(&mut self, ids: &[u32], runs: &[SlotRun]) -> Done {
-        let ([id], [run]) = (ids, runs) else {
-            return Err(DeviceError::Unsupported("more than one row of a decode step"));
-        };
-        self.decode_id(run.pos, *id).map_err(words)
+        self.decode_rows(ids, runs).map_err(words)
     }
 
     fn prefill(&mut self, ids: &[u32], runs: &[SlotRun]) -> Done {
-        let [run] = runs else { return Err(DeviceError::Unsupported("several sequences")) };
-        self.hidden_rows = ids.len() as u32;
-        self.prefill_ids(run.pos, ids).map_err(words)
+        self.prefill_parts(ids, runs).map_err(words)
     }
 
     fn lm_head(&mut self, rows: &[u32]) -> Done {
-        let [row] = rows else { return Err(DeviceError::Unsupported("logits of several rows at once")) };
-        self.head_row((*row).min(self.hidden_rows.saturating_sub(1))).map_err(words)
+        self.head_rows(rows).map_err(words)
     }
 
-    fn logits(&self, _: usize) -> &[f32] {
-        &self.logits
+    fn logits(&self, row: usize) -> &[f32] {
+        self.logits.get(row * self.vocab..).and_then(|rest| rest.get(..self.vocab)).unwrap_or_default()
     }
 
     fn hidden(&self, _: usize) -> Option<&[f32]> {
         None
     }
 
-    fn clear(&mut self, _: u32) -> Done {
-        self.sampling = None;
-        self.empty().map_err(words)
+    fn clear(&mut self, slot: u32) -> Done {
+        self.forget_sampling(slot);
+        self.empty(slot as usize).map_err(words)
     }
 
-    fn copy(&mut self, _: u32, _: u32, _: u32, _: u32) -> Done {
-        Err(DeviceError::Unsupported("forking a sequence"))
+    fn copy(&mut self, from: u32, _: u32, _: u32, to: u32) -> Done {
+        self.forget_sampling(to);
+        self.copy_slot(from as usize, to as usize).map_err(words)
     }
 
-    fn save(&mut self, _: u32, _: u32, _: u32, _: Part, _: &mut [u8]) -> Done {
-        Err(DeviceError::Unsupported("snapshots of a sequence"))
+    fn save(&mut self, slot: u32, _: u32, pos: u32, part: Part, out: &mut [u8]) -> Done {
+        self.save_slot(slot as usize, pos, part, out).map_err(words)
     }
 
-    fn load(&mut self, _: u32, _: u32, _: Part, _: &[u8]) -> Done {
-        Err(DeviceError::Unsupported("snapshots of a sequence"))
+    fn load(&mut self, slot: u32, pos: u32, part: Part, bytes: &[u8]) -> Done {
+        self.forget_sampling(slot);
+        self.load_slot(slot as usize, pos, part, bytes).map_err(words)
     }
 
     fn chooser(&mut self) -> Option<&mut dyn Chooser> {
@@ -473,7 +498,7 @@ impl Chooser for MlxDevice {
             let logits =
                 self.last.clone().ok_or_else(|| MlxError("expected logits to choose by, found none".to_owned()))?;
             let lowering = self.lowering.clone();
-            let mut sampling = Sampling::new(lowering, o, known, self.logits.len(), prompt)?;
+            let mut sampling = Sampling::new(lowering, o, known, self.vocab, prompt)?;
             let first = sampling.choose(&logits)?;
             self.lowering.mlx.eval_async([&first.0, &first.1].into_iter().chain(sampling.state()))?;
             sampling.waiting = Some(first);
@@ -491,7 +516,7 @@ impl Chooser for MlxDevice {
         let ahead = self.sampling.take().is_some_and(|s| s.ahead && s.waiting.is_some());
         for (i, state) in std::mem::take(&mut self.before) {
             if ahead {
-                self.states[i] = state;
+                self.slots[self.current].states[i] = state;
             }
         }
     }

@@ -1,56 +1,27 @@
-//! What a graph has computed so far, found by where the plan would have put it.
+//! What a graph has computed so far.
 //!
-//! A plan's operands are views over memory; MLX has arrays and no memory. [`Values`] remembers which array stands for which bytes,
-//! and turns a view into slices and reshapes of the array that holds it. Bakes write each value densely and read views of one
-//! value at a time; anything else is refused, with the place.
+//! A plan's operands are views over memory; MLX has arrays and no memory. The schedule says which value an operand is a view of; [`Values`]
+//! keeps an array for each, and turns a view into slices and reshapes of it. Bakes write each value densely; a view that no slice can
+//! be is refused, with the place.
 
-use loaf_formats::plan::{Operand, Region};
+use loaf_formats::plan::Operand;
 
 use super::array::{Array, MlxError, Result};
 use super::kernels::Place;
 use super::ops::Mlx;
-
-/// What a value was computed from, where a kernel may compute it together with what uses it. MLX computes nothing that is not
-/// used, so the value itself then costs nothing.
-#[derive(Clone)]
-pub enum Origin {
-    /// A norm over heads, of weight and epsilon.
-    Norm(Place, Array, f32),
-    /// A rotation by a table, after a norm if there was one; half the elements that are rotated.
-    Rope(Place, Option<(Array, f32)>, Array, i32),
-    /// A softmax of scores.
-    Softmax(Place),
-    /// Heads of unit length times a scale: epsilon, scale.
-    Length(Place, f32, f32),
-    /// The logarithm of the decay, of two inputs and two vectors.
-    Gates([Place; 2], [Array; 2]),
-    /// Slots `[rows, k, dim]` summed by weights `[rows, k]`.
-    Sum(Array, Array),
-    /// A sigmoid.
-    Sigmoid(Place),
-    /// Rows times the sigmoid of one element each.
-    Scaled(Array, Place),
-}
+use crate::schedule::{Source, ValueId};
 
 /// A value: `[rows, width]`, as written.
-struct Value {
-    region: Region,
-    /// Bytes from the start of the region.
-    offset: u64,
-    /// Bytes of an element as the plan has it; the array's own may differ.
-    elem: u64,
+struct Held {
     /// Elements of a row.
     width: u64,
-    /// Bytes from the first to past the last.
-    bytes: u64,
     array: Array,
-    origin: Option<Origin>,
 }
 
-/// The values alive.
+/// The values computed.
 pub struct Values<'m> {
     mlx: &'m Mlx,
-    values: Vec<Value>,
+    held: Vec<Option<Held>>,
 }
 
 fn int(n: u64) -> i32 {
@@ -63,108 +34,99 @@ pub fn shape(dims: [u64; 3]) -> [i32; 3] {
     dims.map(int)
 }
 
-impl<'m> Values<'m> {
-    /// No values.
-    pub fn new(mlx: &'m Mlx) -> Values<'m> {
-        Values { mlx, values: Vec::new() }
+/// An operand of a record: a view, the value it is of, and its extent `[rows, heads, dim]`.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    /// As the plan has it.
+    pub operand: Operand,
+    /// Where it comes from.
+    pub source: Source,
+    /// At the rows that the graph is lowered at.
+    pub dims: [u64; 3],
+}
+
+impl View {
+    fn unknown(&self) -> MlxError {
+        MlxError(format!("expected a view of a value, found {self:?}"))
     }
 
-    /// Records that `array`, of as many elements as `dims` has, is what the plan has at `operand`.
-    pub fn set(&mut self, operand: Operand, dims: [u64; 3], array: &Array) -> Result<()> {
-        let [rows, heads, dim] = dims;
-        let (width, elem) = (heads * dim, operand.dtype.bytes());
-        let dense = (heads == 1 || u64::from(operand.head_stride) == dim) && (rows == 1 || operand.row_stride == width);
-        let span = operand.span(dims).filter(|_| dense);
-        let Some((offset, end)) = span else {
-            return Err(MlxError(format!("expected a dense result, found strides in {operand:?}")));
-        };
-        self.values.retain(|v| v.region != operand.region || v.offset + v.bytes <= offset || end <= v.offset);
+    /// From head to head.
+    fn stride(&self) -> u64 {
+        if self.dims[1] == 1 { self.dims[2] } else { u64::from(self.operand.head_stride) }
+    }
+}
+
+impl<'m> Values<'m> {
+    /// Room for `count` values, none of them computed.
+    pub fn new(mlx: &'m Mlx, count: usize) -> Values<'m> {
+        Values { mlx, held: (0..count).map(|_| None).collect() }
+    }
+
+    /// Records that `array`, of as many elements as `dims` has, is a value.
+    pub fn set(&mut self, id: ValueId, [rows, heads, dim]: [u64; 3], array: &Array) -> Result<()> {
+        let width = heads * dim;
         let array = self.mlx.reshape(array, &[int(rows), int(width)])?;
-        self.values.push(Value {
-            region: operand.region,
-            offset,
-            elem,
-            width,
-            bytes: end - offset,
-            array,
-            origin: None,
-        });
+        let slot = self.held.get_mut(id).ok_or_else(|| MlxError(format!("expected a known value, found {id}")))?;
+        *slot = Some(Held { width, array });
         Ok(())
     }
 
-    /// Remembers what the value set last was computed from.
-    pub fn mark(&mut self, origin: Origin) {
-        if let Some(value) = self.values.last_mut() {
-            value.origin = Some(origin);
+    /// The value that a view is of, the row of its first element, and that element's place in the row.
+    fn find(&self, view: &View) -> Result<(&Held, u64, u64)> {
+        let Source::Value { id, at, .. } = view.source else { return Err(view.unknown()) };
+        let held = self.held.get(id).and_then(Option::as_ref).ok_or_else(|| view.unknown())?;
+        let at = at / view.operand.dtype.bytes();
+        let (row, at) = (at / held.width, at % held.width);
+        let [rows, heads, dim] = view.dims;
+        let last = at + (heads - 1) * view.stride() + dim;
+        // A single row may be any row of the value.
+        if rows > 1 && (view.operand.row_stride != held.width || row > 0) || heads > 1 && last > held.width {
+            return Err(view.unknown());
         }
+        Ok((held, row, at))
     }
 
-    /// What the value was computed from, if the view is all of it.
-    pub fn origin(&self, operand: Operand, dims: [u64; 3]) -> Option<&Origin> {
-        let (start, end) = operand.span(dims)?;
-        let [_, heads, dim] = dims;
-        let dense = heads == 1 || u64::from(operand.head_stride) == dim;
-        let is = |v: &&Value| v.region == operand.region && v.offset == start && v.offset + v.bytes == end && dense;
-        self.values.iter().rev().find(is).and_then(|v| v.origin.as_ref())
+    fn rows_of(&self, held: &Held, view: &View, row: u64) -> Result<Array> {
+        if view.dims[0] > 1 {
+            return Ok(held.array.clone());
+        }
+        self.mlx.slice(&held.array, 0, int(row), int(row + 1))
     }
 
     /// Where a view lies in the array that holds it.
-    pub fn place(&self, operand: Operand, dims: [u64; 3]) -> Result<Place> {
-        let [rows, heads, dim] = dims;
-        let (v, at) = self.find(operand, dims)?;
-        let (row, at) = (at / v.width, at % v.width);
-        let array = if rows == 1 { self.mlx.slice(&v.array, 0, int(row), int(row + 1))? } else { v.array.clone() };
-        let stride = if heads == 1 { dim } else { u64::from(operand.head_stride) };
-        let [width, at, heads, dim, stride] = [v.width, at, heads, dim, stride].map(int);
+    pub fn place(&self, view: &View) -> Result<Place> {
+        let (held, row, at) = self.find(view)?;
+        let array = self.rows_of(held, view, row)?;
+        let [_, heads, dim] = view.dims;
+        let [width, at, heads, dim, stride] = [held.width, at, heads, dim, view.stride()].map(int);
         Ok(Place { array, width, at, heads, dim, stride })
     }
 
-    /// The value that holds a view, and the view's first element in it.
-    fn find(&self, operand: Operand, dims: [u64; 3]) -> Result<(&Value, u64)> {
-        let elem = operand.dtype.bytes();
-        let unknown = || MlxError(format!("expected a view of one value, found {operand:?} of {dims:?}"));
-        let (start, end) = operand.span(dims).ok_or_else(unknown)?;
-        let holds =
-            |v: &&Value| v.region == operand.region && v.elem == elem && v.offset <= start && end <= v.offset + v.bytes;
-        let v = self.values.iter().rev().find(holds).ok_or_else(unknown)?;
-        let at = (start - v.offset) / elem;
-        let [rows, heads, dim] = dims;
-        let last = at % v.width + (heads - 1) * u64::from(operand.head_stride) + dim;
-        if rows > 1 && (operand.row_stride != v.width || at >= v.width) || heads > 1 && last > v.width {
-            return Err(unknown());
-        }
-        Ok((v, at))
-    }
-
     /// The array that stands for a view, `[rows, heads, dim]`.
-    pub fn get(&self, operand: Operand, dims: [u64; 3]) -> Result<Array> {
-        let [rows, heads, dim] = dims;
-        let unknown = || MlxError(format!("expected a view of one value, found {operand:?} of {dims:?}"));
-        let (v, at) = self.find(operand, dims)?;
-        // A single row may be any row of the value.
-        let (row, at) = (at / v.width, at % v.width);
-        let held = if rows == 1 { self.mlx.slice(&v.array, 0, int(row), int(row + 1))? } else { v.array.clone() };
-        let stride = if heads == 1 { dim } else { u64::from(operand.head_stride) };
+    pub fn get(&self, view: &View) -> Result<Array> {
+        let (held, row, at) = self.find(view)?;
+        let array = self.rows_of(held, view, row)?;
+        let ([rows, heads, dim], stride) = (view.dims, view.stride());
         let flat = (heads - 1) * stride + dim;
-        if stride == dim && at + flat <= v.width {
-            let part = self.mlx.slice(&held, 1, int(at), int(at + flat))?;
-            return self.mlx.reshape(&part, &shape(dims));
+        if stride == dim && at + flat <= held.width {
+            let part = self.mlx.slice(&array, 1, int(at), int(at + flat))?;
+            return self.mlx.reshape(&part, &shape(view.dims));
         }
         // Heads with something between them: whole periods that hold them, then the part of each.
         let span = heads * stride;
-        let from = at.min(v.width.checked_sub(span).ok_or_else(unknown)?);
+        let from = at.min(held.width.checked_sub(span).ok_or_else(|| view.unknown())?);
         let inner = at - from;
         if inner + dim > stride {
-            return Err(unknown());
+            return Err(view.unknown());
         }
-        let periods = self.mlx.slice(&held, 1, int(from), int(from + span))?;
+        let periods = self.mlx.slice(&array, 1, int(from), int(from + span))?;
         let periods = self.mlx.reshape(&periods, &shape([rows, heads, stride]))?;
         self.mlx.slice(&periods, 2, int(inner), int(inner + dim))
     }
 
-    /// The array set at exactly this place, in the shape it was given by [`Values::set`] flattened to rows.
-    pub fn whole(&self, operand: Operand) -> Result<Array> {
-        let found = self.values.iter().rev().find(|v| v.region == operand.region && v.offset == operand.offset);
-        found.map(|v| v.array.clone()).ok_or_else(|| MlxError(format!("expected a value at {operand:?}, found none")))
+    /// A value as it was given to [`Values::set`], flattened to rows.
+    pub fn whole(&self, id: ValueId) -> Result<Array> {
+        let held = self.held.get(id).and_then(Option::as_ref);
+        held.map(|h| h.array.clone()).ok_or_else(|| MlxError(format!("expected value {id}, found none")))
     }
 }

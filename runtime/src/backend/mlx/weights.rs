@@ -6,6 +6,9 @@
 //!
 //! Metal takes a tensor without a copy if it begins and ends on a page (bakes put tensors of 64 KiB and more on 16 KiB
 //! boundaries); the CPU build and CUDA copy every one.
+//!
+//! MLX wants the matrices of all experts end to end: its products of a prompt's many slots copy a stack that is not at every call, or
+//! take it for one that is. In a loaf an expert's parts lie together, so stacks are put together once, at load, on every device.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -72,13 +75,24 @@ fn type_of(dtype: DType) -> Type {
 pub fn packing(format: WeightFormat) -> Option<Packing> {
     let group = format.group()? as i32;
     let mode = match format {
-        WeightFormat::Dense(_) => return None,
+        // Refused before it is asked for.
+        WeightFormat::Dense(_) | WeightFormat::Block(_) => return None,
         WeightFormat::Affine { .. } => c"affine",
         WeightFormat::Mxfp4 => c"mxfp4",
         WeightFormat::Nvfp4 => c"nvfp4",
         WeightFormat::Mxfp8 => c"mxfp8",
     };
     Some(Packing { mode, bits: format.bits() as i32, group })
+}
+
+/// Refuses formats that MLX has no form of.
+fn has(format: WeightFormat) -> Result<()> {
+    match format {
+        WeightFormat::Block(_) => {
+            Err(MlxError(format!("expected weights in a format of MLX's, found {format}; the CPU takes them")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The array, evaluated: while a graph is traced, what is not would become part of it.
@@ -107,6 +121,21 @@ impl Weights {
         (*self.mapped.borrow(), *self.copied.borrow())
     }
 
+    /// `experts` matrices of `rows` rows together, as one.
+    fn stacked(&self, mlx: &Mlx, o: Operand, experts: u64, rows: u64, dim: u64) -> Result<Array> {
+        let each = rows / experts.max(1);
+        if experts == 1 || Some(o.row_stride) == each.checked_mul(dim) {
+            return self.stored(o, rows, dim);
+        }
+        let step = o.row_stride.checked_mul(o.dtype.bytes());
+        let one = |e: u64| match step.and_then(|step| e.checked_mul(step)?.checked_add(o.offset)) {
+            Some(offset) => self.stored(Operand { offset, ..o }, each, dim),
+            None => Err(MlxError(format!("expected experts within {} bytes, found {o:?}", self.len))),
+        };
+        let parts = (0..experts).map(one).collect::<Result<Vec<_>>>()?;
+        finished(mlx, mlx.concat(&parts.iter().collect::<Vec<_>>(), 0)?)
+    }
+
     fn stored(&self, o: Operand, rows: u64, dim: u64) -> Result<Array> {
         let bytes = rows.checked_mul(dim).and_then(|n| n.checked_mul(o.dtype.bytes()));
         let end = bytes.and_then(|b| o.offset.checked_add(b)).filter(|&e| e <= self.len as u64);
@@ -126,16 +155,21 @@ impl Weights {
     }
 
     fn get(&self, mlx: &Mlx, o: Operand, rows: u64, dim: u64, purpose: Use) -> Result<Array> {
+        self.get_stack(mlx, o, 1, rows, dim, purpose)
+    }
+
+    /// [`Weights::get`] of `experts` matrices.
+    fn get_stack(&self, mlx: &Mlx, o: Operand, experts: u64, rows: u64, dim: u64, purpose: Use) -> Result<Array> {
         let key = (o.offset, rows, dim, purpose);
         if let Some(array) = self.made.borrow().get(&key) {
             return Ok(array.clone());
         }
         let own = type_of(o.dtype);
         let array = match purpose {
-            Use::Stored => self.stored(o, rows, dim)?,
-            Use::As(kind) if kind == own => self.get(mlx, o, rows, dim, Use::Stored)?,
+            Use::Stored => self.stacked(mlx, o, experts, rows, dim)?,
+            Use::As(kind) if kind == own => self.get_stack(mlx, o, experts, rows, dim, Use::Stored)?,
             // Made from a temporary: what differs from the file is kept once.
-            Use::As(kind) => mlx.astype(&self.stored(o, rows, dim)?, kind)?,
+            Use::As(kind) => mlx.astype(&self.stacked(mlx, o, experts, rows, dim)?, kind)?,
             Use::Norm(offset, kind) => {
                 let w = mlx.astype(&self.stored(o, rows, dim)?, Type::F32)?;
                 let w = mlx.add(&w, &Array::scalar(f32::from_bits(offset)))?;
@@ -177,13 +211,14 @@ impl Weights {
         format: WeightFormat,
         kind: Type,
     ) -> Result<Matrix> {
+        has(format)?;
         match packing(format) {
             None => Ok(Matrix::Dense(self.get(mlx, o[0], dims[0][0], dims[0][2], Use::Stored)?)),
             Some(_) => self.matrix(mlx, o, dims, format, None, kind),
         }
     }
 
-    /// A matrix to multiply activations of type `kind` with; `experts` of them lie one after another.
+    /// A matrix to multiply activations of type `kind` with, or `experts` of them, each the operand's stride of a row from the next.
     pub fn matrix(
         &self,
         mlx: &Mlx,
@@ -193,6 +228,8 @@ impl Weights {
         experts: Option<u64>,
         kind: Type,
     ) -> Result<Matrix> {
+        let count = experts.unwrap_or(1);
+        has(format)?;
         let stacked = |array: Array| match experts {
             None => Ok(array),
             Some(n) => {
@@ -205,12 +242,13 @@ impl Weights {
             return Ok(Matrix::Dense(match experts {
                 None => self.get(mlx, o[0], rows, dim, Use::Transposed(kind))?,
                 Some(_) => {
-                    let all = stacked(self.get(mlx, o[0], rows, dim, Use::As(kind))?)?;
+                    let all = stacked(self.get_stack(mlx, o[0], count, rows, dim, Use::As(kind))?)?;
                     finished(mlx, mlx.transpose(&all, &[0, 2, 1])?)?
                 }
             }));
         };
-        let part = |i: usize, purpose| self.get(mlx, o[i], dims[i][0], dims[i][2], purpose).and_then(stacked);
+        let part =
+            |i: usize, purpose| self.get_stack(mlx, o[i], count, dims[i][0], dims[i][2], purpose).and_then(stacked);
         // Affine parameters are floats; MLX would convert them at every call.
         let (scales, biases) = match format.plane(2) {
             Some(_) => (part(1, Use::As(kind))?, Some(part(2, Use::As(kind))?)),

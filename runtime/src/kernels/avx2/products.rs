@@ -85,6 +85,10 @@ impl<const DOT: u8> Rows for Products<DOT> {
             match kind {
                 layout::Q4_WIDE => nibbles(Self::load_b(p))[part],
                 layout::Q8 if DOT != MADD => Self::load_b(p.add(32 * part)),
+                // Signed, as 8-bit codes are.
+                layout::TABLE if DOT == MADD => {
+                    _mm256_xor_si256(unpack32(kind, p.add(part * 16)), _mm256_set1_epi8(-128))
+                }
                 _ => unpack32(kind, p.add(part * 4 * layout::bits(kind))),
             }
         }
@@ -106,7 +110,7 @@ impl<const DOT: u8> Rows for Products<DOT> {
             if DOT != MADD {
                 return bytes::<DOT>(h, w, x);
             }
-            if kind == layout::Q8 {
+            if matches!(kind, layout::Q8 | layout::TABLE) {
                 // `|w| <= 128` and `|x| <= 127`, so a pair is at most 32512.
                 return _mm256_add_epi16(h, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
             }
@@ -126,11 +130,11 @@ impl<const DOT: u8> Rows for Products<DOT> {
     fn steps(kind: u8) -> usize {
         match kind {
             _ if DOT != MADD => usize::MAX,
-            2 => 32,
-            3 => 16,
+            2 | layout::HALVES_2 => 32,
+            3 | layout::HALVES_3 => 16,
             layout::Q4 | layout::Q4_WIDE => 8,
             5 | layout::E2M1 | layout::E2M1_HALVES => 4,
-            layout::Q8 => 1,
+            layout::Q8 | layout::TABLE => 1,
             _ => 2,
         }
     }

@@ -10,11 +10,11 @@
 //!
 //! Eight rows' sums are then added down to one vector, in i16 as long as nothing can overflow.
 //!
-//! With dot instructions all sums are i32, and 8 bits are one plane.
+//! With dot instructions all sums are i32, and 8 bits are one plane. Products of a table's values, which are signed, are i32 too.
 
 use std::arch::x86_64::*;
 
-use super::super::simd::{Simd, layout};
+use super::super::simd::{Simd, TABLE_LUT, layout};
 use super::products::{MADD, bytes, words};
 use super::{Avx2, E2M1_LUT, EVENS_ODDS, both, permute32, transpose8};
 
@@ -22,7 +22,12 @@ use super::{Avx2, E2M1_LUT, EVENS_ODDS, both, permute32, transpose8};
 #[inline(always)]
 pub(super) const fn parts<const DOT: u8>(kind: u8, group: usize) -> usize {
     let bytes = group * layout::bits(kind) / 8;
-    if is_planes::<DOT>(kind) && bytes < 32 { 32 / bytes } else { 1 }
+    match is_planes::<DOT>(kind) {
+        true if bytes < 32 => 32 / bytes,
+        // The halves of 32 codes.
+        false if group == 16 => 2,
+        _ => 1,
+    }
 }
 
 /// Whether products are made by planes, not by pairs.
@@ -82,7 +87,7 @@ impl Pairs {
 
     #[inline(always)]
     const fn of(kind: u8) -> &'static Pairs {
-        match kind {
+        match layout::bits(kind) {
             3 => &PAIRS_3,
             5 => &PAIRS_5,
             6 => &PAIRS_6,
@@ -125,14 +130,14 @@ unsafe fn shift_right(v: __m256i, bits: usize) -> __m256i {
 /// The pairs of 32 codes, number `i` of a group of `group` codes packed at `p`, in 16-bit lanes; reads nothing past the group.
 #[inline(always)]
 unsafe fn pairs(kind: u8, group: usize, p: *const u8, i: usize) -> __m256i {
-    let bits = kind as usize;
+    let bits = layout::bits(kind);
     // SAFETY: of the group's `group * bits / 8` bytes.
     unsafe {
         if kind == layout::Q8 {
             return load(p.add(32 * i));
         }
-        if group == 32 {
-            let (v, bytes) = match kind {
+        if group <= 32 {
+            let (v, bytes) = match bits {
                 3 => {
                     let v = _mm_loadl_epi64(p.cast());
                     let v = _mm_insert_epi32::<2>(v, p.add(8).cast::<i32>().read_unaligned());
@@ -144,7 +149,7 @@ unsafe fn pairs(kind: u8, group: usize, p: *const u8, i: usize) -> __m256i {
             return _mm256_shuffle_epi8(v, load(bytes.as_ptr()));
         }
         let (p, v) = (p.add(i / 2 * 8 * bits), i % 2);
-        let loaded = match (kind, v) {
+        let loaded = match (bits, v) {
             (3, _) => _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add(8 * v).cast())),
             (6, 0) => load_two(p, p.add(32)),
             _ => load(p.add(8 * v)),
@@ -173,6 +178,10 @@ unsafe fn row<const DOT: u8>(kind: u8, group: usize, w: *const u8, x: *const i8)
                         _ => codes,
                     };
                     let x = load(x.add(32 * (v * planes + k)).cast());
+                    if kind == layout::TABLE {
+                        sum = table_products::<DOT>(sum, codes, x);
+                        continue;
+                    }
                     sum = if DOT == MADD {
                         _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x))
                     } else {
@@ -183,7 +192,7 @@ unsafe fn row<const DOT: u8>(kind: u8, group: usize, w: *const u8, x: *const i8)
             return sum;
         }
         let mask = _mm256_loadu_si256(Pairs::of(kind).mask.as_ptr().cast());
-        for i in 0..group / 32 {
+        for i in 0..(parts::<DOT>(kind, group) * group) / 32 {
             let pairs = pairs(kind, group, w, i);
             let low = _mm256_and_si256(pairs, mask);
             let high = shift_right(pairs, bits);
@@ -195,11 +204,27 @@ unsafe fn row<const DOT: u8>(kind: u8, group: usize, w: *const u8, x: *const i8)
     }
 }
 
+/// Adds products of indices into the table: of its values, or, with dot instructions, of what is 128 more.
+#[inline(always)]
+unsafe fn table_products<const DOT: u8>(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: register operations.
+    unsafe {
+        let values = _mm256_shuffle_epi8(both(&TABLE_LUT), codes);
+        if DOT != MADD {
+            return bytes::<DOT>(sum, values, x);
+        }
+        let values = _mm256_xor_si256(values, _mm256_set1_epi8(-128));
+        // Magnitudes are at most 127, so a pair is at most 32258.
+        let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(values), _mm256_sign_epi8(x, values));
+        _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+    }
+}
+
 /// Levels of addition, of [`fold`]'s, that [`row`]'s i16 sums have room for.
 #[inline(always)]
 const fn levels<const DOT: u8>(kind: u8, group: usize) -> usize {
     let largest = match kind {
-        2 => 3,
+        2 | layout::HALVES_2 => 3,
         layout::E2M1 | layout::E2M1_HALVES => 24,
         _ => 15,
     };
@@ -241,7 +266,7 @@ pub(super) unsafe fn dots<const DOT: u8>(
 ) -> [__m256i; 8] {
     let parts = parts::<DOT>(kind, group);
     // None are left to i32 sums.
-    let narrow = DOT == MADD && is_planes::<DOT>(kind);
+    let narrow = DOT == MADD && is_planes::<DOT>(kind) && kind != layout::TABLE;
     let levels = if narrow { levels::<DOT>(kind, group) } else { usize::MAX };
     // SAFETY: of the rows' bytes, and as many activations.
     unsafe {
@@ -265,6 +290,16 @@ pub(super) unsafe fn dots<const DOT: u8>(
             };
         }
         let mut out = [_mm256_setzero_si256(); 8];
+        if parts == 8 {
+            // An i32 for each group.
+            for i in 0..8 {
+                out[i] = row::<DOT>(kind, group, rows[i].add(at), x);
+                if narrow {
+                    out[i] = _mm256_madd_epi16(out[i], _mm256_set1_epi16(1));
+                }
+            }
+            return transpose8(out);
+        }
         if parts == 4 {
             let mut two = [two!(0), two!(2), two!(4), two!(6)];
             if levels == 2 {
@@ -292,8 +327,10 @@ pub(super) unsafe fn dots<const DOT: u8>(
         out[1] = _mm256_permute2x128_si256::<0x31>(low, high);
         if parts == 1 {
             out[0] = _mm256_add_epi32(out[0], out[1]);
-            if !is_planes::<DOT>(kind) {
-                out[0] = _mm256_sra_epi32(out[0], _mm_cvtsi32_si128(Pairs::of(kind).shift));
+        }
+        if !is_planes::<DOT>(kind) {
+            for i in 0..parts {
+                out[i] = _mm256_sra_epi32(out[i], _mm_cvtsi32_si128(Pairs::of(kind).shift));
             }
         }
         out
@@ -328,7 +365,7 @@ pub(super) unsafe fn arrange<const DOT: u8>(kind: u8, group: usize, from: *const
                 let factor = _mm256_loadu_si256(pairs.factor.as_ptr().cast());
                 for vector in 0..4 {
                     let (block, v) = (vector / 2 * 64, vector % 2);
-                    let pieces = if group == 32 { [2 * v, 2 * v + 1] } else { pairs.pieces[v] };
+                    let pieces = if group <= 32 { [2 * v, 2 * v + 1] } else { pairs.pieces[v] };
                     let codes =
                         load_two(from.add(block + 16 * pieces[0]).cast(), from.add(block + 16 * pieces[1]).cast());
                     // Per half: the even ones, then the odd ones; then all even ones, all odd ones.

@@ -2,7 +2,8 @@
 
 use super::super::array::{Array, Result, Type};
 use super::super::ops::Mlx;
-use super::{Kernels, Launch, Place, Sizes, bits, strange, twins};
+use super::operands::{Attend, Heads, strange};
+use super::{Kernels, Launch, Sizes, bits, twins};
 use crate::backend::mlx_text::attention as text;
 
 /// Positions from which a query's keys are shared out among blocks, per block, and the most of those.
@@ -10,36 +11,6 @@ const SPLIT: i32 = 256;
 const MOST_SPLITS: i32 = 32;
 /// The most elements of a head.
 const MOST_DIM: i32 = 256;
-
-/// A layer's new heads: where they are, and what is done to them.
-pub struct Heads<'a> {
-    /// Rows.
-    pub rows: i32,
-    /// Queries, keys and values, before norm and rotation.
-    pub parts: [&'a Place; 3],
-    /// Norm weights of queries and keys, and epsilons.
-    pub norms: Option<[(&'a Array, f32); 2]>,
-    /// Cos and sin rows, `f32[rows, 2 * half]`, and half the elements that are rotated.
-    pub table: (&'a Array, i32),
-    /// `[kv_heads, capacity, dim]` each.
-    pub caches: [&'a Array; 2],
-    /// Position of the first row.
-    pub pos: &'a Array,
-}
-
-/// Attention of one row over caches `[kv_heads, capacity, dim]`, up to position `last` (`i32[1]`).
-pub struct Attend<'a> {
-    /// `[heads, dim]`
-    pub q: &'a Array,
-    /// Keys and values.
-    pub caches: [&'a Array; 2],
-    /// The query's position.
-    pub last: &'a Array,
-    /// Factor of the scores.
-    pub scale: f32,
-    /// Positions seen, 0 for all.
-    pub window: i32,
-}
 
 impl Kernels {
     /// Queries `[rows, heads, dim]`, normed and rotated, and the caches with the new rows, on a GPU the same arrays: what reads them
@@ -61,6 +32,7 @@ impl Kernels {
         let norm = i32::from(h.norms.is_some());
         let sizes = [(c"H", heads), (c"KV", kv_heads), (c"D", dim), (c"HALF", h.table.1), (c"N", norm)];
         let sizes = sizes.into_iter().chain([(c"QE", bits(q_eps)), (c"KE", bits(k_eps))]).collect::<Vec<_>>();
+        self.count("heads");
         let Some(kernels) = &self.all else { return twins::heads(m, h, kind).map(Some) };
         let launch = Launch {
             grid: text::heads_grid(h.rows, heads, kv_heads),
@@ -89,6 +61,7 @@ impl Kernels {
         if !self.attends(dim) {
             return Ok(None);
         }
+        self.count("attend");
         let Some(kernels) = &self.all else { return twins::attend(m, a, kind).map(Some) };
         let parts = (capacity / SPLIT).clamp(1, MOST_SPLITS);
         let results = if parts == 1 { (vec![heads, dim], kind) } else { (vec![heads, parts, dim + 2], Type::F32) };

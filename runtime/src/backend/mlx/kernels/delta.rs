@@ -3,20 +3,9 @@
 use super::super::array::{Array, Result, Type};
 use super::super::delta::{self, Scan};
 use super::super::ops::Mlx;
-use super::{Kernels, Launch, Place, Sizes, bits, twins};
+use super::operands::{Place, Prepare};
+use super::{Kernels, Launch, Sizes, bits, twins};
 use crate::backend::mlx_text::delta::{self as text, COLUMNS, PARTS};
-
-/// What a delta rule's queries, keys and gates are made of.
-pub struct Prepare<'a> {
-    /// Rows.
-    pub rows: i32,
-    /// Queries and keys as they come, and the epsilon and scale of their norm.
-    pub keys: [(&'a Place, f32, f32); 2],
-    /// Inputs of decay and strength.
-    pub gates: [&'a Place; 2],
-    /// `f32[v_heads]` each: the logarithm of the rate, and the offset of the step.
-    pub vectors: [&'a Array; 2],
-}
 
 impl Kernels {
     /// `[rows, channels]` in f32, and the state after.
@@ -38,6 +27,7 @@ impl Kernels {
         }
         let (channels, kernel) = (a.heads * a.dim, taps.shape()[0]);
         let sizes = [(c"C", channels), (c"K", kernel), (c"SILU", i32::from(silu))];
+        self.count("conv");
         let Some(kernels) = &self.all else { return twins::conv(m, a, taps, before, valid, silu).map(Some) };
         let launch = Launch {
             grid: text::conv_grid(rows, channels),
@@ -61,6 +51,7 @@ impl Kernels {
         let reals = [(c"KE", bits(k_eps)), (c"QS", bits(q_scale)), (c"KS", bits(k_scale))];
         let sizes = sizes.into_iter().chain(reals).collect::<Vec<_>>();
         let (keys, gates) = ([rows, q.heads, q.dim], [rows, v_heads]);
+        self.count("delta_prepare");
         let Some(kernels) = &self.all else { return twins::delta_prepare(m, p).map(Some) };
         let launch = Launch {
             grid: text::prepare_grid(rows, q.heads),
@@ -83,6 +74,7 @@ impl Kernels {
         if rows != 1 || k_dim % PARTS != 0 || k_dim > 256 || v_dim % COLUMNS != 0 {
             return Ok(None);
         }
+        self.count("delta_step");
         let Some(kernels) = &self.all else { return delta::step(m, s).map(Some) };
         let launch = Launch {
             grid: text::step_grid(v_heads, v_dim),

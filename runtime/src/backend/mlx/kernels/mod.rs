@@ -13,20 +13,22 @@
 
 mod attention;
 mod delta;
+mod operands;
 mod rows;
 mod twins;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
 
 use mlx_sys as sys;
 
-use super::array::{Array, Arrays, MlxError, Result, Type, c_string, check};
+use super::array::{Array, Arrays, Result, Type, c_string, check};
 use super::device::Device;
 use super::ops::Mlx;
 use crate::backend::mlx_text::{self, Grid, Source};
-pub use attention::{Attend, Heads};
-pub use delta::Prepare;
-pub use rows::{Act, Shared};
+use operands::strange;
+pub use operands::{Act, Attend, Heads, Place, Prepare, Shared};
 
 enum Kernel {
     Cuda(sys::mlx_fast_cuda_kernel),
@@ -60,35 +62,6 @@ fn names(of: &[&str]) -> Result<Names> {
     let mut raw: Vec<*const c_char> = owned.iter().map(|n| n.as_ptr()).collect();
     // SAFETY: terminated strings that live through the call; MLX copies them.
     Ok(Names(unsafe { sys::mlx_vector_string_new_data(raw.as_mut_ptr(), raw.len()) }))
-}
-
-/// A view of an array `[rows, width]`: row `r` has elements `at + h * stride + i` for heads `h` and `i < dim`.
-pub struct Place {
-    /// `[rows, width]`, contiguous.
-    pub array: Array,
-    /// Elements of a row.
-    pub width: i32,
-    /// The first element.
-    pub at: i32,
-    /// Heads.
-    pub heads: i32,
-    /// Elements of a head.
-    pub dim: i32,
-    /// From head to head.
-    pub stride: i32,
-}
-
-impl Clone for Place {
-    fn clone(&self) -> Place {
-        Place { array: self.array.clone(), ..*self }
-    }
-}
-
-impl Place {
-    /// All of a contiguous array, as rows of `heads * dim`.
-    pub fn all(array: &Array, heads: i32, dim: i32) -> Place {
-        Place { array: array.clone(), width: heads * dim, at: 0, heads, dim, stride: dim }
-    }
 }
 
 /// Template arguments: numbers by name.
@@ -243,6 +216,7 @@ pub struct Kernels {
     all: Option<All>,
     twins: bool,
     device: Device,
+    used: RefCell<BTreeMap<&'static str, usize>>,
 }
 
 // SAFETY: as for `Array`.
@@ -254,12 +228,12 @@ impl Kernels {
     /// # Errors
     /// What MLX says.
     pub fn new(device: Device) -> Result<Kernels> {
-        Ok(Kernels { all: All::new(device)?, twins: false, device })
+        Ok(Kernels { all: All::new(device)?, twins: false, device, used: RefCell::default() })
     }
 
     /// What the kernels are to compute, in operations.
     pub fn twins(device: Device) -> Kernels {
-        Kernels { all: None, twins: true, device }
+        Kernels { all: None, twins: true, device, used: RefCell::default() }
     }
 
     /// Whether there are any.
@@ -267,12 +241,17 @@ impl Kernels {
         self.all.is_some() || self.twins
     }
 
+    /// How often each was taken, over all graphs that were lowered.
+    pub fn used(&self) -> BTreeMap<&'static str, usize> {
+        self.used.borrow().clone()
+    }
+
+    fn count(&self, name: &'static str) {
+        *self.used.borrow_mut().entry(name).or_insert(0) += 1;
+    }
+
     /// Where they run.
     pub fn device(&self) -> Device {
         self.device
     }
-}
-
-fn strange() -> MlxError {
-    MlxError("a kernel with other operands or results".to_owned())
 }

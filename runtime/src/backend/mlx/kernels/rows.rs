@@ -2,30 +2,14 @@
 
 use super::super::array::{Array, Result, Type};
 use super::super::ops::{Mlx, Packing};
-use super::{Kernels, Launch, Place, Sizes, bits, twins};
+use super::operands::{Act, Place, Shared};
+use super::{Kernels, Launch, Sizes, bits, twins};
 use crate::backend::mlx_text::rows::{self as text, SCANS};
 
 /// Most experts and slots of the router's kernel, and the widest row that a block of [`text::ADD_NORM`] holds.
 const MOST_EXPERTS: i32 = 1024;
 const MOST_SLOTS: i32 = 32;
 const MOST_ROW: i32 = 16384;
-
-/// What opens a gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
-    /// `x * sigmoid(x)`
-    Silu,
-    /// `sigmoid(x)`
-    Sigmoid,
-}
-
-/// A shared expert's rows, and what opens its gate.
-pub struct Shared {
-    /// `[rows, dim]`
-    pub array: Array,
-    /// One element a row.
-    pub open: Place,
-}
 
 impl Kernels {
     /// Rows of a packed table, `[rows, dim]`; `parts` are codes, scales and biases.
@@ -37,6 +21,7 @@ impl Kernels {
             return Ok(None);
         }
         let (rows, dim) = (ids.size() as i32, parts[1].shape()[1] * p.group);
+        self.count("embed");
         let Some(kernels) = &self.all else { return twins::embed(m, ids, parts, p, kind).map(Some) };
         let launch = Launch {
             grid: text::embed_grid(rows, dim),
@@ -68,6 +53,7 @@ impl Kernels {
         if dim > MOST_ROW {
             return Ok(None);
         }
+        self.count("add_norm");
         let Some(kernels) = &self.all else { return twins::add_norm(m, a, b, w, eps, kind).map(Some) };
         let launch = Launch {
             grid: text::add_norm_grid(rows),
@@ -87,6 +73,7 @@ impl Kernels {
         }
         let n = a.heads * a.dim;
         let sizes = [(c"N", n), (c"ACT", i32::from(act == Act::Sigmoid))];
+        self.count("gate");
         let Some(kernels) = &self.all else { return twins::gate(m, a, b, act, kind).map(Some) };
         let launch = Launch {
             grid: text::gate_grid(rows, n),
@@ -116,6 +103,7 @@ impl Kernels {
         }
         let (n, dim) = (a.heads * a.dim, weight.size() as i32);
         let sizes = [(c"H", n / dim), (c"D", dim), (c"EPS", bits(eps))];
+        self.count("norm_gate");
         let Some(kernels) = &self.all else { return twins::norm_gate(m, a, b, weight, eps, kind).map(Some) };
         let launch = Launch {
             grid: text::norm_gate_grid(rows, n / dim),
@@ -138,6 +126,7 @@ impl Kernels {
         if experts > MOST_EXPERTS || k > MOST_SLOTS || k > experts {
             return Ok(None);
         }
+        self.count("top_k");
         let Some(kernels) = &self.all else { return twins::top_k(m, scores, k, renorm).map(Some) };
         let launch = Launch {
             grid: text::top_k_grid(rows),
@@ -167,6 +156,7 @@ impl Kernels {
         let stand_in = Shared { array: weights.clone(), open: Place::all(weights, 1, k) };
         let s = shared.unwrap_or(&stand_in);
         let sizes = [(c"K", k), (c"D", dim), (c"SHARED", i32::from(shared.is_some()))];
+        self.count("mix");
         let Some(kernels) = &self.all else { return twins::mix(m, slots, weights, shared, kind).map(Some) };
         let launch = Launch {
             grid: text::mix_grid(rows, dim),
@@ -185,6 +175,7 @@ impl Kernels {
         if !self.exist() {
             return Ok(None);
         }
+        self.count("pick");
         let Some(kernels) = &self.all else { return twins::pick(m, logits, known).map(Some) };
         let launch = Launch {
             grid: text::scan_grid(),

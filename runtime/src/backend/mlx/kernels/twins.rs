@@ -6,10 +6,7 @@
 
 use super::super::array::{Array, Result, Type};
 use super::super::ops::{Mlx, Packing};
-use super::attention::{Attend, Heads};
-use super::delta::Prepare;
-use super::rows::{Act, Shared};
-use super::{Place, strange};
+use super::operands::{Act, Attend, Heads, Place, Prepare, Shared, strange};
 
 /// A view's elements in f32, `[rows, heads, dim]`, each by its own index.
 fn view(m: &Mlx, p: &Place) -> Result<Array> {

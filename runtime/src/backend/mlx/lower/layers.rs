@@ -1,18 +1,16 @@
 //! Lowering of the records that take more than a line: experts, gates, positions, attention, convolution, recurrence.
 
 use loaf_formats::dtype::WEIGHT_PLANES;
-use loaf_formats::op::{
-    OpAttrs, OpKind, add, attention, conv, expert_linear_quant, gdn_scan, kv_write, rope, rope_table, silu_mul,
-};
-use loaf_formats::plan::{Record, StateKind};
+use loaf_formats::op::{OpAttrs, OpKind, attention, conv, expert_linear_quant, gdn_scan, kv_write, rope, rope_table};
+use loaf_formats::plan::StateKind;
 
 use super::super::array::{Array, MlxError, Result, Type};
 use super::super::delta::{self, Scan};
 use super::super::device::Device;
-use super::super::kernels::{Act, Attend, Heads, Prepare, Shared};
-use super::super::values::{Origin, shape};
+use super::super::kernels::Attend;
+use super::super::values::shape;
 use super::super::weights::Matrix;
-use super::{Planes, Trace, Written, missing};
+use super::{Op, Planes, Trace, missing};
 use crate::math::rope_angle;
 
 /// Slots from which products with experts are taken sorted by expert: fewer are read one by one anyway.
@@ -24,7 +22,7 @@ impl Trace<'_> {
     /// A product per slot with its expert's matrix. `x`, `order`, `weight` and `out` are operand indices.
     pub(super) fn experts(
         &mut self,
-        r: &Record<'_>,
+        r: &Op<'_>,
         x: usize,
         order: usize,
         weight: [usize; WEIGHT_PLANES],
@@ -40,7 +38,7 @@ impl Trace<'_> {
         let dense = format.group().is_none();
         let kind = if dense && self.l.kernels.device() == Device::Cpu { Type::F32 } else { self.l.kind };
         let w = self.l.weights.matrix(m, &o, &dims, format, Some(count), kind)?;
-        let ids = m.reshape(&self.values.whole(r.operand(order))?, &shape([rows, k, 1])[..2])?;
+        let ids = m.reshape(&self.values.whole(r.value(order)?)?, &shape([rows, k, 1])[..2])?;
         let product = |x: &Array, from: Option<&Array>, ids: &Array| match &w {
             Matrix::Dense(w) => m.gather_mm(x, w, ids, from.is_none()),
             Matrix::Packed { codes, scales, biases, packing } => {
@@ -91,7 +89,7 @@ impl Trace<'_> {
 
     /// Rows of a table that is computed here exactly as the CPU computes it, for every position the caches hold. Halves without
     /// kernels of ours: MLX's kernel will do it from the periods.
-    pub(super) fn rope_table(&mut self, r: &Record<'_>) -> Result<()> {
+    pub(super) fn rope_table(&mut self, r: &Op<'_>) -> Result<()> {
         let m = self.m;
         let (half, o) = (rope_table::Attrs::of(r.attrs).half as u64, rope_table::Operands::indices());
         let pos = self.inputs.pos.clone();
@@ -104,7 +102,7 @@ impl Trace<'_> {
         };
         if self.l.kind != Type::F32 {
             let periods: Vec<f32> = frequencies()?.iter().map(|f| 1.0 / f).collect();
-            self.ropes.push((r.operand(o.out), pos.clone(), Array::from_slice(&periods, &[half as i32])));
+            self.ropes.push((r.value(o.out)?, pos.clone(), Array::from_slice(&periods, &[half as i32])));
             if !self.fused {
                 return Ok(());
             }
@@ -135,31 +133,12 @@ impl Trace<'_> {
         caches.map(|(_, a)| a.shape()[1] as u64).max().unwrap_or(0)
     }
 
-    pub(super) fn rope(&mut self, r: &Record<'_>) -> Result<()> {
-        let origin = self.rotation(r)?;
-        self.rotated(r)?;
-        origin.map_or(Ok(()), |origin| self.mark(origin))
-    }
-
-    /// What a rotation is computed from, if a kernel may do it.
-    fn rotation(&self, r: &Record<'_>) -> Result<Option<Origin>> {
-        if !self.fused {
-            return Ok(None);
-        }
-        let (half, o) = (rope::Attrs::of(r.attrs).half as i32, rope::Operands::indices());
-        let table = self.m.reshape(&self.input(r, o.table)?, &[self.rows as i32, 2 * half])?;
-        Ok(Some(match self.origin(r, o.x) {
-            Some(Origin::Norm(from, w, eps)) => Origin::Rope(from.clone(), Some((w.clone(), *eps)), table, half),
-            _ => Origin::Rope(self.place(r, o.x)?, None, table, half),
-        }))
-    }
-
-    fn rotated(&mut self, r: &Record<'_>) -> Result<()> {
+    pub(super) fn rope(&mut self, r: &Op<'_>) -> Result<()> {
         let m = self.m;
         let (a, o) = (rope::Attrs::of(r.attrs), rope::Operands::indices());
         let [rows, heads, dim, half] = [a.rows, a.heads, a.dim, a.half].map(|n| n as u64);
         let x = self.input(r, o.x)?;
-        if let Some((_, pos, periods)) = self.ropes.iter().rev().find(|t| t.0.offset == r.operand(o.table).offset) {
+        if let Some((_, pos, periods)) = self.ropes.iter().find(|t| Some(t.0) == r.source(o.table).value()) {
             // [1, heads, rows, dim]: positions are the axis before the last.
             let x = m.reshape(&m.transpose(&x, &[1, 0, 2])?, &[1, heads as i32, rows as i32, dim as i32])?;
             let y = m.rope(&x, 2 * half as i32, pos, periods)?;
@@ -178,73 +157,25 @@ impl Trace<'_> {
         self.out(r, o.out, &y)
     }
 
-    pub(super) fn write(&mut self, r: &Record<'_>) -> Result<()> {
+    pub(super) fn write(&mut self, r: &Op<'_>) -> Result<()> {
         let m = self.m;
         let o = kv_write::Operands::indices();
-        let at = self.l.state_of(r.operand(o.cache))?;
-        let before = self.states[at].clone();
-        if self.fused {
-            let origin = self.origin(r, o.x).cloned();
-            self.written.insert(at, Written { before: before.clone(), rows: self.place(r, o.x)?, origin });
-        }
+        let at = r.state(o.cache)?;
         let rows = m.transpose(&self.input(r, o.x)?, &[1, 0, 2])?;
         let rows = m.astype(&rows, self.l.cache_type(r.operand(o.cache).dtype))?;
-        self.states[at] = m.write_at(&before, &rows, self.inputs.pos, 1)?;
+        self.states[at] = m.write_at(&self.states[at], &rows, self.inputs.pos, 1)?;
         Ok(())
     }
 
-    /// Queries `[rows, heads, dim]` of an attention, where one kernel norms, rotates and caches; the caches stay the arrays they
-    /// were.
-    fn heads(&mut self, r: &Record<'_>) -> Result<Option<Array>> {
-        let o = attention::Operands::indices();
-        let caches = [self.l.state_of(r.operand(o.k))?, self.l.state_of(r.operand(o.v))?];
-        let (Some(Origin::Rope(q, q_norm, table, half)), Some(k), Some(v)) =
-            (self.origin(r, o.q), self.written.get(&caches[0]), self.written.get(&caches[1]))
-        else {
-            return Ok(None);
-        };
-        let Some(Origin::Rope(k_rows, k_norm, _, k_half)) = &k.origin else { return Ok(None) };
-        let norms = match (q_norm, k_norm) {
-            (Some((qw, qe)), Some((kw, ke))) => Some([(qw, *qe), (kw, *ke)]),
-            (None, None) => None,
-            _ => return Ok(None),
-        };
-        if half != k_half {
-            return Ok(None);
-        }
-        // What reads the caches must also read the queries, to come after; operations would convert the caches first.
-        let reads = self.rows == 1 && self.l.kernels.attends(q.dim);
-        if !reads && k.before.raw_type() != self.l.kind.raw() {
-            return Ok(None);
-        }
-        let heads = Heads {
-            rows: self.rows as i32,
-            parts: [q, k_rows, &v.rows],
-            norms,
-            table: (table, *half),
-            caches: [&k.before, &v.before],
-            pos: self.inputs.pos,
-        };
-        let Some([q, keys, values]) = self.l.kernels.heads(self.m, &heads, self.l.kind)? else { return Ok(None) };
-        for (at, cache) in caches.into_iter().zip([keys, values]) {
-            self.states[at] = cache;
-            self.written.remove(&at);
-        }
-        Ok(Some(q))
-    }
-
-    pub(super) fn attention(&mut self, r: &Record<'_>) -> Result<()> {
+    /// Attention of queries `[rows, heads, dim]` over caches that hold the step's rows.
+    pub(super) fn attention(&mut self, r: &Op<'_>, q: &Array) -> Result<()> {
         let m = self.m;
         let (a, o) = (attention::Attrs::of(r.attrs), attention::Operands::indices());
         let [rows, heads, dim, window] = [a.rows, a.heads, a.dim, a.window].map(|n| n as u64);
         let scale = a.scale;
-        let q = match self.heads(r)? {
-            Some(q) => q,
-            None => self.input(r, o.q)?,
-        };
-        let caches = [self.l.state_of(r.operand(o.k))?, self.l.state_of(r.operand(o.v))?].map(|at| &self.states[at]);
+        let caches = [r.state(o.k)?, r.state(o.v)?].map(|at| &self.states[at]);
         if rows == 1 {
-            let (q, last) = (&m.reshape(&q, &[heads as i32, dim as i32])?, self.inputs.pos);
+            let (q, last) = (&m.reshape(q, &[heads as i32, dim as i32])?, self.inputs.pos);
             let attend = Attend { q, caches, last, scale, window: window as i32 };
             if let Some(y) = self.l.kernels.attend(m, &attend, self.l.kind)? {
                 return self.out(r, o.out, &y);
@@ -256,7 +187,7 @@ impl Trace<'_> {
         });
         let (keys, values) = (keys?, values?);
         let visible = self.visible(keys.shape()[2], [window, heads, dim])?;
-        let mut q = m.reshape(&m.transpose(&q, &[1, 0, 2])?, &[1, heads as i32, rows as i32, dim as i32])?;
+        let mut q = m.reshape(&m.transpose(q, &[1, 0, 2])?, &[1, heads as i32, rows as i32, dim as i32])?;
         if self.cudnn(dim) {
             q = m.contiguous(&q)?;
         }
@@ -300,37 +231,13 @@ impl Trace<'_> {
         Ok(visible)
     }
 
-    /// A gate in one launch, with the norm of what it lets through if there was one.
-    pub(super) fn gate(&self, r: &Record<'_>, act: Act) -> Result<Option<Array>> {
-        if !self.fused {
-            return Ok(None);
-        }
-        let o = silu_mul::Operands::indices();
-        let (m, a, rows, kind) = (self.m, self.place(r, o.a)?, self.rows as i32, self.l.kind);
-        match self.origin(r, o.b) {
-            Some(Origin::Norm(from, w, eps)) if act == Act::Silu => {
-                self.l.kernels.norm_gate(m, &a, from, w, *eps, rows, kind)
-            }
-            _ => self.l.kernels.gate(m, &a, &self.place(r, o.b)?, act, rows, kind),
-        }
-    }
-
-    /// The sum of a mixture and its shared expert in one launch.
-    pub(super) fn mixture(&self, r: &Record<'_>) -> Result<Option<Array>> {
-        let o = add::Operands::indices();
-        let (Some(a), Some(b)) = (self.origin(r, o.a), self.origin(r, o.b)) else { return Ok(None) };
-        let (Origin::Sum(slots, weights), Origin::Scaled(array, open)) = (a, b) else { return Ok(None) };
-        let shared = Shared { array: array.clone(), open: open.clone() };
-        self.l.kernels.mix(self.m, slots, weights, Some(&shared), self.l.kind)
-    }
-
-    pub(super) fn convolution(&mut self, r: &Record<'_>) -> Result<()> {
+    pub(super) fn convolution(&mut self, r: &Op<'_>) -> Result<()> {
         let m = self.m;
         // With silu and without, attributes and operands are the same.
         let (a, o) = (conv::Attrs::of(r.attrs), conv::Operands::indices());
         let [rows, channels, kernel] = [a.rows, a.heads * a.dim, a.kernel].map(|n| n as u64);
         if self.fused {
-            let at = self.l.state_of(r.operand(o.state))?;
+            let at = r.state(o.state)?;
             let taps = self.l.weights.taps(m, r.operand(o.weight), channels, kernel)?;
             let (x, silu) = (self.place(r, o.x)?, r.kind == OpKind::ConvSilu);
             let made = self.l.kernels.conv(m, &x, &taps, &self.states[at], self.inputs.rows, rows as i32, silu)?;
@@ -341,7 +248,7 @@ impl Trace<'_> {
         }
         let x = m.reshape(&self.wide(r, o.x)?, &shape([rows, channels, 1])[..2])?;
         let taps = self.l.weights.taps(m, r.operand(o.weight), channels, kernel)?;
-        let at = self.l.state_of(r.operand(o.state))?;
+        let at = r.state(o.state)?;
         let before = m.reshape(&self.states[at], &shape([kernel - 1, channels, 1])[..2])?;
         let history = m.concat(&[&before, &x], 0)?;
         let mut sum: Option<Array> = None;
@@ -366,7 +273,21 @@ impl Trace<'_> {
         self.keep(r, o.out, &y)
     }
 
-    pub(super) fn scan(&mut self, r: &Record<'_>) -> Result<()> {
+    /// A scan's operands, as records made them.
+    pub(super) fn plain_scan(&self, r: &Op<'_>) -> Result<Scan> {
+        let (a, o) = (gdn_scan::Attrs::of(r.attrs), gdn_scan::Operands::indices());
+        let per_head = [a.rows as i32, a.v_heads as i32];
+        Ok(Scan {
+            q: self.wide(r, o.q)?,
+            k: self.wide(r, o.k)?,
+            v: self.wide(r, o.v)?,
+            log_decay: self.m.reshape(&self.wide(r, o.decay)?, &per_head)?,
+            beta: self.m.reshape(&self.wide(r, o.beta)?, &per_head)?,
+            state: self.states[r.state(o.state)?].clone(),
+        })
+    }
+
+    pub(super) fn scan(&mut self, r: &Op<'_>, scan: &Scan) -> Result<()> {
         let m = self.m;
         let (a, o) = (gdn_scan::Attrs::of(r.attrs), gdn_scan::Operands::indices());
         if a.tiled != 0 {
@@ -374,50 +295,17 @@ impl Trace<'_> {
                 "expected value heads of a key head side by side, found them tiled; the CPU takes them".to_owned(),
             ));
         }
-        let at = self.l.state_of(r.operand(o.state))?;
-        let per_head = [a.rows as i32, a.v_heads as i32];
-        let scan = match self.prepared(r)? {
-            Some(scan) => scan,
-            None => Scan {
-                q: self.wide(r, o.q)?,
-                k: self.wide(r, o.k)?,
-                v: self.wide(r, o.v)?,
-                log_decay: m.reshape(&self.wide(r, o.decay)?, &per_head)?,
-                beta: m.reshape(&self.wide(r, o.beta)?, &per_head)?,
-                state: self.states[at].clone(),
-            },
-        };
         let (y, state) = if self.rows == 1 {
-            match self.l.kernels.delta_step(m, &scan)? {
+            match self.l.kernels.delta_step(m, scan)? {
                 Some(result) => result,
-                None => delta::step(m, &scan)?,
+                None => delta::step(m, scan)?,
             }
         } else {
-            delta::chunked(m, &scan, self.inputs.rows)?
+            delta::chunked(m, scan, self.inputs.rows)?
         };
+        let at = r.state(o.state)?;
         self.states[at] = state;
         // A norm in f32 follows.
         self.keep(r, o.out, &y)
-    }
-
-    /// A scan's operands with norms and gates from one launch.
-    fn prepared(&self, r: &Record<'_>) -> Result<Option<Scan>> {
-        let o = gdn_scan::Operands::indices();
-        let (Some(Origin::Length(q, q_eps, q_scale)), Some(Origin::Length(k, k_eps, k_scale))) =
-            (self.origin(r, o.q), self.origin(r, o.k))
-        else {
-            return Ok(None);
-        };
-        let Some(Origin::Gates([a, b], [a_log, dt])) = self.origin(r, o.decay) else { return Ok(None) };
-        let prepare = Prepare {
-            rows: self.rows as i32,
-            keys: [(q, *q_eps, *q_scale), (k, *k_eps, *k_scale)],
-            gates: [a, b],
-            vectors: [a_log, dt],
-        };
-        let made = self.l.kernels.delta_prepare(self.m, &prepare)?;
-        let state = self.states[self.l.state_of(r.operand(o.state))?].clone();
-        let v = self.wide(r, o.v)?;
-        Ok(made.map(|[q, k, log_decay, beta]| Scan { q, k, v, log_decay, beta, state }))
     }
 }

@@ -1,0 +1,279 @@
+//! Splitting what a model writes into reasoning, text and calls of tools, while it is being written.
+//!
+//! What always holds: the pieces do not depend on how the text was cut on its way here; no character is lost but the marks themselves and white space
+//! next to them; what begins like a call and is none comes out as text.
+
+use serde_json::Value;
+
+use crate::tools::{self, Call, Style};
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Piece {
+    /// What the model thought.
+    Reasoning(String),
+    /// What it says.
+    Text(String),
+    /// What it wants done.
+    Call(Call),
+}
+
+const THINK: &str = "<think>";
+const THOUGHT: &str = "</think>";
+const CALL: &str = "<tool_call>";
+const CALLED: &str = "</tool_call>";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// Nothing has come yet that is not white space.
+    Start,
+    Reasoning,
+    /// Between reasoning and text, where white space is no text.
+    Between,
+    Text,
+    Call,
+    /// All of it is kept until the end.
+    Json,
+}
+
+/// The splitter; see the module's doc.
+pub struct Splitter {
+    mode: Mode,
+    reasons: bool,
+    style: Option<Style>,
+    tools: Vec<Value>,
+    pending: String,
+    /// Reasoning has come that is not white space.
+    reasoned: bool,
+}
+
+impl Splitter {
+    /// A splitter for a model whose template is `template`; `thinks` says that the answer begins in its reasoning, `tools` are those on offer.
+    pub fn new(template: &str, thinks: bool, tools: &[Value]) -> Splitter {
+        let reasons = template.contains(THINK) || template.contains(THOUGHT);
+        let style = Style::of(template).filter(|_| !tools.is_empty());
+        let mode = if thinks { Mode::Reasoning } else { Mode::Start };
+        Splitter { mode, reasons, style, tools: tools.to_vec(), pending: String::new(), reasoned: false }
+    }
+
+    /// One that finds nothing but text.
+    pub fn plain() -> Splitter {
+        Splitter::new("", false, &[])
+    }
+
+    /// Takes text; gives what is certain.
+    pub fn push(&mut self, text: &str) -> Vec<Piece> {
+        self.pending.push_str(text);
+        let mut out = Vec::new();
+        while self.step(false, &mut out) {}
+        out
+    }
+
+    /// Nothing follows: gives what is left.
+    pub fn finish(&mut self) -> Vec<Piece> {
+        let mut out = Vec::new();
+        while self.step(true, &mut out) {}
+        out
+    }
+
+    /// One move; whether another may follow.
+    fn step(&mut self, ended: bool, out: &mut Vec<Piece>) -> bool {
+        let pending = self.pending.as_str();
+        match self.mode {
+            Mode::Start => {
+                if !self.reasons && self.style.is_none() {
+                    self.mode = Mode::Text;
+                    return !pending.is_empty();
+                }
+                let start = pending.trim_start();
+                let wait = !ended && (start.is_empty() || self.reasons && THINK.starts_with(start));
+                if wait {
+                    return false;
+                }
+                if self.reasons && start.starts_with(THINK) {
+                    let rest = start[THINK.len()..].to_owned();
+                    (self.mode, self.pending) = (Mode::Reasoning, rest);
+                    return true;
+                }
+                self.mode = self.text_mode();
+                !self.pending.is_empty()
+            }
+            Mode::Reasoning => {
+                // A template puts a line break behind its mark; it is not what the model thought.
+                if !self.reasoned && pending.starts_with(char::is_whitespace) {
+                    self.pending = pending.trim_start().to_owned();
+                    return true;
+                }
+                if let Some(at) = pending.find(THOUGHT) {
+                    let before = pending[..at].trim_end().to_owned();
+                    self.pending.drain(..at + THOUGHT.len());
+                    self.mode = Mode::Between;
+                    self.reasoning(before, out);
+                    return true;
+                }
+                let held = held(pending, THOUGHT);
+                let certain = if ended { pending.trim_end().len() } else { pending.len() - held };
+                let text: String = self.pending.drain(..certain).collect();
+                if ended {
+                    self.pending.clear();
+                }
+                self.reasoning(text, out);
+                false
+            }
+            Mode::Between => {
+                let start = pending.trim_start();
+                if start.is_empty() {
+                    self.pending.clear();
+                    return false;
+                }
+                self.pending = start.to_owned();
+                self.mode = self.text_mode();
+                true
+            }
+            Mode::Text => {
+                if self.style != Some(Style::Tagged) {
+                    let text = std::mem::take(&mut self.pending);
+                    push_text(text, out);
+                    return false;
+                }
+                if let Some(at) = pending.find(CALL) {
+                    let before = pending[..at].trim_end().to_owned();
+                    self.pending.drain(..at + CALL.len());
+                    self.mode = Mode::Call;
+                    push_text(before, out);
+                    return true;
+                }
+                let held = if ended { 0 } else { held(pending, CALL) };
+                let certain = pending.len() - held;
+                let text: String = self.pending.drain(..certain).collect();
+                push_text(text, out);
+                false
+            }
+            Mode::Call => {
+                let (inside, rest) = match pending.split_once(CALLED) {
+                    Some((inside, rest)) => (inside, Some(rest)),
+                    None if ended => (pending, None),
+                    None => return false,
+                };
+                match tools::tagged(inside, &self.tools) {
+                    Some(call) => out.push(Piece::Call(call)),
+                    None => push_text(format!("{CALL}{inside}{}", rest.map_or("", |_| CALLED)), out),
+                }
+                self.pending = rest.unwrap_or_default().to_owned();
+                self.mode = Mode::Between;
+                !self.pending.is_empty()
+            }
+            Mode::Json => {
+                if !ended {
+                    if tools::may_be_json(pending) {
+                        return false;
+                    }
+                    self.mode = Mode::Text;
+                    return true;
+                }
+                match tools::json(pending) {
+                    Some(calls) => out.extend(calls.into_iter().map(Piece::Call)),
+                    None => push_text(self.pending.clone(), out),
+                }
+                self.pending.clear();
+                false
+            }
+        }
+    }
+
+    fn text_mode(&self) -> Mode {
+        if self.style == Some(Style::Json) { Mode::Json } else { Mode::Text }
+    }
+
+    fn reasoning(&mut self, text: String, out: &mut Vec<Piece>) {
+        if !text.is_empty() {
+            self.reasoned = true;
+            out.push(Piece::Reasoning(text));
+        }
+    }
+}
+
+fn push_text(text: String, out: &mut Vec<Piece>) {
+    if !text.is_empty() {
+        out.push(Piece::Text(text));
+    }
+}
+
+/// Bytes at the end of `text` that may become `mark`, with the white space before them, which would then go.
+fn held(text: &str, mark: &str) -> usize {
+    let begun = (1..mark.len()).rev().find(|n| mark.is_char_boundary(*n) && text.ends_with(&mark[..*n])).unwrap_or(0);
+    let before = &text[..text.len() - begun];
+    begun + before.len() - before.trim_end().len()
+}
+
+/// The pieces of a whole answer, neighbours of a kind joined.
+pub fn join(pieces: impl IntoIterator<Item = Piece>) -> Vec<Piece> {
+    let mut out: Vec<Piece> = Vec::new();
+    for piece in pieces {
+        match (out.last_mut(), piece) {
+            (Some(Piece::Text(a)), Piece::Text(b)) | (Some(Piece::Reasoning(a)), Piece::Reasoning(b)) => a.push_str(&b),
+            (_, piece) => out.push(piece),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Every way of cutting gives the same.
+    fn split(template: &str, thinks: bool, tools: &[Value], text: &str) -> Vec<Piece> {
+        let cut = |size: usize| {
+            let mut splitter = Splitter::new(template, thinks, tools);
+            let chars: Vec<char> = text.chars().collect();
+            let pieces: Vec<Piece> =
+                chars.chunks(size).flat_map(|c| splitter.push(&c.iter().collect::<String>())).collect();
+            join(pieces.into_iter().chain(splitter.finish()))
+        };
+        let whole = cut(text.len().max(1));
+        for size in 1..12 {
+            assert_eq!(cut(size), whole, "{size}: {text}");
+        }
+        whole
+    }
+
+    fn text(t: &str) -> Piece {
+        Piece::Text(t.to_owned())
+    }
+
+    #[test]
+    fn reasoning_is_told_apart() {
+        let template = "... <think> ... </think>";
+        let thought = Piece::Reasoning("Hm < 3".into());
+        for (thinks, answer) in [(true, "\nHm < 3\n</think>\n\nYes."), (false, "<think>\nHm < 3\n</think>\n\nYes.")] {
+            assert_eq!(split(template, thinks, &[], answer), [thought.clone(), text("Yes.")]);
+        }
+        assert_eq!(split(template, false, &[], "Yes <think>"), [text("Yes <think>")]);
+        assert_eq!(split(template, true, &[], "Hm < 3"), [thought]);
+        assert_eq!(split("plain", false, &[], " <think>a</think> "), [text(" <think>a</think> ")]);
+    }
+
+    #[test]
+    fn calls_are_told_apart_and_malformed_ones_are_text() {
+        let template = "tools <tool_call> ";
+        let tools = [json!({ "function": { "name": "f" } })];
+        let call = Piece::Call(Call { name: "f".into(), arguments: json!({ "a": 1 }) });
+        let one = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+        assert_eq!(
+            split(template, false, &tools, &format!("Well.\n{one}\n{one}")),
+            [text("Well."), call.clone(), call.clone()]
+        );
+        assert_eq!(split(template, false, &tools, &one[..one.len() - 12]), [call.clone()]);
+        let broken = "<tool_call>\n{\"name\": }\n</tool_call>";
+        assert_eq!(split(template, false, &tools, broken), [text(broken)]);
+        // Without tools on offer it is what it looks like.
+        assert_eq!(split(template, false, &[], one), [text(one)]);
+        let json_template = "tools [TOOL_CALLS]";
+        assert_eq!(split(json_template, false, &tools, " [{\"name\": \"f\", \"arguments\": {\"a\": 1}}]"), [call]);
+        assert_eq!(split(json_template, false, &tools, "[1, 2]"), [text("[1, 2]")]);
+        assert_eq!(split(json_template, false, &tools, "No: {}"), [text("No: {}")]);
+    }
+}

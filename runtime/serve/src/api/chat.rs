@@ -1,0 +1,325 @@
+//! `/v1/chat/completions`.
+
+use std::sync::Arc;
+
+use hyper::Response;
+use serde_json::{Value, json};
+
+use super::{App, Plan, Request, blocking, finish_reason, log_prob, messages_in, open, sampling, sse, submit};
+use crate::answer::{Piece, Splitter, join};
+use crate::body::{Content, Stream};
+use crate::fields::{Fields, Refusal};
+use crate::hub::Loaded;
+use crate::job::{Event, Stop, TokenProbs, Wanted};
+use crate::prompt::{self, Talk};
+use crate::run::{Answer, Run};
+use crate::tools::Call;
+
+/// How answers to a chat are read and written.
+pub struct Shape {
+    id: String,
+    model: String,
+    fingerprint: String,
+    loaded: Arc<Loaded>,
+    thinks: bool,
+    tools: Vec<Value>,
+    probs: bool,
+    include_usage: Option<bool>,
+}
+
+/// Reads what chat-like requests say of the template.
+///
+/// # Errors
+/// What is not as it should be, by name.
+pub fn template_options(fields: &mut Fields, talk: &mut Talk) -> Result<(), Refusal> {
+    talk.thinking = fields.bool("enable_thinking")?;
+    if let Some(kwargs) = fields.any("chat_template_kwargs") {
+        let Value::Object(map) = kwargs else {
+            return Err(Refusal::field("chat_template_kwargs", "expected an object"));
+        };
+        for (name, value) in map {
+            match (name.as_str(), value.as_bool()) {
+                ("enable_thinking", Some(on)) => talk.thinking = Some(on),
+                ("messages" | "tools" | "add_generation_prompt" | "bos_token" | "eos_token" | "enable_thinking", _) => {
+                    let name = format!("chat_template_kwargs.{name}");
+                    return Err(Refusal::field(&name, "not to be set here"));
+                }
+                _ => talk.variables.push((name, value)),
+            }
+        }
+    }
+    if let Some(effort) = fields.text("reasoning_effort")? {
+        match effort.as_str() {
+            "none" => talk.thinking = Some(false),
+            "minimal" | "low" | "medium" | "high" => {
+                talk.variables.push(("reasoning_effort".to_owned(), effort.into()))
+            }
+            _ => return Err(Refusal::field("reasoning_effort", "expected none, minimal, low, medium or high")),
+        }
+    }
+    Ok(())
+}
+
+/// Answers a request.
+///
+/// # Errors
+/// What is refused.
+pub async fn serve(app: &Arc<App>, request: Request) -> Result<Response<Content>, Refusal> {
+    let this = app.clone();
+    let (run, shape, streams) = blocking(move || prepare(&this, &request)).await?;
+    respond(run, shape, streams).await
+}
+
+async fn respond(mut run: Run, shape: Shape, streams: bool) -> Result<Response<Content>, Refusal> {
+    if streams {
+        let n = run.answers.len();
+        let splitters = (0..n).map(|_| shape.splitter()).collect();
+        return Ok(super::stream(run, Box::new(Chunks { calls: vec![0; n], splitters, shape })));
+    }
+    super::wait(&mut run).await?;
+    Ok(super::answer(200, &shape.whole(&run)))
+}
+
+/// Hands the jobs of a request over, for whoever renders them otherwise.
+///
+/// # Errors
+/// What is refused.
+pub fn run(app: &App, request: &Request) -> Result<Run, Refusal> {
+    prepare(app, request).map(|(run, _, _)| run)
+}
+
+fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> {
+    let mut f = super::fields(&request.body)?;
+    let served = app.model(&mut f)?;
+    let loaded = open(&served)?;
+    let list = f.list("messages")?.ok_or_else(|| f.missing("messages", "an array of messages"))?;
+    let mut talk = Talk { messages: messages_in::messages(list)?, ..Talk::default() };
+    let tools = messages_in::tools(f.list("tools")?.unwrap_or_default())?;
+    if !messages_in::tool_choice(&mut f)? {
+        talk.tools = tools;
+    }
+    template_options(&mut f, &mut talk)?;
+    let mut text = sampling::text(&mut f, &loaded, false)?;
+    let most = f.number("max_tokens", 0, 1 << 24)?;
+    text.options.max_tokens = f.number("max_completion_tokens", 0, 1 << 24)?.or(most).map(|n| n as usize);
+    let probs = f.bool("logprobs")?.unwrap_or(false);
+    let top = f.number("top_logprobs", 0, sampling::MOST_TOP)?;
+    if top.is_some() && !probs {
+        return Err(Refusal::field("top_logprobs", "expected logprobs to be true beside it"));
+    }
+    text.log_probs = probs.then_some(top.unwrap_or(0) as usize);
+    let n = f.number("n", 1, app.most_choices)?.unwrap_or(1) as usize;
+    let streams = f.bool("stream")?.unwrap_or(false);
+    let include_usage = stream_options(&mut f, streams)?;
+    if let Some(mut format) = f.object("response_format")? {
+        format.unsupported("type", &["text".into()])?;
+        format.done()?;
+    }
+    f.unsupported("modalities", &[json!(["text"])])?;
+    f.unsupported("store", &[false.into()])?;
+    f.unsupported("service_tier", &["auto".into(), "default".into()])?;
+    f.labels(&["user", "metadata", "safety_identifier", "prompt_cache_key"]);
+    f.done()?;
+    let prompt = prompt::of_talk(&loaded, &talk)?;
+    let thinks = prompt.thinks;
+    let plan = Plan {
+        prompts: vec![prompt; n],
+        wanted: (0..n).map(|i| Wanted::Text(Box::new(sampling::nth(&text, i)))).collect(),
+        cached: true,
+    };
+    let shape = Shape {
+        id: format!("chatcmpl-{}", request.id),
+        model: served.name().to_owned(),
+        fingerprint: format!("loaf-{}", &loaded.model.id().to_string()[..16]),
+        thinks,
+        tools: talk.tools,
+        probs,
+        include_usage,
+        loaded: loaded.clone(),
+    };
+    Ok((submit(app, &served, &loaded, request, plan)?, shape, streams))
+}
+
+/// Whether a stream ends with a chunk of usage; `None` where nobody said.
+pub fn stream_options(fields: &mut Fields, streams: bool) -> Result<Option<bool>, Refusal> {
+    let Some(mut options) = fields.object("stream_options")? else { return Ok(None) };
+    if !streams {
+        return Err(Refusal::field("stream_options", "expected stream to be true beside it"));
+    }
+    let usage = options.bool("include_usage")?;
+    options.unsupported("include_obfuscation", &[false.into()])?;
+    options.done()?;
+    Ok(usage)
+}
+
+/// A call as the wire has it.
+pub fn call_json(call: &Call, id: &str, i: usize) -> Value {
+    json!({
+        "id": format!("call_{id}_{i}"), "type": "function",
+        "function": { "name": call.name, "arguments": call.arguments.to_string() },
+    })
+}
+
+impl Shape {
+    fn splitter(&self) -> Splitter {
+        let template = self.loaded.model.chat().template.as_deref().unwrap_or_default();
+        Splitter::new(template, self.thinks, &self.tools)
+    }
+
+    fn probs(&self, tokens: &[TokenProbs]) -> Value {
+        let one = |id: u32, p: f64| {
+            let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.get().token_bytes(id));
+            json!({ "token": String::from_utf8_lossy(bytes), "logprob": log_prob(p), "bytes": bytes })
+        };
+        let content = tokens.iter().map(|t| {
+            let mut entry = one(t.id, t.log_prob.unwrap_or(0.0));
+            entry["top_logprobs"] = t.top.iter().map(|(id, p)| one(*id, *p)).collect();
+            entry
+        });
+        json!({ "content": content.collect::<Value>(), "refusal": null })
+    }
+
+    fn message(&self, answer: &Answer, index: usize) -> (Value, bool) {
+        let mut splitter = self.splitter();
+        let pieces = splitter.push(&answer.text);
+        let pieces = join(pieces.into_iter().chain(splitter.finish()));
+        let mut message = json!({ "role": "assistant", "content": null });
+        let mut calls = Vec::new();
+        let (mut text, mut reasoning) = (String::new(), String::new());
+        for piece in pieces {
+            match piece {
+                Piece::Reasoning(t) => reasoning.push_str(&t),
+                Piece::Text(t) => text.push_str(&t),
+                Piece::Call(call) => calls.push(call_json(&call, &format!("{}_{index}", self.id), calls.len())),
+            }
+        }
+        if calls.is_empty() || !text.is_empty() {
+            message["content"] = text.into();
+        }
+        if !reasoning.is_empty() {
+            message["reasoning_content"] = reasoning.into();
+        }
+        let called = !calls.is_empty();
+        if called {
+            message["tool_calls"] = calls.into();
+        }
+        message["refusal"] = Value::Null;
+        (message, called)
+    }
+
+    fn whole(&self, run: &Run) -> Value {
+        let choices = run.answers.iter().enumerate().map(|(i, answer)| {
+            let (message, called) = self.message(answer, i);
+            let ended = answer.stop.as_ref();
+            let finish = if called && !matches!(ended, Some(Stop::Length | Stop::Context)) {
+                "tool_calls"
+            } else {
+                finish_reason(ended)
+            };
+            let probs = if self.probs { self.probs(&answer.probs) } else { Value::Null };
+            json!({ "index": i, "message": message, "logprobs": probs, "finish_reason": finish })
+        });
+        json!({
+            "id": self.id, "object": "chat.completion", "created": 0, "model": self.model,
+            "system_fingerprint": self.fingerprint, "choices": choices.collect::<Value>(),
+            "usage": super::usage(&run.answers, 1), "seed": run.seed(),
+        })
+    }
+}
+
+/// A stream of chunks.
+struct Chunks {
+    shape: Shape,
+    splitters: Vec<Splitter>,
+    calls: Vec<usize>,
+}
+
+impl Chunks {
+    fn chunk(&self, choices: Value) -> Value {
+        let shape = &self.shape;
+        json!({
+            "id": shape.id, "object": "chat.completion.chunk", "created": 0, "model": shape.model,
+            "system_fingerprint": shape.fingerprint, "choices": choices,
+        })
+    }
+
+    fn delta(&self, index: usize, delta: Value, probs: Value, finish: Value) -> String {
+        sse(&self.chunk(json!([{ "index": index, "delta": delta, "logprobs": probs, "finish_reason": finish }])))
+    }
+
+    fn pieces(&mut self, index: usize, pieces: Vec<Piece>, probs: Value) -> String {
+        let mut out = String::new();
+        let mut probs = Some(probs);
+        for piece in pieces {
+            let delta = match piece {
+                Piece::Reasoning(text) => json!({ "reasoning_content": text }),
+                Piece::Text(text) => json!({ "content": text }),
+                Piece::Call(call) => {
+                    let i = self.calls[index];
+                    self.calls[index] += 1;
+                    let mut call = call_json(&call, &format!("{}_{index}", self.shape.id), i);
+                    call["index"] = i.into();
+                    json!({ "tool_calls": [call] })
+                }
+            };
+            out += &self.delta(index, delta, probs.take().unwrap_or(Value::Null), Value::Null);
+        }
+        if let Some(probs) = probs.filter(|p| !p.is_null()) {
+            // A token without text of its own yet.
+            out += &self.delta(index, json!({}), probs, Value::Null);
+        }
+        out
+    }
+}
+
+impl Stream for Chunks {
+    fn begin(&mut self) -> String {
+        let role = json!({ "role": "assistant", "content": "" });
+        (0..self.splitters.len()).map(|i| self.delta(i, role.clone(), Value::Null, Value::Null)).collect()
+    }
+
+    fn event(&mut self, run: &Run, index: usize, event: &Event) -> String {
+        match event {
+            Event::Token(_, text, probs) => {
+                let probs = probs.as_ref().filter(|_| self.shape.probs);
+                let probs = probs.map_or(Value::Null, |p| self.shape.probs(std::slice::from_ref(p)));
+                let pieces = self.splitters[index].push(text);
+                self.pieces(index, pieces, probs)
+            }
+            Event::Done(tail, stop, _) => {
+                let mut pieces = self.splitters[index].push(tail);
+                pieces.extend(self.splitters[index].finish());
+                let out = self.pieces(index, pieces, Value::Null);
+                let cut = matches!(stop, Stop::Length | Stop::Context);
+                let called = self.calls[index] > 0 && !cut;
+                let finish = if called { "tool_calls" } else { finish_reason(Some(stop)) };
+                let last = run.answers.iter().all(|a| a.stop.is_some()) && self.shape.include_usage.is_none();
+                let choice = json!([{ "index": index, "delta": {}, "logprobs": null, "finish_reason": finish }]);
+                let mut chunk = self.chunk(choice);
+                if last {
+                    chunk["usage"] = super::usage(&run.answers, 1);
+                }
+                out + &sse(&chunk)
+            }
+            _ => String::new(),
+        }
+    }
+
+    fn end(&mut self, run: &Run) -> String {
+        let mut out = String::new();
+        if self.shape.include_usage == Some(true) {
+            let mut chunk = self.chunk(json!([]));
+            chunk["usage"] = super::usage(&run.answers, 1);
+            out += &sse(&chunk);
+        }
+        out + "data: [DONE]\n\n"
+    }
+
+    fn ping(&self) -> String {
+        ": ping\n\n".to_owned()
+    }
+
+    fn failed(&mut self, why: &str) -> String {
+        sse(&super::Flavour::OpenAi.error(&Refusal::new(500, why)))
+    }
+}

@@ -1,0 +1,251 @@
+//! `/v1/completions`: text, or token ids, to be gone on with.
+
+use std::sync::Arc;
+
+use hyper::Response;
+use serde_json::{Map, Value, json};
+
+use super::chat::stream_options;
+use super::{App, Plan, Request, blocking, finish_reason, log_prob, open, sampling, sse, submit};
+use crate::body::{Content, Stream};
+use crate::fields::{Fields, Refusal, kind};
+use crate::hub::Loaded;
+use crate::job::{Event, TokenProbs, Wanted};
+use crate::prompt::{self, Prompt};
+use crate::run::{Answer, Run};
+
+/// Most prompts of a request.
+const MOST_PROMPTS: usize = 64;
+/// Tokens where nobody says how many, as that API has it.
+const USUAL_TOKENS: usize = 16;
+
+struct Shape {
+    id: String,
+    model: String,
+    fingerprint: String,
+    loaded: Arc<Loaded>,
+    /// Of each answer, where the prompt is given back.
+    echo: Option<Vec<String>>,
+    prompts: usize,
+    probs: bool,
+    ids: bool,
+    include_usage: Option<bool>,
+}
+
+/// Prompts: a text, texts, ids, or lists of ids.
+///
+/// # Errors
+/// Something else, or what no prompt can be made of.
+pub fn prompts(value: Value, field: &str, loaded: &Loaded) -> Result<Vec<Prompt>, Refusal> {
+    let bad = |found: &Value| {
+        let expected = "expected a string, an array of strings, of token ids, or of arrays of them";
+        Refusal::field(field, format!("{expected}, found {}", kind(found)))
+    };
+    let ids = |list: &[Value]| {
+        let read = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+        list.iter()
+            .map(|v| read(v).ok_or_else(|| Refusal::field(field, format!("expected token ids, found {v}"))))
+            .collect::<Result<Vec<u32>, _>>()
+    };
+    match &value {
+        Value::String(text) => Ok(vec![prompt::of_text(loaded, text)?]),
+        Value::Array(list) if list.first().is_some_and(Value::is_number) => {
+            Ok(vec![prompt::of_ids(loaded, ids(list)?)?])
+        }
+        Value::Array(list) if (1..=MOST_PROMPTS).contains(&list.len()) => {
+            let one = |v: &Value| match v {
+                Value::String(text) => prompt::of_text(loaded, text),
+                Value::Array(list) => prompt::of_ids(loaded, ids(list)?),
+                other => Err(bad(other)),
+            };
+            list.iter().map(one).collect()
+        }
+        Value::Array(list) => {
+            Err(Refusal::field(field, format!("expected 1 to {MOST_PROMPTS} prompts, found {}", list.len())))
+        }
+        other => Err(bad(other)),
+    }
+}
+
+/// Answers a request.
+///
+/// # Errors
+/// What is refused.
+pub async fn serve(app: &Arc<App>, request: Request) -> Result<Response<Content>, Refusal> {
+    let this = app.clone();
+    let (mut run, shape, streams) = blocking(move || prepare(&this, &request)).await?;
+    if streams {
+        let offsets = vec![0; run.answers.len()];
+        return Ok(super::stream(run, Box::new(Chunks { shape, offsets })));
+    }
+    super::wait(&mut run).await?;
+    Ok(super::answer(200, &shape.whole(&run)))
+}
+
+/// Hands the jobs of a request over, for whoever renders them otherwise.
+///
+/// # Errors
+/// What is refused.
+pub fn run(app: &App, request: &Request) -> Result<Run, Refusal> {
+    prepare(app, request).map(|(run, _, _)| run)
+}
+
+fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> {
+    let mut f: Fields = super::fields(&request.body)?;
+    let served = app.model(&mut f)?;
+    let loaded = open(&served)?;
+    let given = f.any("prompt").ok_or_else(|| f.missing("prompt", "a string or token ids"))?;
+    let prompts = prompts(given, "prompt", &loaded)?;
+    let mut text = sampling::text(&mut f, &loaded, true)?;
+    text.options.max_tokens = Some(f.number("max_tokens", 0, 1 << 24)?.map_or(USUAL_TOKENS, |n| n as usize));
+    let probs = f.number("logprobs", 0, sampling::MOST_TOP)?;
+    text.log_probs = probs.map(|n| n as usize);
+    let echo = f.bool("echo")?.unwrap_or(false);
+    text.prompt_log_probs = echo && probs.is_some();
+    let ids = f.bool("return_token_ids")?.unwrap_or(false);
+    let n = f.number("n", 1, app.most_choices)?.unwrap_or(1) as usize;
+    f.unsupported("best_of", &[(n as u64).into()])?;
+    f.unsupported("suffix", &["".into()])?;
+    let streams = f.bool("stream")?.unwrap_or(false);
+    let include_usage = stream_options(&mut f, streams)?;
+    f.labels(&["user"]);
+    f.done()?;
+    let cached = !text.prompt_log_probs;
+    let all: Vec<Prompt> = prompts.iter().flat_map(|p| std::iter::repeat_n(p.clone(), n)).collect();
+    let decoded = |p: &Prompt| loaded.tokenizer.as_ref().map_or_else(String::new, |t| t.get().decode(&p.ids, true));
+    let shape = Shape {
+        id: format!("cmpl-{}", request.id),
+        model: served.name().to_owned(),
+        fingerprint: format!("loaf-{}", &loaded.model.id().to_string()[..16]),
+        echo: echo.then(|| all.iter().map(decoded).collect()),
+        prompts: prompts.len(),
+        probs: probs.is_some(),
+        ids,
+        include_usage,
+        loaded: loaded.clone(),
+    };
+    let wanted = (0..all.len()).map(|i| Wanted::Text(Box::new(sampling::nth(&text, i % n)))).collect();
+    let plan = Plan { prompts: all, wanted, cached };
+    Ok((submit(app, &served, &loaded, request, plan)?, shape, streams))
+}
+
+impl Shape {
+    fn token(&self, id: u32) -> String {
+        let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.get().token_bytes(id));
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+
+    /// Log-probabilities in this API's form; `offset` is where the first token's text begins.
+    fn probs(&self, tokens: &[TokenProbs], mut offset: usize) -> Value {
+        let (mut texts, mut probs, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for t in tokens {
+            let text = self.token(t.id);
+            offsets.push(offset);
+            offset += text.chars().count();
+            texts.push(text);
+            probs.push(t.log_prob.map(log_prob));
+            let top = t.top.iter().map(|(id, p)| (self.token(*id), log_prob(*p).into()));
+            tops.push(t.log_prob.map(|_| Value::Object(top.collect::<Map<_, _>>())));
+        }
+        json!({ "tokens": texts, "token_logprobs": probs, "top_logprobs": tops, "text_offset": offsets })
+    }
+
+    fn choice(&self, i: usize, answer: &Answer) -> Value {
+        let before = self.echo.as_ref().map_or("", |e| e[i].as_str());
+        let tokens: Vec<TokenProbs> = answer.prompt.iter().chain(&answer.probs).cloned().collect();
+        let probs = if self.probs { self.probs(&tokens, 0) } else { Value::Null };
+        let mut choice = json!({
+            "index": i, "text": format!("{before}{}", answer.text), "logprobs": probs,
+            "finish_reason": finish_reason(answer.stop.as_ref()),
+        });
+        if self.ids {
+            choice["token_ids"] = answer.ids.as_slice().into();
+        }
+        choice
+    }
+
+    fn whole(&self, run: &Run) -> Value {
+        let choices = run.answers.iter().enumerate().map(|(i, answer)| self.choice(i, answer));
+        json!({
+            "id": self.id, "object": "text_completion", "created": 0, "model": self.model,
+            "system_fingerprint": self.fingerprint, "choices": choices.collect::<Value>(),
+            "usage": super::usage(&run.answers, self.prompts), "seed": run.seed(),
+        })
+    }
+}
+
+struct Chunks {
+    shape: Shape,
+    offsets: Vec<usize>,
+}
+
+impl Chunks {
+    fn chunk(&self, choices: Value) -> Value {
+        let shape = &self.shape;
+        json!({
+            "id": shape.id, "object": "text_completion", "created": 0, "model": shape.model,
+            "system_fingerprint": shape.fingerprint, "choices": choices,
+        })
+    }
+
+    fn text(&mut self, i: usize, text: &str, tokens: &[TokenProbs], ids: &[u32]) -> String {
+        let probs = if self.shape.probs { self.shape.probs(tokens, self.offsets[i]) } else { Value::Null };
+        self.offsets[i] += tokens.iter().map(|t| self.shape.token(t.id).chars().count()).sum::<usize>();
+        let mut choice = json!({ "index": i, "text": text, "logprobs": probs, "finish_reason": null });
+        if self.shape.ids {
+            choice["token_ids"] = ids.into();
+        }
+        sse(&self.chunk(json!([choice])))
+    }
+}
+
+impl Stream for Chunks {
+    fn begin(&mut self) -> String {
+        // With log-probabilities the prompt comes once they are known.
+        let Some(echo) = self.shape.echo.clone().filter(|_| !self.shape.probs) else { return String::new() };
+        echo.iter().enumerate().map(|(i, text)| self.text(i, text, &[], &[])).collect()
+    }
+
+    fn event(&mut self, run: &Run, index: usize, event: &Event) -> String {
+        match event {
+            Event::Prompt(tokens) => {
+                let text = self.shape.echo.as_ref().map_or(String::new(), |e| e[index].clone());
+                self.text(index, &text, tokens, &[])
+            }
+            Event::Token(id, text, probs) => {
+                if text.is_empty() && !self.shape.probs && !self.shape.ids {
+                    return String::new();
+                }
+                self.text(index, text, probs.as_slice(), &[*id])
+            }
+            Event::Done(tail, stop, _) => {
+                let text = if tail.is_empty() { String::new() } else { self.text(index, tail, &[], &[]) };
+                let choice = json!([{ "index": index, "text": "", "logprobs": null, "finish_reason": finish_reason(Some(stop)) }]);
+                let mut chunk = self.chunk(choice);
+                if self.shape.include_usage.is_none() && run.answers.iter().all(|a| a.stop.is_some()) {
+                    chunk["usage"] = super::usage(&run.answers, self.shape.prompts);
+                }
+                text + &sse(&chunk)
+            }
+            _ => String::new(),
+        }
+    }
+
+    fn end(&mut self, run: &Run) -> String {
+        let mut out = String::new();
+        if self.shape.include_usage == Some(true) {
+            let mut chunk = self.chunk(json!([]));
+            chunk["usage"] = super::usage(&run.answers, self.shape.prompts);
+            out += &sse(&chunk);
+        }
+        out + "data: [DONE]\n\n"
+    }
+
+    fn ping(&self) -> String {
+        ": ping\n\n".to_owned()
+    }
+
+    fn failed(&mut self, why: &str) -> String {
+        sse(&super::Flavour::OpenAi.error(&Refusal::new(500, why)))
+    }
+}

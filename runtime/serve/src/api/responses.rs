@@ -1,0 +1,495 @@
+//! `/v1/responses`: stateless, or going on from `previous_response_id`.
+//!
+//! What a response was is kept in memory, within a budget, unless `store` is false; the oldest go first. What is kept is messages, not state of the
+//! model: that the session cache has.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hyper::Response;
+use serde_json::{Value, json};
+
+use super::{App, Plan, Request, blocking, log_prob, messages_in, open, sampling, submit};
+use crate::answer::{Piece, Splitter, join};
+use crate::body::{Content, Stream};
+use crate::fields::{Fields, Refusal, kind};
+use crate::hub::Loaded;
+use crate::job::{Event, Stop, Wanted};
+use crate::prompt::{self, Talk};
+use crate::run::{Answer, Run};
+
+/// Bytes of messages that are kept.
+const KEPT_BYTES: usize = 64 << 20;
+
+struct Kept {
+    id: String,
+    messages: Vec<Value>,
+    bytes: usize,
+    response: Value,
+}
+
+/// Responses that can be gone on from.
+#[derive(Default)]
+pub struct Store(Mutex<VecDeque<Kept>>);
+
+impl Store {
+    fn with<T>(&self, f: impl FnOnce(&mut VecDeque<Kept>) -> T) -> T {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn messages(&self, id: &str) -> Option<Vec<Value>> {
+        self.with(|all| all.iter().find(|k| k.id == id).map(|k| k.messages.clone()))
+    }
+
+    /// A response that was kept.
+    pub fn get(&self, id: &str) -> Option<Value> {
+        self.with(|all| all.iter().find(|k| k.id == id).map(|k| k.response.clone()))
+    }
+
+    fn put(&self, id: &str, messages: Vec<Value>, response: Value) {
+        let size = |v: &Value| v.to_string().len();
+        let bytes = messages.iter().map(size).sum::<usize>() + size(&response);
+        self.with(|all| {
+            all.push_back(Kept { id: id.to_owned(), messages, bytes, response });
+            while all.iter().map(|k| k.bytes).sum::<usize>() > KEPT_BYTES {
+                all.pop_front();
+            }
+        });
+    }
+}
+
+struct Shape {
+    id: String,
+    model: String,
+    loaded: Arc<Loaded>,
+    thinks: bool,
+    tools: Vec<Value>,
+    /// As they were given, to be given back.
+    echoed: Value,
+    probs: bool,
+    app: Arc<App>,
+    /// The conversation so far, if it is to be kept.
+    keep: Option<Vec<Value>>,
+}
+
+/// Input items as messages.
+fn input(value: Value) -> Result<Vec<Value>, Refusal> {
+    let items = match value {
+        Value::String(text) => return Ok(vec![json!({ "role": "user", "content": text })]),
+        Value::Array(items) => items,
+        other => {
+            let message = format!("expected a string or an array of items, found {}", kind(&other));
+            return Err(Refusal::field("input", message));
+        }
+    };
+    let mut out: Vec<Value> = Vec::new();
+    for (i, mut item) in items.into_iter().enumerate() {
+        let place = format!("input[{i}]");
+        let kind = item["type"].as_str().unwrap_or("message").to_owned();
+        let object = item.as_object_mut();
+        let map = object.ok_or_else(|| Refusal::field(&place, "expected an object"))?;
+        match kind.as_str() {
+            "message" => {
+                for label in ["type", "id", "status"] {
+                    map.shift_remove(label);
+                }
+                let one = messages_in::messages(vec![item]);
+                out.extend(one.map_err(|e| moved(e, &place))?);
+            }
+            "function_call" => {
+                let mut f = Fields::at(item, &place)?;
+                let (id, name) = (f.needed_text("call_id")?, f.needed_text("name")?);
+                let arguments = messages_in::arguments(&f.needed_text("arguments")?);
+                f.labels(&["type", "id", "status"]);
+                f.done()?;
+                let call =
+                    json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } });
+                match out.last_mut().filter(|m| m["role"] == "assistant") {
+                    Some(Value::Object(message)) => match message.get_mut("tool_calls").and_then(Value::as_array_mut) {
+                        Some(calls) => calls.push(call),
+                        None => drop(message.insert("tool_calls".to_owned(), json!([call]))),
+                    },
+                    _ => out.push(json!({ "role": "assistant", "content": "", "tool_calls": [call] })),
+                }
+            }
+            "function_call_output" => {
+                let mut f = Fields::at(item, &place)?;
+                let (id, output) = (f.needed_text("call_id")?, f.needed_text("output")?);
+                f.labels(&["type", "id", "status"]);
+                f.done()?;
+                out.push(json!({ "role": "tool", "tool_call_id": id, "content": output }));
+            }
+            "reasoning" => {
+                let mut f = Fields::at(item, &place)?;
+                let mut text = String::new();
+                for part in f.list("content")?.unwrap_or_default() {
+                    text.push_str(part["text"].as_str().unwrap_or_default());
+                }
+                f.labels(&["type", "id", "status", "summary", "encrypted_content"]);
+                f.done()?;
+                out.push(json!({ "role": "assistant", "content": "", "reasoning_content": text }));
+            }
+            other => {
+                let shown = loaf_formats::text::short(other, 40);
+                return Err(Refusal::field(&place, format!("items of type {shown} are not supported here")));
+            }
+        }
+    }
+    Ok(joined(out))
+}
+
+/// Reasoning stands in a message of its own until the answer that it led to comes.
+fn joined(messages: Vec<Value>) -> Vec<Value> {
+    let mut out: Vec<Value> = Vec::new();
+    for message in messages {
+        let lonely = |m: &Value| {
+            m["role"] == "assistant"
+                && m["content"] == ""
+                && m["tool_calls"].is_null()
+                && m["reasoning_content"].is_string()
+        };
+        match out.last_mut() {
+            Some(last) if lonely(last) && message["role"] == "assistant" => {
+                let reasoning = last["reasoning_content"].take();
+                *last = message;
+                last["reasoning_content"] = reasoning;
+            }
+            _ => out.push(message),
+        }
+    }
+    out
+}
+
+fn moved(mut refusal: Refusal, place: &str) -> Refusal {
+    refusal.message = refusal.message.replacen("messages[0]", place, 1);
+    refusal.param = refusal.param.map(|p| p.replacen("messages[0]", place, 1));
+    refusal
+}
+
+/// Answers a request.
+///
+/// # Errors
+/// What is refused.
+pub async fn serve(app: &Arc<App>, request: Request) -> Result<Response<Content>, Refusal> {
+    let this = app.clone();
+    let (mut run, shape, streams) = blocking(move || prepare(&this, &request)).await?;
+    if streams {
+        let splitter = shape.splitter();
+        return Ok(super::stream(run, Box::new(Items { shape, splitter, open: None, items: Vec::new(), number: 0 })));
+    }
+    super::wait(&mut run).await?;
+    let items = shape.items(&run.answers[0]);
+    Ok(super::answer(200, &shape.ended(&run.answers[0], items)))
+}
+
+fn prepare(app: &Arc<App>, request: &Request) -> Result<(Run, Shape, bool), Refusal> {
+    let mut f = super::fields(&request.body)?;
+    let served = app.model(&mut f)?;
+    let loaded = open(&served)?;
+    let mut talk = Talk::default();
+    if let Some(previous) = f.text("previous_response_id")? {
+        let kept = app.responses.messages(&previous);
+        let shown = loaf_formats::text::short(&previous, 80);
+        talk.messages = kept.ok_or_else(|| Refusal {
+            status: 404,
+            message: format!("previous_response_id: no {shown} here (any more)"),
+            param: Some("previous_response_id".to_owned()),
+        })?;
+    }
+    let given = f.any("input").ok_or_else(|| f.missing("input", "a string or an array of items"))?;
+    talk.messages.extend(input(given)?);
+    let keep = f.bool("store")?.unwrap_or(true).then(|| talk.messages.clone());
+    // Instructions are this request's alone.
+    let instructions = f.text("instructions")?;
+    if let Some(text) = &instructions {
+        talk.messages.insert(0, json!({ "role": "system", "content": text }));
+    }
+    let given_tools = f.list("tools")?.unwrap_or_default();
+    let echoed = Value::Array(given_tools.clone());
+    let tools = messages_in::tools(given_tools)?;
+    if !messages_in::tool_choice(&mut f)? {
+        talk.tools = tools;
+    }
+    if let Some(mut reasoning) = f.object("reasoning")? {
+        match reasoning.text("effort")?.as_deref() {
+            Some("none") => talk.thinking = Some(false),
+            Some(effort) if ["minimal", "low", "medium", "high"].contains(&effort) => {
+                talk.variables.push(("reasoning_effort".to_owned(), effort.into()));
+            }
+            None => (),
+            Some(_) => return Err(Refusal::field("reasoning.effort", "expected none, minimal, low, medium or high")),
+        }
+        reasoning.unsupported("summary", &[])?;
+        reasoning.unsupported("generate_summary", &[])?;
+        reasoning.done()?;
+    }
+    if let Some(mut text) = f.object("text")? {
+        if let Some(mut format) = text.object("format")? {
+            format.unsupported("type", &["text".into()])?;
+            format.done()?;
+        }
+        text.unsupported("verbosity", &["medium".into()])?;
+        text.done()?;
+    }
+    let mut text = sampling::text(&mut f, &loaded, false)?;
+    text.options.max_tokens = f.number("max_output_tokens", 1, 1 << 24)?.map(|n| n as usize);
+    let top = f.number("top_logprobs", 0, sampling::MOST_TOP)?;
+    let include = f.texts("include")?;
+    let probs = include.iter().any(|i| i == "message.output_text.logprobs");
+    if let Some(other) = include.iter().find(|i| *i != "message.output_text.logprobs") {
+        let shown = loaf_formats::text::short(other, 60);
+        return Err(Refusal::field("include", format!("{shown} is not supported here")));
+    }
+    text.log_probs = probs.then_some(top.unwrap_or(0) as usize);
+    let streams = f.bool("stream")?.unwrap_or(false);
+    f.unsupported("background", &[false.into()])?;
+    f.unsupported("truncation", &["disabled".into()])?;
+    f.unsupported("service_tier", &["auto".into(), "default".into()])?;
+    f.labels(&["user", "metadata", "safety_identifier", "prompt_cache_key"]);
+    f.done()?;
+    let prompt = prompt::of_talk(&loaded, &talk)?;
+    let shape = Shape {
+        id: format!("resp_{}", request.id),
+        model: served.name().to_owned(),
+        thinks: prompt.thinks,
+        tools: talk.tools,
+        echoed,
+        probs,
+        app: app.clone(),
+        keep,
+        loaded: loaded.clone(),
+    };
+    let plan = Plan { prompts: vec![prompt], wanted: vec![Wanted::Text(Box::new(text))], cached: true };
+    Ok((submit(app, &served, &loaded, request, plan)?, shape, streams))
+}
+
+impl Shape {
+    fn splitter(&self) -> Splitter {
+        let template = self.loaded.model.chat().template.as_deref().unwrap_or_default();
+        Splitter::new(template, self.thinks, &self.tools)
+    }
+
+    fn probs(&self, answer: &Answer) -> Value {
+        let one = |id: u32, p: f64| {
+            let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.get().token_bytes(id));
+            json!({ "token": String::from_utf8_lossy(bytes), "logprob": log_prob(p), "bytes": bytes })
+        };
+        let tokens = answer.probs.iter().map(|t| {
+            let mut entry = one(t.id, t.log_prob.unwrap_or(0.0));
+            entry["top_logprobs"] = t.top.iter().map(|(id, p)| one(*id, *p)).collect();
+            entry
+        });
+        if self.probs { tokens.collect() } else { json!([]) }
+    }
+
+    /// An item of output, number `i`.
+    fn item(&self, i: usize, piece: &Piece, status: &str, probs: Value) -> Value {
+        match piece {
+            Piece::Reasoning(text) => json!({
+                "type": "reasoning", "id": format!("rs_{}_{i}", self.id), "summary": [], "status": status,
+                "content": [{ "type": "reasoning_text", "text": text }],
+            }),
+            Piece::Text(text) => json!({
+                "type": "message", "id": format!("msg_{}_{i}", self.id), "role": "assistant", "status": status,
+                "content": [{ "type": "output_text", "text": text, "annotations": [], "logprobs": probs }],
+            }),
+            Piece::Call(call) => json!({
+                "type": "function_call", "id": format!("fc_{}_{i}", self.id), "call_id": format!("call_{}_{i}", self.id),
+                "name": call.name, "arguments": call.arguments.to_string(), "status": status,
+            }),
+        }
+    }
+
+    fn items(&self, answer: &Answer) -> Vec<Value> {
+        let mut splitter = self.splitter();
+        let pieces = splitter.push(&answer.text);
+        let mut pieces = join(pieces.into_iter().chain(splitter.finish()));
+        if pieces.is_empty() {
+            pieces.push(Piece::Text(String::new()));
+        }
+        let probs = self.probs(answer);
+        pieces.iter().enumerate().map(|(i, p)| self.item(i, p, "completed", probs.clone())).collect()
+    }
+
+    fn response(&self, status: &str, output: Value, usage: Value, incomplete: Value) -> Value {
+        json!({
+            "id": self.id, "object": "response", "created_at": 0, "status": status, "model": self.model, "output": output,
+            "error": null, "incomplete_details": incomplete, "instructions": null, "metadata": {}, "parallel_tool_calls": true,
+            "temperature": null, "top_p": null, "tool_choice": "auto", "tools": self.echoed, "usage": usage,
+        })
+    }
+
+    /// A response that ended; it is kept if it is to be.
+    fn ended(&self, answer: &Answer, items: Vec<Value>) -> Value {
+        let u = answer.usage;
+        let usage = json!({
+            "input_tokens": u.prompt, "input_tokens_details": { "cached_tokens": u.cached }, "output_tokens": u.answer,
+            "output_tokens_details": { "reasoning_tokens": 0 }, "total_tokens": u.prompt + u.answer,
+        });
+        let cut = matches!(answer.stop, Some(Stop::Length | Stop::Context));
+        let (status, why) =
+            if cut { ("incomplete", json!({ "reason": "max_output_tokens" })) } else { ("completed", Value::Null) };
+        let response = self.response(status, items.clone().into(), usage, why);
+        if let Some(messages) = &self.keep {
+            let mut messages = messages.clone();
+            // What went out comes back in by the same way.
+            if let Ok(answer) = input(Value::Array(items)) {
+                messages.extend(answer);
+            }
+            self.app.responses.put(&self.id, messages, response.clone());
+        }
+        response
+    }
+}
+
+/// A stream of items.
+struct Items {
+    shape: Shape,
+    splitter: Splitter,
+    /// The piece that is being written.
+    open: Option<Piece>,
+    items: Vec<Value>,
+    number: u64,
+}
+
+impl Items {
+    fn event(&mut self, name: &str, mut value: Value) -> String {
+        value["type"] = name.into();
+        value["sequence_number"] = self.number.into();
+        self.number += 1;
+        format!("event: {name}\ndata: {value}\n\n")
+    }
+
+    fn begin_item(&mut self, piece: Piece) -> String {
+        let i = self.items.len();
+        let mut item = self.shape.item(i, &piece, "in_progress", json!([]));
+        let part = item["content"][0].clone();
+        if item["content"].is_array() {
+            item["content"] = json!([]);
+        }
+        let id = item["id"].clone();
+        let mut out = self.event("response.output_item.added", json!({ "output_index": i, "item": item }));
+        if matches!(piece, Piece::Text(_)) {
+            let value = json!({ "item_id": id, "output_index": i, "content_index": 0, "part": part });
+            out += &self.event("response.content_part.added", value);
+        }
+        self.open = Some(piece);
+        out
+    }
+
+    fn close(&mut self, probs: Value) -> String {
+        let Some(piece) = self.open.take() else { return String::new() };
+        let i = self.items.len();
+        let item = self.shape.item(i, &piece, "completed", probs.clone());
+        let id = item["id"].clone();
+        let mut out = String::new();
+        match &piece {
+            Piece::Text(text) => {
+                let value =
+                    json!({ "item_id": id, "output_index": i, "content_index": 0, "text": text, "logprobs": probs });
+                out += &self.event("response.output_text.done", value);
+                let part = item["content"][0].clone();
+                let value = json!({ "item_id": id, "output_index": i, "content_index": 0, "part": part });
+                out += &self.event("response.content_part.done", value);
+            }
+            Piece::Reasoning(text) => {
+                let value = json!({ "item_id": id, "output_index": i, "content_index": 0, "text": text });
+                out += &self.event("response.reasoning_text.done", value);
+            }
+            Piece::Call(call) => {
+                let arguments = call.arguments.to_string();
+                let value = json!({ "item_id": id, "output_index": i, "name": call.name, "arguments": arguments });
+                out += &self.event("response.function_call_arguments.done", value);
+            }
+        }
+        out += &self.event("response.output_item.done", json!({ "output_index": i, "item": item.clone() }));
+        self.items.push(item);
+        out
+    }
+
+    fn pieces(&mut self, pieces: Vec<Piece>) -> String {
+        let mut out = String::new();
+        for piece in pieces {
+            let same = matches!(
+                (&self.open, &piece),
+                (Some(Piece::Text(_)), Piece::Text(_)) | (Some(Piece::Reasoning(_)), Piece::Reasoning(_))
+            );
+            if !same {
+                out += &self.close(json!([]));
+                out += &match &piece {
+                    Piece::Text(_) => self.begin_item(Piece::Text(String::new())),
+                    Piece::Reasoning(_) => self.begin_item(Piece::Reasoning(String::new())),
+                    Piece::Call(_) => self.begin_item(piece.clone()),
+                };
+            }
+            let i = self.items.len();
+            let id = self.shape.item(i, &piece, "", Value::Null)["id"].clone();
+            let (name, delta) = match (&mut self.open, piece) {
+                (Some(Piece::Text(all)), Piece::Text(text)) => {
+                    all.push_str(&text);
+                    ("response.output_text.delta", text)
+                }
+                (Some(Piece::Reasoning(all)), Piece::Reasoning(text)) => {
+                    all.push_str(&text);
+                    ("response.reasoning_text.delta", text)
+                }
+                (_, Piece::Call(call)) => ("response.function_call_arguments.delta", call.arguments.to_string()),
+                _ => continue,
+            };
+            let mut value = json!({ "item_id": id, "output_index": i, "delta": delta });
+            if name != "response.function_call_arguments.delta" {
+                value["content_index"] = 0.into();
+            }
+            if name == "response.output_text.delta" {
+                value["logprobs"] = json!([]);
+            }
+            out += &self.event(name, value);
+        }
+        out
+    }
+}
+
+impl Stream for Items {
+    fn begin(&mut self) -> String {
+        let response = self.shape.response("in_progress", json!([]), Value::Null, Value::Null);
+        let created = self.event("response.created", json!({ "response": response }));
+        created + &self.event("response.in_progress", json!({ "response": response }))
+    }
+
+    fn event(&mut self, _: &Run, _: usize, event: &Event) -> String {
+        match event {
+            Event::Token(_, text, _) => {
+                let pieces = self.splitter.push(text);
+                self.pieces(pieces)
+            }
+            Event::Done(tail, ..) => {
+                let mut pieces = self.splitter.push(tail);
+                pieces.extend(self.splitter.finish());
+                self.pieces(pieces)
+            }
+            _ => String::new(),
+        }
+    }
+
+    fn end(&mut self, run: &Run) -> String {
+        let answer = &run.answers[0];
+        let mut out = String::new();
+        if self.open.is_none() && self.items.is_empty() {
+            out += &self.begin_item(Piece::Text(String::new()));
+        }
+        out += &self.close(self.shape.probs(answer));
+        let response = self.shape.ended(answer, std::mem::take(&mut self.items));
+        let name = if response["status"] == "completed" { "response.completed" } else { "response.incomplete" };
+        out + &self.event(name, json!({ "response": response }))
+    }
+
+    fn ping(&self) -> String {
+        ": ping\n\n".to_owned()
+    }
+
+    fn failed(&mut self, why: &str) -> String {
+        let mut response = self.shape.response("failed", json!([]), Value::Null, Value::Null);
+        response["error"] = json!({ "code": "server_error", "message": why });
+        self.event("response.failed", json!({ "response": response }))
+    }
+}

@@ -1,0 +1,89 @@
+//! Bytes that count: what the cache holds is charged to an account before it is allocated, and credited when it is dropped.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How many bytes are kept, and how many may be.
+#[derive(Debug)]
+pub struct Account {
+    used: AtomicU64,
+    budget: u64,
+}
+
+impl Account {
+    /// An account with nothing charged to it.
+    pub fn new(budget: u64) -> Arc<Account> {
+        Arc::new(Account { used: AtomicU64::new(0), budget })
+    }
+
+    /// Bytes charged.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that may be charged.
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// Whether `bytes` more may be charged.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        self.used().checked_add(bytes).is_some_and(|all| all <= self.budget)
+    }
+
+    /// Charges first, allocates then: `None` if the budget or the system says no.
+    pub fn take(self: &Arc<Account>, bytes: usize) -> Option<Kept> {
+        let charge = |used: u64| used.checked_add(bytes as u64).filter(|all| *all <= self.budget);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charge).ok()?;
+        let mut kept = Kept { bytes: Vec::new(), charged: bytes as u64, account: self.clone() };
+        kept.bytes.try_reserve_exact(bytes).ok()?;
+        kept.bytes.resize(bytes, 0);
+        Some(kept)
+    }
+}
+
+/// Bytes that an account was charged for.
+#[derive(Debug)]
+pub struct Kept {
+    bytes: Vec<u8>,
+    charged: u64,
+    account: Arc<Account>,
+}
+
+impl Deref for Kept {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for Kept {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.account.used.fetch_sub(self.charged, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_charged_past_the_budget_and_all_of_it_comes_back() {
+        let account = Account::new(100);
+        let (a, b) = (account.take(60).expect("room"), account.take(40).expect("room"));
+        assert!(account.take(1).is_none() && !account.has_room(1) && account.has_room(0));
+        assert_eq!((a.len(), b.len(), account.used()), (60, 40, 100));
+        drop(a);
+        assert_eq!(account.used(), 40);
+        assert!(account.take(usize::MAX).is_none());
+        drop(b);
+        assert_eq!(account.used(), 0);
+    }
+}

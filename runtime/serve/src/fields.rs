@@ -1,0 +1,245 @@
+//! Reading requests strictly: every field is asked for by name, and what nobody asked for is an error that names it.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+/// Why a request is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// HTTP status.
+    pub status: u16,
+    /// One sentence: where, expected, found.
+    pub message: String,
+    /// The field it is about.
+    pub param: Option<String>,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Refusal {
+    /// A refusal that is about no field.
+    pub fn new(status: u16, message: impl Into<String>) -> Refusal {
+        Refusal { status, message: message.into(), param: None }
+    }
+
+    /// A bad field.
+    pub fn field(name: &str, message: impl fmt::Display) -> Refusal {
+        Refusal { status: 400, message: format!("{name}: {message}"), param: Some(name.to_owned()) }
+    }
+}
+
+/// The kind of a value, for messages.
+pub fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// An object whose fields are taken out one by one. A field that is null counts as absent.
+pub struct Fields {
+    map: Map<String, Value>,
+    /// Where it stands, such as `messages[2].`; empty at the top.
+    place: String,
+}
+
+impl Fields {
+    /// The fields of the body of a request.
+    ///
+    /// # Errors
+    /// A value that is no object.
+    pub fn of(value: Value) -> Result<Fields, Refusal> {
+        Fields::at(value, "")
+    }
+
+    /// The fields of a value inside, for which `place` is said.
+    ///
+    /// # Errors
+    /// A value that is no object.
+    pub fn at(value: Value, place: &str) -> Result<Fields, Refusal> {
+        match value {
+            Value::Object(map) => {
+                let place = if place.is_empty() { String::new() } else { format!("{place}.") };
+                Ok(Fields { map, place })
+            }
+            other if place.is_empty() => {
+                Err(Refusal::new(400, format!("body: expected a JSON object, found {}", kind(&other))))
+            }
+            other => Err(Refusal::field(place, format!("expected an object, found {}", kind(&other)))),
+        }
+    }
+
+    fn name(&self, field: &str) -> String {
+        format!("{}{field}", self.place)
+    }
+
+    /// The field, if it is there.
+    pub fn any(&mut self, field: &str) -> Option<Value> {
+        self.map.shift_remove(field).filter(|v| !v.is_null())
+    }
+
+    fn typed<T>(
+        &mut self,
+        field: &str,
+        expected: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>, Refusal> {
+        let Some(value) = self.any(field) else { return Ok(None) };
+        match read(&value) {
+            Some(read) => Ok(Some(read)),
+            None => {
+                let found = match &value {
+                    Value::Number(n) => n.to_string(),
+                    other => kind(other).to_owned(),
+                };
+                Err(Refusal::field(&self.name(field), format!("expected {expected}, found {found}")))
+            }
+        }
+    }
+
+    /// A boolean.
+    ///
+    /// # Errors
+    /// Something else, by name; so for all that follow.
+    pub fn bool(&mut self, field: &str) -> Result<Option<bool>, Refusal> {
+        self.typed(field, "true or false", Value::as_bool)
+    }
+
+    /// A whole number within limits.
+    ///
+    /// # Errors
+    /// As [`Fields::bool`].
+    pub fn number(&mut self, field: &str, low: u64, high: u64) -> Result<Option<u64>, Refusal> {
+        let whole = |v: &Value| {
+            let whole = |f: f64| f.fract() == 0.0 && (0.0..9e15).contains(&f);
+            v.as_u64().or_else(|| v.as_f64().filter(|f| whole(*f)).map(|f| f as u64))
+        };
+        let within = |v: &Value| whole(v).filter(|n| (low..=high).contains(n));
+        self.typed(field, &format!("a whole number from {low} to {high}"), within)
+    }
+
+    /// A number within limits.
+    ///
+    /// # Errors
+    /// As [`Fields::bool`].
+    pub fn float(&mut self, field: &str, low: f64, high: f64) -> Result<Option<f32>, Refusal> {
+        let within = |v: &Value| v.as_f64().filter(|f| (low..=high).contains(f)).map(|f| f as f32);
+        self.typed(field, &format!("a number from {low} to {high}"), within)
+    }
+
+    /// A text.
+    ///
+    /// # Errors
+    /// As [`Fields::bool`].
+    pub fn text(&mut self, field: &str) -> Result<Option<String>, Refusal> {
+        self.typed(field, "a string", |v| v.as_str().map(str::to_owned))
+    }
+
+    /// A list.
+    ///
+    /// # Errors
+    /// As [`Fields::bool`].
+    pub fn list(&mut self, field: &str) -> Result<Option<Vec<Value>>, Refusal> {
+        self.typed(field, "an array", |v| v.as_array().cloned())
+    }
+
+    /// An object.
+    ///
+    /// # Errors
+    /// As [`Fields::bool`].
+    pub fn object(&mut self, field: &str) -> Result<Option<Fields>, Refusal> {
+        let place = self.name(field);
+        self.any(field).map(|value| Fields::at(value, &place)).transpose()
+    }
+
+    /// One text or a list of texts.
+    ///
+    /// # Errors
+    /// As [`Fields::bool`].
+    pub fn texts(&mut self, field: &str) -> Result<Vec<String>, Refusal> {
+        let read = |v: &Value| match v {
+            Value::String(s) => Some(vec![s.clone()]),
+            Value::Array(list) => list.iter().map(|v| v.as_str().map(str::to_owned)).collect(),
+            _ => None,
+        };
+        Ok(self.typed(field, "a string or an array of strings", read)?.unwrap_or_default())
+    }
+
+    /// A text that must be there.
+    ///
+    /// # Errors
+    /// As [`Fields::bool`], or its absence.
+    pub fn needed_text(&mut self, field: &str) -> Result<String, Refusal> {
+        self.text(field)?.ok_or_else(|| self.missing(field, "a string"))
+    }
+
+    /// The refusal of a request that lacks a field.
+    pub fn missing(&self, field: &str, expected: &str) -> Refusal {
+        Refusal::field(&self.name(field), format!("expected {expected}, found nothing"))
+    }
+
+    /// Refuses a field that is there with another value than one that changes nothing.
+    ///
+    /// # Errors
+    /// A refusal that names it.
+    pub fn unsupported(&mut self, field: &str, harmless: &[Value]) -> Result<(), Refusal> {
+        match self.any(field) {
+            Some(value) if !harmless.contains(&value) => {
+                let but = if harmless.is_empty() { String::new() } else { format!(" but as {}", list(harmless)) };
+                Err(Refusal::field(&self.name(field), format!("not supported here{but}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes fields that are labels of the caller's and change no answer.
+    pub fn labels(&mut self, fields: &[&str]) {
+        fields.iter().for_each(|field| drop(self.any(field)));
+    }
+
+    /// That nothing is left.
+    ///
+    /// # Errors
+    /// The first field that nobody asked for.
+    pub fn done(self) -> Result<(), Refusal> {
+        match self.map.iter().find(|(_, value)| !value.is_null()) {
+            Some((field, _)) => {
+                let shown = loaf_formats::text::short(field, 60);
+                Err(Refusal::field(&format!("{}{shown}", self.place), "no such field here; it would be ignored"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn list(values: &[Value]) -> String {
+    values.iter().map(Value::to_string).collect::<Vec<_>>().join(" or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_asked_for_or_of_another_kind_is_named() {
+        let mut f = Fields::of(json!({ "n": 3.0, "x": 7, "t": null, "deep": { "odd": 1 }, "rest": true })).unwrap();
+        assert_eq!(f.number("n", 1, 4), Ok(Some(3)));
+        assert_eq!(f.number("x", 1, 4).unwrap_err().message, "x: expected a whole number from 1 to 4, found 7");
+        assert_eq!(f.text("t"), Ok(None));
+        let deep = f.object("deep").unwrap().unwrap();
+        assert_eq!(deep.done().unwrap_err().param.as_deref(), Some("deep.odd"));
+        assert_eq!(f.done().unwrap_err().message, "rest: no such field here; it would be ignored");
+        assert!(Fields::of(json!([1])).is_err_and(|e| e.status == 400));
+    }
+}

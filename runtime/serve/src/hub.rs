@@ -1,0 +1,285 @@
+//! The models that are served: each has a name, a bounded queue and a thread with its engine.
+//!
+//! A model is opened when somebody needs it and let go after it was idle for as long as was said; what its sequences held goes into the cache
+//! first. Front ends hold [`Loaded`] by reference count, so a model outlives whoever is still looking at its tokenizer.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use loaf_runtime::model::SharedTokenizer;
+use loaf_runtime::{Engine, Model};
+
+use crate::cache::{Cache, CacheOptions};
+use crate::job::{Event, Job};
+use crate::metrics::{Gauges, Metrics};
+use crate::scheduler::{Pace, Scheduler};
+
+/// Opens a model.
+pub type OpenModel = Box<dyn Fn() -> Result<Model, String> + Send + Sync>;
+/// Makes an engine with so many slots for it.
+pub type OpenEngine = Box<dyn Fn(&Model, u32) -> Result<Engine, String> + Send + Sync>;
+
+/// How models are run.
+#[derive(Clone, Debug)]
+pub struct HubOptions {
+    /// Jobs that run at once.
+    pub parallel: u32,
+    /// Jobs that wait, at most.
+    pub queue: usize,
+    /// See [`Pace::stall`].
+    pub stall: Duration,
+    /// Time without jobs after which a model is let go; never if none.
+    pub idle_unload: Option<Duration>,
+    /// The cache of sessions.
+    pub cache: CacheOptions,
+}
+
+impl Default for HubOptions {
+    fn default() -> Self {
+        HubOptions {
+            parallel: 4,
+            queue: 64,
+            stall: Duration::from_millis(100),
+            idle_unload: None,
+            cache: CacheOptions::default(),
+        }
+    }
+}
+
+/// An open model, as front ends need it.
+pub struct Loaded {
+    /// The model.
+    pub model: Model,
+    /// Its tokenizer.
+    pub tokenizer: Option<SharedTokenizer>,
+}
+
+/// Why a job is not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The queue is full.
+    Full,
+    /// The server is stopping.
+    Stopping,
+}
+
+enum Command {
+    Job(Job, Instant),
+    /// End what runs, then everything.
+    Stop,
+}
+
+/// One model that is served; see the module's doc.
+pub struct Served {
+    name: String,
+    open_model: OpenModel,
+    open_engine: OpenEngine,
+    options: HubOptions,
+    loaded: Mutex<Option<Arc<Loaded>>>,
+    commands: Mutex<Option<Sender<Command>>>,
+    /// Jobs that were taken and have no slot yet.
+    pending: AtomicUsize,
+    /// What happened.
+    pub metrics: Metrics,
+    gauges: Mutex<Gauges>,
+    notes: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Served {
+    /// Starts to serve a model, and opens it once, so that what is wrong with it is said now. `notes` is told what an
+    /// operator should know.
+    ///
+    /// # Errors
+    /// What opening says, or the system, which may have no thread left.
+    pub fn start(
+        name: &str,
+        open_model: OpenModel,
+        open_engine: OpenEngine,
+        options: HubOptions,
+        notes: Box<dyn Fn(&str) + Send + Sync>,
+    ) -> Result<(Arc<Served>, JoinHandle<()>), String> {
+        let (commands, received) = channel();
+        let served = Arc::new(Served {
+            name: name.to_owned(),
+            open_model,
+            open_engine,
+            options,
+            loaded: Mutex::new(None),
+            commands: Mutex::new(Some(commands)),
+            pending: AtomicUsize::new(0),
+            metrics: Metrics::default(),
+            gauges: Mutex::new(Gauges::default()),
+            notes,
+        });
+        let scheduler = served.load()?;
+        let this = served.clone();
+        let thread = std::thread::Builder::new().name(format!("loaf-{name}"));
+        let thread = thread.spawn(move || this.run(Some(scheduler), &received)).map_err(|e| e.to_string())?;
+        Ok((served, thread))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Jobs that it runs at once.
+    pub fn parallel(&self) -> u32 {
+        self.options.parallel
+    }
+
+    /// The open model; it is opened if it was let go.
+    ///
+    /// # Errors
+    /// What opening says.
+    pub fn loaded(&self) -> Result<Arc<Loaded>, String> {
+        let mut loaded = locked(&self.loaded);
+        if let Some(loaded) = &*loaded {
+            return Ok(loaded.clone());
+        }
+        let model = (self.open_model)()?;
+        let tokenizer = model.tokenizer().map_err(|e| format!("section tokenizer: {e}"))?;
+        let opened = Arc::new(Loaded { model, tokenizer });
+        *loaded = Some(opened.clone());
+        Ok(opened)
+    }
+
+    /// The open model, unless it was let go.
+    pub fn loaded_now(&self) -> Option<Arc<Loaded>> {
+        locked(&self.loaded).clone()
+    }
+
+    /// Whether it is in memory.
+    pub fn is_loaded(&self) -> bool {
+        self.loaded_now().is_some()
+    }
+
+    /// What there is now.
+    pub fn gauges(&self) -> Gauges {
+        *locked(&self.gauges)
+    }
+
+    /// Hands all of some jobs over, or none.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn submit(&self, jobs: Vec<Job>) -> Result<(), Refused> {
+        let n = jobs.len();
+        self.metrics.received.add(n as u64);
+        let room = |pending: usize| Some(pending + n).filter(|all| *all <= self.options.queue.max(1));
+        if self.pending.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
+            self.metrics.refused.add(n as u64);
+            return Err(Refused::Full);
+        }
+        let commands = locked(&self.commands);
+        let Some(commands) = &*commands else { return Err(Refused::Stopping) };
+        let now = Instant::now();
+        jobs.into_iter().try_for_each(|job| commands.send(Command::Job(job, now)).map_err(|_| Refused::Stopping))
+    }
+
+    /// Takes no more jobs; those that run end, those that wait are told, the cache is written.
+    pub fn stop(&self) {
+        if let Some(commands) = locked(&self.commands).take() {
+            // If the thread is gone it has stopped.
+            let _ = commands.send(Command::Stop);
+        }
+    }
+
+    fn load(&self) -> Result<Scheduler, String> {
+        let loaded = self.loaded()?;
+        let engine = (self.open_engine)(&loaded.model, self.options.parallel)?;
+        let (cache, problem) = Cache::open(&engine, &self.options.cache);
+        if let Some(problem) = problem {
+            (self.notes)(&format!("the session cache on disk is off: {problem}"));
+        }
+        let pace = Pace {
+            stall: self.options.stall,
+            alone: self.options.stall.max(Duration::from_millis(250)),
+            replay: Duration::from_millis(self.options.cache.replay_ms),
+        };
+        self.metrics.loads.add(1);
+        Ok(Scheduler::new(engine, loaded.tokenizer.clone(), cache, pace))
+    }
+
+    fn run(&self, mut scheduler: Option<Scheduler>, commands: &Receiver<Command>) {
+        let mut stopping = false;
+        loop {
+            let busy = scheduler.as_ref().is_some_and(Scheduler::is_busy);
+            if stopping && !busy {
+                break;
+            }
+            let mut waited = scheduler.as_ref().map_or(0, Scheduler::waiting);
+            let mut first = true;
+            loop {
+                let command = match (&scheduler, self.options.idle_unload) {
+                    _ if busy || !first => commands.try_recv().map_err(|e| e == TryRecvError::Disconnected),
+                    (Some(_), Some(limit)) => match commands.recv_timeout(limit) {
+                        Err(RecvTimeoutError::Timeout) => {
+                            self.unload(scheduler.take());
+                            Err(false)
+                        }
+                        other => other.map_err(|_| true),
+                    },
+                    _ => commands.recv().map_err(|_| true),
+                };
+                first = false;
+                match command {
+                    Ok(Command::Job(job, since)) => {
+                        waited += 1;
+                        if scheduler.is_none() {
+                            match self.load() {
+                                Ok(loaded) => scheduler = Some(loaded),
+                                Err(why) => {
+                                    // Nobody has to listen.
+                                    let _ = job.events.send((job.index, Event::Failed(why)));
+                                    continue;
+                                }
+                            }
+                        }
+                        scheduler.as_mut().map(|s| s.push(job, since));
+                    }
+                    Ok(Command::Stop) | Err(true) => {
+                        stopping = true;
+                        scheduler.as_mut().map(|s| s.refuse_waiting("the server is stopping"));
+                        break;
+                    }
+                    Err(false) => break,
+                }
+            }
+            if let Some(scheduler) = &mut scheduler {
+                if scheduler.is_busy() {
+                    scheduler.turn(&self.metrics);
+                }
+                *locked(&self.gauges) = scheduler.gauges();
+            }
+            let waits = scheduler.as_ref().map_or(0, Scheduler::waiting);
+            self.pending.fetch_sub(waited - waits, Ordering::Relaxed);
+        }
+        if let Some(scheduler) = scheduler {
+            scheduler.finish();
+        }
+    }
+
+    fn unload(&self, scheduler: Option<Scheduler>) {
+        if let Some(scheduler) = scheduler {
+            scheduler.finish();
+            *locked(&self.loaded) = None;
+            *locked(&self.gauges) = Gauges::default();
+            self.metrics.unloads.add(1);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! A request that runs: its jobs' events, and what they amount to so far.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::audit::{Audit, Entry};
+use crate::job::{Event, Stop, TokenProbs, Usage};
+
+/// What one job said so far.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// Tokens.
+    pub ids: Vec<u32>,
+    /// Their text.
+    pub text: String,
+    /// Log-probabilities of the tokens, if they were asked for.
+    pub probs: Vec<TokenProbs>,
+    /// The same for the prompt.
+    pub prompt: Vec<TokenProbs>,
+    /// Why it ended, once it has.
+    pub stop: Option<Stop>,
+    /// What it took.
+    pub usage: Usage,
+    /// An embedding.
+    pub vector: Vec<f32>,
+}
+
+/// The name of a reason in logs and on the socket.
+pub fn stop_name(stop: &Stop) -> &'static str {
+    match stop {
+        Stop::End => "stop",
+        Stop::Text(_) => "stop_text",
+        Stop::Length => "length",
+        Stop::Context => "context",
+    }
+}
+
+/// A request that runs. Dropping it ends its jobs within a step.
+pub struct Run {
+    events: UnboundedReceiver<(usize, Event)>,
+    /// What its jobs said.
+    pub answers: Vec<Answer>,
+    left: usize,
+    /// Why it failed.
+    pub failed: Option<String>,
+    audit: Option<Arc<Audit>>,
+    entry: Entry,
+}
+
+impl Run {
+    /// A request of `jobs` jobs that send their events here.
+    pub fn new(events: UnboundedReceiver<(usize, Event)>, jobs: usize, audit: Option<Arc<Audit>>, entry: Entry) -> Run {
+        Run { events, answers: vec![Answer::default(); jobs], left: jobs, failed: None, audit, entry }
+    }
+
+    /// Seed of its draws.
+    pub fn seed(&self) -> Option<u64> {
+        self.entry.seed
+    }
+
+    /// The next event; `None` when all jobs have ended or one failed.
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Event)>> {
+        if self.left == 0 || self.failed.is_some() {
+            return Poll::Ready(None);
+        }
+        let next = std::task::ready!(self.events.poll_recv(context));
+        let Some((index, event)) = next else {
+            self.failed = Some("the model's thread has ended".to_owned());
+            return Poll::Ready(None);
+        };
+        let answer = &mut self.answers[index];
+        match &event {
+            Event::Started(cached) => answer.usage.cached = *cached,
+            Event::Prompt(probs) => answer.prompt.clone_from(probs),
+            Event::Token(id, text, probs) => {
+                answer.ids.push(*id);
+                answer.text.push_str(text);
+                answer.probs.extend(probs.clone());
+            }
+            Event::Done(tail, stop, usage) => {
+                answer.text.push_str(tail);
+                (answer.stop, answer.usage) = (Some(stop.clone()), *usage);
+                self.left -= 1;
+            }
+            Event::Embedding(vector, usage) => {
+                answer.vector.clone_from(vector);
+                answer.usage = *usage;
+                self.left -= 1;
+            }
+            Event::Failed(why) => {
+                self.failed = Some(why.clone());
+                self.left = 0;
+            }
+        }
+        Poll::Ready(Some((index, event)))
+    }
+
+    /// Waits for the next event.
+    pub async fn next(&mut self) -> Option<(usize, Event)> {
+        std::future::poll_fn(|context| self.poll(context)).await
+    }
+
+    /// Waits for the end.
+    pub async fn finish(&mut self) {
+        while self.next().await.is_some() {}
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let outcome = match &self.failed {
+            Some(why) => why.as_str(),
+            None if self.left == 0 => "done",
+            None => "gone",
+        };
+        if let Some(audit) = &self.audit {
+            audit.add(&self.entry, outcome, &self.answers);
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Which job begins next, and from where.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use loaf_runtime::Generation;
+use loaf_runtime::generate::Constraint;
+
+use super::restore::{Parking, Restore, Source};
+use super::{Live, Scheduler, Task, Waiting, Work};
+use crate::cache::Found;
+use crate::cache::tree::{State, same};
+use crate::job::Wanted;
+use crate::metrics::Metrics;
+
+/// Tokens that a job waits for, if another is about to have them evaluated.
+const WORTH_WAITING: usize = 32;
+/// Tokens at a sequence's end that are given up for going on in place.
+const GIVEN_UP: u32 = 64;
+
+/// A beginning that lies in a slot.
+struct InSlot {
+    id: u64,
+    usable: u32,
+    /// Kept state, if that is where it goes on.
+    state: Option<State>,
+    idle: bool,
+    /// Tokens that would be lost by going on in place.
+    lost: u32,
+}
+
+/// What is added to logits, by token.
+struct Bias(Vec<(u32, f32)>);
+
+impl Constraint for Bias {
+    fn restrict(&mut self, logits: &mut [f32]) {
+        for (id, x) in &self.0 {
+            if let Some(logit) = logits.get_mut(*id as usize) {
+                *logit += x;
+            }
+        }
+    }
+
+    fn accept(&mut self, _: u32) {}
+}
+
+impl Scheduler {
+    /// Begins waiting jobs as far as there is room, the oldest first.
+    pub(super) fn admit(&mut self, metrics: &Metrics) {
+        let mut i = 0;
+        while i < self.waiting.len() && self.tasks.len() < self.engine.limits().slots as usize {
+            if self.is_worth_waiting(i) {
+                i += 1;
+                continue;
+            }
+            let Some(waiting) = self.waiting.remove(i) else { return };
+            if let Err(waiting) = self.begin_job(waiting, metrics) {
+                // Nobody goes before it: the slot that becomes free is its.
+                self.waiting.insert(i, waiting);
+                return;
+            }
+        }
+    }
+
+    /// Whether a job that is being prefilled will soon have much of this one's prompt. A hybrid is told to keep its state there.
+    fn is_worth_waiting(&mut self, at: usize) -> bool {
+        let job = &self.waiting[at].job;
+        if !job.cached || !self.keeps {
+            return false;
+        }
+        let recurrent = self.recurrent;
+        let soon = |t: &mut Task| {
+            let shared = same(&t.job.prompt, &job.prompt);
+            let (has, pos) = (same(t.live.sequence.ids(), &job.prompt), t.live.sequence.position() as usize);
+            if t.done || !t.prefills() || !t.job.cached || shared < has + WORTH_WAITING || pos >= shared {
+                return false;
+            }
+            if recurrent && shared < t.job.prompt.len() && !t.cuts.contains(&(shared as u32)) {
+                t.cuts.push(shared as u32);
+                t.cuts.sort_unstable();
+            }
+            true
+        };
+        self.tasks.iter_mut().any(soon)
+    }
+
+    /// Starts a job, or gives it back if there is no slot yet.
+    fn begin_job(&mut self, waiting: Waiting, metrics: &Metrics) -> Result<(), Waiting> {
+        let prompt = &waiting.job.prompt;
+        let (mut found, mut common) = (Restore { source: Source::Rows(VecDeque::new()), state: None, usable: 0 }, 0);
+        let mut in_slot = None;
+        if waiting.job.cached {
+            in_slot = self.in_slots(prompt, &mut common);
+            if self.keeps {
+                let (other, seen) = self.cache.find(prompt);
+                common = common.max(seen);
+                let other = match other {
+                    Found::Memory(hit) => Restore::of(hit),
+                    Found::Disk(stored) => Restore {
+                        usable: stored.usable,
+                        source: Source::Files(stored.blocks.into_iter().chain(stored.snap).collect()),
+                        state: None,
+                    },
+                };
+                if in_slot.as_ref().is_none_or(|s| s.usable < other.usable) {
+                    (found, in_slot) = (other, None);
+                }
+            }
+        }
+        let live = match &in_slot {
+            Some(s) if s.idle && (s.lost <= GIVEN_UP || !self.keeps || !self.has_slot_besides(s.id)) => {
+                Ok(self.in_place(s))
+            }
+            Some(s) => {
+                let (id, usable, state) = (s.id, s.usable, s.state.clone());
+                found = Restore { source: Source::Live(id), usable, state };
+                self.fresh(Some(id))
+            }
+            None => self.fresh(None),
+        };
+        let live = match live {
+            Ok(Ok(live)) => live,
+            Ok(Err(why)) | Err(Some(why)) => {
+                let _ = waiting.job.events.send((waiting.job.index, crate::job::Event::Failed(why)));
+                return Ok(());
+            }
+            Err(None) => return Err(waiting),
+        };
+        let in_place = live.sequence.position() > 0;
+        self.start(waiting, live, (!in_place && found.usable > 0).then_some(found), common, metrics);
+        Ok(())
+    }
+
+    fn start(&mut self, waiting: Waiting, live: Live, restore: Option<Restore>, common: u32, metrics: &Metrics) {
+        let Waiting { job, since } = waiting;
+        let now = Instant::now();
+        let work = match &job.wanted {
+            Wanted::Embedding(_) => Ok(Work::Embedding(Vec::new())),
+            Wanted::Text(text) => {
+                let model = self.engine.model();
+                let made = Generation::new(model, self.tokenizer.clone(), &job.prompt, 0, text.options.clone());
+                made.map(|generation| {
+                    let bias = !text.bias.is_empty();
+                    let generation =
+                        if bias { generation.with_constraint(Box::new(Bias(text.bias.clone()))) } else { generation };
+                    Work::Text(Box::new(generation))
+                })
+            }
+        };
+        let work = match work {
+            Ok(work) => work,
+            Err(e) => {
+                let _ = job.events.send((job.index, crate::job::Event::Failed(e.to_string())));
+                // What the sequence holds is as good as before.
+                self.idle.push(live);
+                return;
+            }
+        };
+        // Where conversations part: where the front end says, and where this one parts from one that was seen.
+        let mut cuts = if self.recurrent { job.parts.clone() } else { Vec::new() };
+        let end = job.prompt.len() as u32;
+        if self.recurrent && common > 0 && common < end {
+            cuts.push(common);
+        }
+        cuts.retain(|c| *c > 0 && *c < end);
+        cuts.sort_unstable();
+        cuts.dedup();
+        if let Some(Restore { source: Source::Live(id), .. }) = &restore {
+            let all = self.tasks.iter_mut().map(|t| &mut t.live).chain(&mut self.idle);
+            all.filter(|live| live.id == *id).for_each(|live| live.pins += 1);
+        }
+        metrics.started.add(1);
+        let begins = restore.is_none();
+        self.tasks.push(Task {
+            job,
+            live,
+            work,
+            fed: 0,
+            restore,
+            cuts,
+            kept_at: now,
+            cached: 0,
+            since,
+            admitted: now,
+            first: None,
+            told: 0,
+            text_len: 0,
+            prompt_probs: Vec::new(),
+            done: false,
+        });
+        if begins {
+            self.begin(self.tasks.len() - 1, metrics);
+        }
+    }
+
+    /// The longest beginning of a prompt that lies in a slot.
+    fn in_slots(&self, prompt: &[u32], common: &mut u32) -> Option<InSlot> {
+        let last = prompt.len().saturating_sub(1) as u32;
+        let whole = |live: &&Live| live.sequence.position() as usize == live.sequence.ids().len();
+        let busy =
+            self.tasks.iter().filter(|t| t.restore.is_none() && t.job.cached && self.keeps).map(|t| (&t.live, false));
+        let idle = self.idle.iter().map(|live| (live, true));
+        let mut best: Option<InSlot> = None;
+        for (live, idle) in idle.chain(busy).filter(|(live, _)| whole(live)) {
+            let shared = live.sequence.common_prefix(prompt) as u32;
+            let position = live.sequence.position();
+            *common = (*common).max(shared);
+            let (usable, state) = if self.recurrent {
+                let fits = |pos: u32, logits: bool| pos <= shared && (pos <= last || logits);
+                let mark = live.marks.iter().rfind(|m| fits(m.pos, m.state.logits.is_some()));
+                let marked = mark.map_or((0, None), |m| (m.pos, Some(m.state.clone())));
+                // The state it is in is lost to others as soon as it goes on.
+                if idle && live.pins == 0 && fits(position, false) && position > marked.0 {
+                    (position, None)
+                } else {
+                    marked
+                }
+            } else {
+                (shared.min(last), None)
+            };
+            // What is pinned keeps its rows.
+            let idle = idle && live.pins == 0;
+            let better = |b: &InSlot| (usable, idle) > (b.usable, b.idle);
+            if usable > 0 && best.as_ref().is_none_or(better) {
+                best = Some(InSlot { id: live.id, usable, state, idle, lost: position - usable });
+            }
+        }
+        best
+    }
+
+    fn has_slot_besides(&self, id: u64) -> bool {
+        self.engine.free_slots() > 0 || self.idle.iter().any(|live| live.id != id && live.pins == 0)
+    }
+
+    /// Takes an idle sequence back to what a prompt shares with it.
+    fn in_place(&mut self, found: &InSlot) -> Result<Live, String> {
+        let at = self.idle.iter().position(|live| live.id == found.id).ok_or("a sequence that is no longer there")?;
+        let mut live = self.idle.swap_remove(at);
+        let result = match &found.state {
+            Some(State { recurrent: Some(state), .. }) => {
+                self.engine.load_recurrent(&mut live.sequence, found.usable, state)
+            }
+            _ => self.engine.rewind(&mut live.sequence, found.usable),
+        };
+        live.marks.retain(|m| m.pos <= found.usable);
+        result.map_err(|e| e.to_string())?;
+        Ok(live)
+    }
+
+    /// An empty sequence. If every slot is taken, the idle one of least use is parked: then `Err(None)`, come again.
+    fn fresh(&mut self, besides: Option<u64>) -> Result<Result<Live, String>, Option<String>> {
+        if self.engine.free_slots() == 0 {
+            if self.parking.is_some() {
+                return Err(None);
+            }
+            let free = self.idle.iter().enumerate().filter(|(_, l)| l.pins == 0 && Some(l.id) != besides);
+            let least = free.min_by_key(|(_, live)| live.used).map(|(at, _)| at);
+            let least = least.or_else(|| self.idle.iter().position(|live| live.pins == 0));
+            let Some(least) = least else { return Err(None) };
+            let live = self.idle.swap_remove(least);
+            if self.keeps && self.cache.account().budget() > 0 {
+                self.parking = Some(Parking::new(live));
+                return Err(None);
+            }
+        }
+        self.clock += 1;
+        let id = self.clock;
+        let sequence = self.engine.sequence().map_err(|e| Some(e.to_string()))?;
+        Ok(Ok(Live { id, sequence, marks: Vec::new(), used: id, pins: 0 }))
+    }
+}

@@ -1,0 +1,77 @@
+//! Keeping recurrent state of sequences that lie in slots.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Live, Mark, Scheduler};
+use crate::cache::account::Kept;
+use crate::cache::tree::{Kind, State};
+
+impl Scheduler {
+    /// Bytes to keep something in, after what is worth less was dropped.
+    pub(super) fn take(&mut self, bytes: u64) -> Option<Kept> {
+        loop {
+            if let Some(kept) = self.cache.take(bytes) {
+                return Some(kept);
+            }
+            if bytes > self.cache.account().budget() || !self.drop_worst_mark() {
+                return None;
+            }
+        }
+    }
+
+    /// Drops the mark that is worth least of all sequences that run no job: timed ones, then those that later ones follow.
+    fn drop_worst_mark(&mut self) -> bool {
+        let rank = |live: &Live, i: usize| {
+            let class = match live.marks[i].state.kind {
+                Kind::Timed => 0,
+                Kind::Turn if i + 2 < live.marks.len() => 1,
+                Kind::Turn => 2,
+                Kind::Branch => 3,
+            };
+            (class, live.used, live.marks[i].pos)
+        };
+        let all = self.idle.iter().enumerate();
+        let all = all.flat_map(|(l, live)| (0..live.marks.len()).map(move |i| (rank(live, i), l, i)));
+        let Some((_, l, i)) = all.min() else { return false };
+        self.idle[l].marks.remove(i);
+        true
+    }
+
+    /// Keeps the state that a task's sequence is in, if the model has one and there is room.
+    pub(super) fn mark(&mut self, task: usize, kind: Kind, with_logits: Option<usize>) {
+        self.tasks[task].kept_at = Instant::now();
+        let pos = self.tasks[task].live.sequence.position();
+        if !self.recurrent || !self.keeps || pos == 0 || !self.tasks[task].job.cached {
+            return;
+        }
+        let logits = with_logits.and_then(|row| {
+            let bytes = self.engine.model().plan().vocab as u64 * 4;
+            let mut kept = self.take(bytes)?;
+            let logits = self.engine.logits(row);
+            kept.chunks_exact_mut(4).zip(logits).for_each(|(out, x)| out.copy_from_slice(&x.to_le_bytes()));
+            Some(Arc::new(kept))
+        });
+        if let Some(mark) = self.tasks[task].live.marks.iter_mut().find(|m| m.pos == pos) {
+            mark.state.kind = mark.state.kind.max(kind);
+            mark.state.logits = logits.or(mark.state.logits.take());
+            return;
+        }
+        let Some(mut kept) = self.take(self.engine.recurrent_bytes()) else { return };
+        let Scheduler { engine, tasks, .. } = self;
+        let live = &mut tasks[task].live;
+        if engine.save_recurrent(&live.sequence, &mut kept).is_err() {
+            return;
+        }
+        let state = State { recurrent: Some(Arc::new(kept)), logits, kind };
+        live.add_mark(Mark { pos, state });
+    }
+}
+
+impl Live {
+    /// Adds a mark in its place.
+    pub(super) fn add_mark(&mut self, mark: Mark) {
+        let at = self.marks.partition_point(|m| m.pos < mark.pos);
+        self.marks.insert(at, mark);
+    }
+}

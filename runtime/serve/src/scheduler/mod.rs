@@ -1,0 +1,313 @@
+//! The loop that owns an engine: many jobs, one step at a time.
+//!
+//! A turn of the loop is: drop the jobs that nobody listens to any more; admit waiting ones as far as there are slots; bring back a piece of
+//! what the cache holds ([`restore`]); a decode step with a row of each job that has one token to feed; one prefill step over pieces of prompts,
+//! as long as `stall` allows ([`step`]). Sequences of ended jobs stay in their slots until somebody needs those; a follow-up goes on in place.
+//!
+//! What always holds: a job's events are the same whatever ran beside it, before it, and wherever its beginning was found. That follows from
+//! the engine's rows, which are as if alone for any cut of a prompt, and from state that is only ever put back at the position and after the tokens
+//! where it was taken. Nothing here depends on time but when things happen.
+
+mod admit;
+mod marks;
+mod restore;
+mod step;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use loaf_runtime::model::SharedTokenizer;
+use loaf_runtime::{Engine, Generation, Sequence};
+
+use crate::cache::Cache;
+use crate::cache::tree::State;
+use crate::job::{Event, Job, Stop, TokenProbs, Usage};
+use crate::metrics::{Gauges, Metrics};
+
+/// Bounds of the loop.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Longest time that work on prompts and caches may keep decoding waiting, per turn.
+    pub stall: Duration,
+    /// The same where nothing is being decoded; a job that is gone is noticed no later.
+    pub alone: Duration,
+    /// Longest time that replaying between kept positions of a hybrid should take.
+    pub replay: Duration,
+}
+
+/// A recurrent state that was put aside, and where.
+struct Mark {
+    pos: u32,
+    state: State,
+}
+
+/// A sequence in a slot.
+struct Live {
+    /// Names it for as long as it lives.
+    id: u64,
+    sequence: Sequence,
+    /// Rising in position.
+    marks: Vec<Mark>,
+    /// When it was last of use.
+    used: u64,
+    /// How many others are being copied from it.
+    pins: u32,
+}
+
+struct Waiting {
+    job: Job,
+    since: Instant,
+}
+
+/// What is computed of a prompt.
+enum Work {
+    Text(Box<Generation>),
+    /// Sum of the vectors so far, or the last one.
+    Embedding(Vec<f64>),
+}
+
+struct Task {
+    job: Job,
+    live: Live,
+    work: Work,
+    /// Tokens of the prompt that the sequence was given.
+    fed: usize,
+    /// Being brought back.
+    restore: Option<restore::Restore>,
+    /// Positions at which the state is to be kept, rising.
+    cuts: Vec<u32>,
+    /// Since when nothing was kept.
+    kept_at: Instant,
+    cached: usize,
+    since: Instant,
+    admitted: Instant,
+    first: Option<Instant>,
+    /// Tokens told, for usage.
+    told: usize,
+    text_len: usize,
+    prompt_probs: Vec<TokenProbs>,
+    /// Logits of the prompt's last row so far, to give the next token its probability.
+    done: bool,
+}
+
+/// One engine and what runs on it; see the module's doc.
+pub struct Scheduler {
+    engine: Engine,
+    tokenizer: Option<SharedTokenizer>,
+    cache: Cache,
+    pace: Pace,
+    waiting: VecDeque<Waiting>,
+    tasks: Vec<Task>,
+    idle: Vec<Live>,
+    parking: Option<restore::Parking>,
+    recurrent: bool,
+    /// Whether the device can save and load rows.
+    keeps: bool,
+    clock: u64,
+    /// Seconds a row of the last prefill step took.
+    per_row: f64,
+    /// Which row of decoding comes first, when there are more than a step takes.
+    turn: usize,
+    buffer: Vec<u8>,
+}
+
+impl Scheduler {
+    /// A loop over an engine.
+    pub fn new(engine: Engine, tokenizer: Option<SharedTokenizer>, cache: Cache, pace: Pace) -> Scheduler {
+        let recurrent = engine.recurrent_bytes() > 0;
+        let keeps = engine.keeps_rows();
+        Scheduler {
+            engine,
+            tokenizer,
+            cache,
+            pace,
+            waiting: VecDeque::new(),
+            tasks: Vec::new(),
+            idle: Vec::new(),
+            parking: None,
+            recurrent,
+            keeps,
+            clock: 0,
+            per_row: 0.0,
+            turn: 0,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Adds a job to those that wait.
+    pub fn push(&mut self, job: Job, since: Instant) {
+        self.waiting.push_back(Waiting { job, since });
+    }
+
+    /// Whether there is anything to do.
+    pub fn is_busy(&self) -> bool {
+        !self.waiting.is_empty() || !self.tasks.is_empty() || self.parking.is_some()
+    }
+
+    /// Jobs that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Forgets jobs that wait, with a reason.
+    pub fn refuse_waiting(&mut self, why: &str) {
+        for waiting in self.waiting.drain(..) {
+            // Nobody has to listen.
+            let _ = waiting.job.events.send((waiting.job.index, Event::Failed(why.to_owned())));
+        }
+    }
+
+    /// One turn.
+    pub fn turn(&mut self, metrics: &Metrics) {
+        let start = Instant::now();
+        self.drop_gone(metrics);
+        self.admit(metrics);
+        let limit = if self.decodes() { self.pace.stall } else { self.pace.alone };
+        self.restore(start, limit / 2, metrics);
+        self.park(start, limit / 2);
+        self.decode(metrics);
+        self.prefill(limit, metrics);
+        self.settle(metrics);
+    }
+
+    /// What there is now, for reports.
+    pub fn gauges(&self) -> Gauges {
+        let (blocks, snapshots) = self.cache.len();
+        let (disk_bytes, disk_written) = self.cache.on_disk();
+        Gauges {
+            running: self.tasks.len() as u64,
+            waiting: self.waiting.len() as u64,
+            slots: u64::from(self.engine.limits().slots),
+            slots_free: self.engine.free_slots() as u64,
+            idle: self.idle.len() as u64,
+            cache_bytes: self.cache.account().used(),
+            cache_budget: self.cache.account().budget(),
+            cache_blocks: blocks as u64,
+            cache_snapshots: snapshots as u64,
+            evicted: self.cache.evicted,
+            disk_bytes,
+            disk_written,
+        }
+    }
+
+    fn decodes(&self) -> bool {
+        self.tasks.iter().any(Task::decodes)
+    }
+
+    /// Jobs that nobody listens to any more end here; what their sequences hold is kept.
+    fn drop_gone(&mut self, metrics: &Metrics) {
+        let before = self.waiting.len();
+        self.waiting.retain(|w| !w.job.events.is_closed());
+        metrics.gone.add((before - self.waiting.len()) as u64);
+        for i in (0..self.tasks.len()).rev() {
+            if self.tasks[i].job.events.is_closed() {
+                metrics.gone.add(1);
+                self.end(i);
+            }
+        }
+    }
+
+    /// Ends a task; its sequence is idle then, if it holds what it says.
+    fn end(&mut self, i: usize) {
+        let mut task = self.tasks.remove(i);
+        self.clock += 1;
+        task.live.used = self.clock;
+        let whole = match task.restore.take() {
+            None => true,
+            Some(restore) => {
+                self.unpin(&restore);
+                // Rows without the recurrent state after them are of no use to a hybrid.
+                !self.recurrent
+            }
+        };
+        if whole && task.live.sequence.position() > 0 && task.job.cached {
+            self.idle.push(task.live);
+        }
+    }
+
+    /// Ends tasks that are done.
+    fn settle(&mut self, metrics: &Metrics) {
+        for i in (0..self.tasks.len()).rev() {
+            if self.tasks[i].done {
+                metrics.ended.add(1);
+                self.end(i);
+            }
+        }
+    }
+
+    /// Forgets what ended jobs left in their slots.
+    pub fn forget(&mut self) {
+        self.idle.clear();
+    }
+
+    /// Ends every task, puts what all sequences hold into the cache and writes it.
+    pub fn finish(mut self) {
+        while !self.tasks.is_empty() {
+            self.end(0);
+        }
+        while let Some(mut parking) = self.parking.take() {
+            self.park_all(&mut parking);
+        }
+        while let Some(live) = self.idle.pop() {
+            let mut parking = restore::Parking::new(live);
+            self.park_all(&mut parking);
+        }
+        self.cache.write_all();
+    }
+}
+
+impl Task {
+    /// Tokens that are to be fed.
+    fn rest(&self) -> &[u32] {
+        match &self.work {
+            Work::Text(generation) => generation.feed(),
+            Work::Embedding(_) => &self.job.prompt[self.fed..],
+        }
+    }
+
+    /// Whether every row of its prompt is looked at.
+    fn looks_at_rows(&self) -> bool {
+        match &self.job.wanted {
+            crate::job::Wanted::Text(text) => text.prompt_log_probs && self.fed < self.job.prompt.len(),
+            crate::job::Wanted::Embedding(_) => true,
+        }
+    }
+
+    /// Whether its next token goes into a decode step.
+    fn decodes(&self) -> bool {
+        !self.done && self.restore.is_none() && !self.looks_at_rows() && self.rest().len() == 1
+    }
+
+    /// Whether there is prompt left to prefill.
+    fn prefills(&self) -> bool {
+        !self.done && self.restore.is_none() && !self.decodes() && !self.rest().is_empty()
+    }
+
+    fn usage(&self, ended_by_token: bool) -> Usage {
+        let now = Instant::now();
+        Usage {
+            prompt: self.job.prompt.len(),
+            cached: self.cached,
+            answer: self.told + usize::from(ended_by_token),
+            queued: self.admitted - self.since,
+            first: self.first.unwrap_or(now) - self.since,
+            all: now - self.since,
+        }
+    }
+
+    /// Tells the front end; that nobody listens is noticed in the next turn.
+    fn tell(&self, event: Event) {
+        let _ = self.job.events.send((self.job.index, event));
+    }
+
+    fn fail(&mut self, why: impl std::fmt::Display) {
+        self.tell(Event::Failed(why.to_string()));
+        self.done = true;
+    }
+
+    fn finish(&mut self, tail: String, stop: Stop) {
+        let usage = self.usage(stop == Stop::End);
+        self.tell(Event::Done(tail, stop, usage));
+        self.done = true;
+    }
+}

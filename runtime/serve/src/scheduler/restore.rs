@@ -1,0 +1,320 @@
+//! Bringing state into slots and out of them, a piece at a time.
+//!
+//! A task that begins in the middle gets its rows from memory, from a file or from another slot; then, if the model is a hybrid, the recurrent
+//! state of that place. Parking is the way back: an idle sequence becomes blocks and snapshots of the cache, and its slot is free.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::{Live, Mark, Scheduler};
+use crate::cache::Found;
+use crate::cache::tree::{Hit, Kind, Rows, State};
+use crate::job::Event;
+use crate::metrics::Metrics;
+
+/// Tokens whose rows are copied from slot to slot at once.
+const PIECE: u32 = 256;
+
+/// Where a beginning comes from.
+pub(super) enum Source {
+    /// Memory.
+    Rows(VecDeque<Rows>),
+    /// Files: blocks, then a snapshot.
+    Files(VecDeque<String>),
+    /// Another sequence, by name.
+    Live(u64),
+}
+
+/// A beginning on its way.
+pub(super) struct Restore {
+    pub source: Source,
+    pub state: Option<State>,
+    /// Tokens it will have.
+    pub usable: u32,
+}
+
+impl Restore {
+    pub(super) fn of(hit: Hit) -> Restore {
+        Restore { source: Source::Rows(hit.rows.into()), state: hit.state, usable: hit.usable }
+    }
+}
+
+/// An idle sequence on its way into the cache.
+pub(super) struct Parking {
+    live: Live,
+    /// Whether its last position was kept.
+    ended: bool,
+    /// Tokens whose blocks are in the cache.
+    covered: usize,
+}
+
+impl Parking {
+    pub(super) fn new(live: Live) -> Parking {
+        Parking { live, ended: false, covered: 0 }
+    }
+}
+
+impl Scheduler {
+    pub(super) fn unpin(&mut self, restore: &Restore) {
+        let Source::Live(id) = restore.source else { return };
+        let all = self.tasks.iter_mut().map(|t| &mut t.live).chain(&mut self.idle);
+        all.filter(|live| live.id == id).for_each(|live| live.pins -= 1);
+    }
+
+    /// Brings beginnings back until `limit` has passed; at least a piece each.
+    pub(super) fn restore(&mut self, start: Instant, limit: Duration, metrics: &Metrics) {
+        for i in 0..self.tasks.len() {
+            while self.tasks[i].restore.is_some() && !self.tasks[i].done {
+                if let Some(restore) = self.tasks[i].restore.take() {
+                    self.restore_piece(i, restore, metrics);
+                }
+                if start.elapsed() > limit {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Loads the next piece, or finishes.
+    fn restore_piece(&mut self, i: usize, mut restore: Restore, metrics: &Metrics) {
+        let at = self.tasks[i].live.sequence.position();
+        // A snapshot at the end of a block has no rows, but state.
+        let more = |restore: &Restore| matches!(&restore.source, Source::Files(names) if !names.is_empty());
+        if at == restore.usable && !more(&restore) {
+            return self.restored(i, restore, metrics);
+        }
+        let loaded = match &mut restore.source {
+            Source::Rows(rows) => rows.pop_front().is_some_and(|rows| self.load(i, &rows)),
+            Source::Files(names) => match names.pop_front().and_then(|name| self.cache.read(&name)) {
+                Some(file) => {
+                    let rest = &self.tasks[i].job.prompt[at as usize..];
+                    let same = crate::cache::tree::same(&file.ids, rest) as u32;
+                    let take = same.min(restore.usable - at);
+                    let whole = take as usize == file.ids.len();
+                    restore.state = file.state.clone();
+                    let rows = file.rows.filter(|_| take > 0);
+                    let rows = rows.map(|bytes| Rows { bytes, of: file.ids.len() as u32, take });
+                    (whole || !self.recurrent) && rows.is_none_or(|rows| self.load(i, &rows))
+                }
+                None => false,
+            },
+            Source::Live(id) => {
+                let id = *id;
+                self.copy(i, id, (restore.usable - at).min(PIECE))
+            }
+        };
+        if loaded {
+            if self.tasks[i].live.sequence.position() == restore.usable && !more(&restore) {
+                return self.restored(i, restore, metrics);
+            }
+            self.tasks[i].restore = Some(restore);
+        } else {
+            self.unpin(&restore);
+            self.missed(i, metrics);
+        }
+    }
+
+    /// A piece was not to be had: a hybrid starts again with what memory has, others go on from where they are.
+    fn missed(&mut self, i: usize, metrics: &Metrics) {
+        metrics.cache_misses.add(1);
+        if !self.recurrent {
+            let usable = self.tasks[i].live.sequence.position();
+            return self.restored(i, Restore { source: Source::Rows(VecDeque::new()), state: None, usable }, metrics);
+        }
+        let Scheduler { engine, tasks, buffer, .. } = self;
+        // The state before the first token is all zero.
+        buffer.clear();
+        buffer.resize(engine.recurrent_bytes() as usize, 0);
+        if let Err(e) = engine.load_recurrent(&mut tasks[i].live.sequence, 0, buffer) {
+            return tasks[i].fail(e);
+        }
+        let hit = match self.cache.find(&self.tasks[i].job.prompt).0 {
+            Found::Memory(hit) if hit.usable > 0 => Restore::of(hit),
+            _ => Restore { source: Source::Rows(VecDeque::new()), state: None, usable: 0 },
+        };
+        if hit.usable == 0 {
+            return self.restored(i, hit, metrics);
+        }
+        self.tasks[i].restore = Some(hit);
+    }
+
+    fn load(&mut self, i: usize, rows: &Rows) -> bool {
+        let task = &mut self.tasks[i];
+        let at = task.live.sequence.position() as usize;
+        let ids = &task.job.prompt[at..at + rows.take as usize];
+        self.engine.load_rows(&mut task.live.sequence, ids, &rows.bytes, rows.of).is_ok()
+    }
+
+    /// Copies rows from another slot.
+    fn copy(&mut self, i: usize, id: u64, n: u32) -> bool {
+        let Scheduler { engine, tasks, idle, buffer, .. } = self;
+        let at = tasks[i].live.sequence.position();
+        buffer.clear();
+        buffer.resize(usize::try_from(u64::from(n) * engine.row_bytes()).unwrap_or(0), 0);
+        let all = tasks.iter().map(|t| &t.live).chain(&*idle);
+        let Some(from) = all.into_iter().find(|live| live.id == id) else { return false };
+        if engine.save_rows(&from.sequence, at..at + n, buffer).is_err() {
+            return false;
+        }
+        let task = &mut tasks[i];
+        let ids = &task.job.prompt[at as usize..(at + n) as usize];
+        engine.load_rows(&mut task.live.sequence, ids, buffer, n).is_ok()
+    }
+
+    /// The beginning is there: the task goes on from it.
+    pub(super) fn restored(&mut self, i: usize, restore: Restore, metrics: &Metrics) {
+        self.unpin(&restore);
+        let usable = restore.usable;
+        let Scheduler { engine, tasks, .. } = self;
+        let task = &mut tasks[i];
+        if usable > 0 && self.recurrent {
+            let state = restore.state.filter(|s| s.recurrent.is_some());
+            let Some(state) = state else { return self.missed(i, metrics) };
+            let Some(recurrent) = &state.recurrent else { return };
+            if let Err(e) = engine.load_recurrent(&mut task.live.sequence, usable, recurrent) {
+                return task.fail(e);
+            }
+            if task.live.marks.iter().all(|m| m.pos != usable) {
+                task.live.add_mark(Mark { pos: usable, state });
+            }
+        }
+        self.begin(i, metrics);
+    }
+
+    /// Starts to evaluate a task whose sequence holds what was to be had.
+    pub(super) fn begin(&mut self, i: usize, metrics: &Metrics) {
+        let task = &mut self.tasks[i];
+        task.fed = task.live.sequence.position() as usize;
+        task.cached = task.fed;
+        task.kept_at = Instant::now();
+        metrics.prompt_tokens.add(task.job.prompt.len() as u64);
+        metrics.cached_tokens.add(task.fed as u64);
+        let fed = task.fed;
+        if let super::Work::Text(generation) = &mut task.work {
+            generation.fed(fed);
+        }
+        task.tell(Event::Started(fed));
+        if fed == task.job.prompt.len() {
+            // What follows was kept with the state.
+            let mark = task.live.marks.iter().find(|m| m.pos as usize == fed);
+            let Some(logits) = mark.and_then(|m| m.state.logits.clone()) else {
+                return task.fail("the cache has no logits where it said so");
+            };
+            let floats: Vec<f32> =
+                logits.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+            self.choose(i, &floats, metrics);
+        }
+    }
+
+    /// Puts a piece of the sequence that is being parked into the cache, until `limit` has passed.
+    pub(super) fn park(&mut self, start: Instant, limit: Duration) {
+        while let Some(mut parking) = self.parking.take() {
+            if self.park_piece(&mut parking) {
+                self.parking = Some(parking);
+            } else {
+                self.parked(&parking);
+            }
+            if start.elapsed() > limit {
+                return;
+            }
+        }
+    }
+
+    pub(super) fn park_all(&mut self, parking: &mut Parking) {
+        while self.park_piece(parking) {}
+        self.parked(parking);
+    }
+
+    /// What could be kept was: the disk gets it too.
+    fn parked(&mut self, parking: &Parking) {
+        self.cache.tree().settle();
+        self.cache.persist(parking.live.sequence.ids());
+    }
+
+    /// There is no room: whether to try again, since what is being written holds memory.
+    fn no_room(&self) -> bool {
+        let wait = self.cache.is_writing();
+        if wait && self.tasks.is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        wait
+    }
+
+    /// One block or the snapshots before it; false when all is done, or there is no room for it.
+    fn park_piece(&mut self, parking: &mut Parking) -> bool {
+        if !self.keeps {
+            return false;
+        }
+        let row = self.engine.row_bytes();
+        if !parking.ended {
+            parking.ended = true;
+            self.keep_end(&mut parking.live);
+        }
+        let block = self.cache.tree().block();
+        let Parking { live, covered, .. } = parking;
+        let ids = live.sequence.ids().to_vec();
+        // What was there may have gone to make room for what came.
+        if self.cache.tree().blocks_of(&ids) < *covered {
+            return false;
+        }
+        *covered = self.cache.tree().blocks_of(&ids);
+        let end = *covered + block;
+        // Snapshots first: a hybrid's blocks are kept for them alone.
+        let due = live.marks.iter().take_while(|m| (m.pos as usize) < end).count();
+        for mark in live.marks.drain(..due).collect::<Vec<_>>() {
+            let pos = mark.pos as usize;
+            if pos < *covered && self.cache.tree().blocks_of(&ids[..pos]) < pos / block * block {
+                continue;
+            }
+            if !self.cache.tree().has_snap(&ids[..pos]) || mark.state.logits.is_some() {
+                self.add_snap(live, &ids[..pos], mark.state);
+            }
+        }
+        let useful = !self.recurrent || !live.marks.is_empty();
+        if useful && end <= ids.len() {
+            let Some(mut rows) = self.cache.take(block as u64 * row) else { return self.no_room() };
+            let range = (end - block) as u32..end as u32;
+            if self.engine.save_rows(&live.sequence, range, &mut rows).is_err() {
+                return false;
+            }
+            self.cache.tree().add_block(&ids[..end], rows);
+            return true;
+        }
+        if !self.recurrent && ids.len() > *covered && !self.cache.tree().has_snap(&ids) {
+            self.add_snap(live, &ids, State { recurrent: None, logits: None, kind: Kind::Turn });
+        }
+        false
+    }
+
+    /// Keeps the last position of a sequence, where an answer ended.
+    fn keep_end(&mut self, live: &mut Live) {
+        let pos = live.sequence.position();
+        if !self.recurrent || live.marks.iter().any(|m| m.pos == pos) {
+            return;
+        }
+        let Some(mut kept) = self.take(self.engine.recurrent_bytes()) else { return };
+        if self.engine.save_recurrent(&live.sequence, &mut kept).is_ok() {
+            let state = State { recurrent: Some(kept.into()), logits: None, kind: Kind::Turn };
+            live.add_mark(Mark { pos, state });
+        }
+    }
+
+    /// Adds a snapshot whose whole blocks are in the tree.
+    fn add_snap(&mut self, live: &Live, ids: &[u32], state: State) {
+        let whole = self.cache.tree().blocks_of(ids);
+        let tail = ids.len() - whole;
+        let rows = if tail == 0 {
+            None
+        } else {
+            let Some(mut rows) = self.cache.take(tail as u64 * self.engine.row_bytes()) else { return };
+            if self.engine.save_rows(&live.sequence, whole as u32..ids.len() as u32, &mut rows).is_err() {
+                return;
+            }
+            Some(rows)
+        };
+        // Making room may have taken blocks away; then the tail no longer fits, and the tree says no.
+        if self.cache.tree().blocks_of(ids) == whole {
+            self.cache.tree().add_snap(ids, rows, state);
+        }
+    }
+}

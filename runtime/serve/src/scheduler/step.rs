@@ -1,0 +1,300 @@
+//! Steps of the engine: rows that decode, pieces of prompts, and the tokens that follow.
+
+use std::time::{Duration, Instant};
+
+use loaf_runtime::Sequence;
+use loaf_runtime::generate::{Need, StopReason};
+use loaf_runtime::sample::log_prob;
+
+use super::{Scheduler, Task, Work};
+use crate::cache::tree::Kind;
+use crate::job::{Event, Pooling, Stop, Text, TokenProbs, Wanted};
+use crate::metrics::Metrics;
+
+/// Rows of the first prefill step, before anything is known of the model's speed.
+const FIRST_ROWS: usize = 32;
+
+impl Scheduler {
+    /// One token for each job that has one to feed, as many as a step takes; each in turn where there are more.
+    pub(super) fn decode(&mut self, metrics: &Metrics) {
+        let most = self.engine.limits().decode_rows as usize;
+        let ready: Vec<usize> = (0..self.tasks.len()).filter(|i| self.tasks[*i].decodes()).collect();
+        if ready.is_empty() {
+            return;
+        }
+        let first = if ready.len() > most { self.turn % ready.len() } else { 0 };
+        self.turn = first + most;
+        let mut chosen: Vec<usize> = (0..ready.len().min(most)).map(|k| ready[(first + k) % ready.len()]).collect();
+        chosen.sort_unstable();
+        let mut rows: Vec<(&mut Sequence, u32)> = Vec::with_capacity(chosen.len());
+        for (i, task) in self.tasks.iter_mut().enumerate() {
+            if chosen.binary_search(&i).is_ok() {
+                let id = task.rest()[0];
+                rows.push((&mut task.live.sequence, id));
+            }
+        }
+        if let Err(e) = self.engine.decode(&mut rows) {
+            chosen.iter().for_each(|i| self.tasks[*i].fail(&e));
+            return;
+        }
+        metrics.steps.add(1);
+        metrics.decode_rows.add(chosen.len() as u64);
+        for (row, i) in chosen.into_iter().enumerate() {
+            let logits = self.engine.logits(row).to_vec();
+            self.took(i, 1);
+            let task = &mut self.tasks[i];
+            if task.fed == task.job.prompt.len() && task.told == 0 && task.first.is_none() {
+                self.mark(i, Kind::Turn, Some(row));
+            }
+            self.choose(i, &logits, metrics);
+        }
+    }
+
+    /// The sequence of a task took `n` tokens.
+    fn took(&mut self, i: usize, n: usize) {
+        let task = &mut self.tasks[i];
+        task.fed = (task.fed + n).min(task.job.prompt.len());
+        if let Work::Text(generation) = &mut task.work {
+            generation.fed(n);
+        }
+    }
+
+    /// Rows that a prefill step may have to take no longer than `limit`.
+    fn rows_within(&self, limit: Duration) -> usize {
+        let rows = if self.per_row > 0.0 { (limit.as_secs_f64() / self.per_row) as usize } else { FIRST_ROWS };
+        rows.clamp(1, self.engine.chunk())
+    }
+
+    /// One step over pieces of prompts, the oldest jobs first.
+    pub(super) fn prefill(&mut self, limit: Duration, metrics: &Metrics) {
+        let mut left = self.rows_within(limit);
+        let slots = self.engine.limits().slots as usize;
+        // At most as many prompts can end in one step as there are rows of logits.
+        let most = (self.engine.limits().decode_rows as usize).min(slots);
+        let mut parts: Vec<(usize, usize)> = Vec::new();
+        for (i, task) in self.tasks.iter().enumerate().filter(|(_, t)| t.prefills()) {
+            if left == 0 || parts.len() == most {
+                break;
+            }
+            let rest = task.rest().len();
+            let pos = task.live.sequence.position();
+            let cut = task.cuts.iter().find(|c| **c > pos).map_or(rest, |c| (c - pos) as usize);
+            // Rows whose logits or vectors are looked at come alone, so that their numbers are known.
+            if task.looks_at_rows() && !parts.is_empty() {
+                continue;
+            }
+            let n = rest.min(cut).min(left);
+            parts.push((i, if n < rest { self.engine.next_chunk(n) } else { n }));
+            left -= n;
+            if task.looks_at_rows() {
+                break;
+            }
+        }
+        if parts.is_empty() {
+            return;
+        }
+        let start = Instant::now();
+        let fed: Vec<Vec<u32>> = parts.iter().map(|(i, n)| self.tasks[*i].rest()[..*n].to_vec()).collect();
+        let mut pieces: Vec<(&mut Sequence, &[u32])> = Vec::with_capacity(parts.len());
+        for (i, task) in self.tasks.iter_mut().enumerate() {
+            if let Some(k) = parts.iter().position(|p| p.0 == i) {
+                pieces.push((&mut task.live.sequence, &fed[k]));
+            }
+        }
+        let rows: usize = parts.iter().map(|p| p.1).sum();
+        if let Err(e) = self.engine.prefill(&mut pieces) {
+            parts.iter().for_each(|(i, _)| self.tasks[*i].fail(&e));
+            return;
+        }
+        metrics.steps.add(1);
+        metrics.prefill_rows.add(rows as u64);
+        self.per_row = start.elapsed().as_secs_f64() / rows as f64;
+        let mut first = 0;
+        let mut ended = Vec::new();
+        for (i, n) in parts {
+            let rows = first..first + n;
+            first = rows.end;
+            let looks = self.tasks[i].looks_at_rows();
+            self.took(i, n);
+            if looks {
+                self.look_at(i, rows.clone(), metrics);
+            }
+            let task = &self.tasks[i];
+            let pos = task.live.sequence.position();
+            if !task.done && task.rest().is_empty() {
+                ended.push((i, rows.end as u32 - 1));
+            } else if task.cuts.contains(&pos) {
+                self.mark(i, Kind::Branch, None);
+            } else if task.kept_at.elapsed() > self.pace.replay {
+                self.mark(i, Kind::Timed, None);
+            }
+        }
+        if ended.is_empty() {
+            return;
+        }
+        let last: Vec<u32> = ended.iter().map(|e| e.1).collect();
+        if let Err(e) = self.engine.logits_of(&last) {
+            ended.iter().for_each(|(i, _)| self.tasks[*i].fail(&e));
+            return;
+        }
+        for (row, (i, _)) in ended.into_iter().enumerate() {
+            self.mark(i, Kind::Turn, Some(row));
+            let logits = self.engine.logits(row).to_vec();
+            self.choose(i, &logits, metrics);
+        }
+    }
+
+    /// Takes what is wanted of the rows of a prompt.
+    fn look_at(&mut self, i: usize, rows: std::ops::Range<usize>, metrics: &Metrics) {
+        let at = self.tasks[i].fed - rows.len();
+        match self.tasks[i].job.wanted.clone() {
+            Wanted::Embedding(pooling) => {
+                for row in rows {
+                    let Some(hidden) = self.engine.hidden(row) else {
+                        return self.tasks[i].fail("this backend does not show hidden rows");
+                    };
+                    let Work::Embedding(sum) = &mut self.tasks[i].work else { return };
+                    if sum.is_empty() || pooling == Pooling::Last {
+                        sum.clear();
+                        sum.extend(hidden.iter().map(|x| f64::from(*x)));
+                    } else {
+                        sum.iter_mut().zip(hidden).for_each(|(sum, x)| *sum += f64::from(*x));
+                    }
+                }
+                if self.tasks[i].fed == self.tasks[i].job.prompt.len() {
+                    self.embed(i, metrics);
+                }
+            }
+            Wanted::Text(text) => {
+                let most = self.engine.limits().decode_rows as usize;
+                for part in rows.clone().collect::<Vec<_>>().chunks(most) {
+                    let numbers: Vec<u32> = part.iter().map(|r| *r as u32).collect();
+                    if let Err(e) = self.engine.logits_of(&numbers) {
+                        return self.tasks[i].fail(e);
+                    }
+                    for (k, row) in part.iter().enumerate() {
+                        let next = at + (row - rows.start) + 1;
+                        let Some(id) = self.tasks[i].job.prompt.get(next).copied() else { continue };
+                        let probs = probs(self.engine.logits(k), id, text.log_probs.unwrap_or(0), self.vocab());
+                        self.tasks[i].prompt_probs.push(probs);
+                    }
+                }
+                let task = &mut self.tasks[i];
+                if task.fed == task.job.prompt.len() {
+                    let first = TokenProbs { id: task.job.prompt[0], log_prob: None, top: Vec::new() };
+                    let all = std::iter::once(first).chain(task.prompt_probs.drain(..)).collect();
+                    task.tell(Event::Prompt(all));
+                }
+            }
+        }
+    }
+
+    /// Tokens that a text can have.
+    fn vocab(&self) -> usize {
+        let all = self.engine.model().plan().vocab;
+        self.tokenizer.as_ref().map_or(all, |t| t.get().token_count().min(all)) as usize
+    }
+
+    fn embed(&mut self, i: usize, metrics: &Metrics) {
+        let task = &mut self.tasks[i];
+        let Work::Embedding(sum) = &task.work else { return };
+        let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let scale = if length > 0.0 { 1.0 / length } else { 0.0 };
+        let vector = sum.iter().map(|x| (x * scale) as f32).collect();
+        metrics.embeddings.add(1);
+        let mut usage = task.usage(false);
+        usage.answer = 0;
+        task.tell(Event::Embedding(vector, usage));
+        task.done = true;
+    }
+
+    /// The next token of a task, by the logits that follow what it was fed.
+    pub(super) fn choose(&mut self, i: usize, logits: &[f32], metrics: &Metrics) {
+        let vocab = self.vocab();
+        let task = &mut self.tasks[i];
+        let Task { work: Work::Text(generation), job, .. } = task else { return };
+        let Wanted::Text(text) = &job.wanted else { return };
+        if generation.need() == Need::Choose {
+            let before = generation.ids().len();
+            let id = match generation.choose(logits) {
+                Ok(id) => id,
+                Err(e) => return task.fail(e),
+            };
+            task.first.get_or_insert_with(Instant::now);
+            metrics.answer_tokens.add(1);
+            if generation.ids().len() > before {
+                let probs = text.log_probs.map(|n| probs(logits, id, n, vocab));
+                let certain = generation.text().to_owned();
+                task.told += 1;
+                task.text_len += certain.len();
+                let event = Event::Token(id, certain, probs);
+                // That nobody listens is noticed in the next turn.
+                let _ = job.events.send((job.index, event));
+            }
+        }
+        let Need::Done(reason) = generation.need() else { return };
+        let tail = generation.tail().to_owned();
+        let stop = match reason {
+            StopReason::Length => Stop::Length,
+            StopReason::Context => Stop::Context,
+            StopReason::Stop | StopReason::Interrupted => {
+                let shown = task.text_len + tail.len();
+                stop_text(text, generation.ids(), shown, self.tokenizer.as_ref())
+            }
+        };
+        task.finish(tail, stop);
+    }
+}
+
+/// Which text ended an answer, if one did.
+fn stop_text(text: &Text, ids: &[u32], shown: usize, tokenizer: Option<&loaf_runtime::model::SharedTokenizer>) -> Stop {
+    let (Some(tokenizer), false) = (tokenizer, text.options.stop_strings.is_empty()) else { return Stop::End };
+    let all = tokenizer.get().decode(ids, true);
+    let longest = text.options.stop_strings.iter().map(String::len).max().unwrap_or(0);
+    // A space at the start may have been dropped from what was shown, or not.
+    let mut from = shown.saturating_sub(4).min(all.len());
+    while !all.is_char_boundary(from) {
+        from -= 1;
+    }
+    let end = &all[from..];
+    let found = text.options.stop_strings.iter().filter(|s| !s.is_empty() && s.len() <= longest);
+    let found = found.filter_map(|s| Some((end.find(s.as_str())?, s))).min_by_key(|f| f.0);
+    found.map_or(Stop::End, |(_, s)| Stop::Text(s.clone()))
+}
+
+/// A token's log-probability and the most probable ones.
+fn probs(logits: &[f32], id: u32, n: usize, vocab: usize) -> TokenProbs {
+    let top = top(&logits[..vocab.min(logits.len())], n);
+    let of = |id| log_prob(logits, id).unwrap_or(f64::NEG_INFINITY);
+    TokenProbs { id, log_prob: Some(of(id)), top: top.into_iter().map(|id| (id, of(id))).collect() }
+}
+
+/// The `n` best logits' ids, the lower of equals first.
+fn top(logits: &[f32], n: usize) -> Vec<u32> {
+    let mut best: Vec<(f32, u32)> = Vec::with_capacity(n + 1);
+    if n == 0 {
+        return Vec::new();
+    }
+    for (id, x) in (0u32..).zip(logits) {
+        if x.is_nan() || best.len() == n && best.last().is_some_and(|b| *x <= b.0) {
+            continue;
+        }
+        let at = best.partition_point(|b| b.0 >= *x);
+        best.insert(at, (*x, id));
+        best.truncate(n);
+    }
+    best.into_iter().map(|b| b.1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::top;
+
+    #[test]
+    fn the_best_are_in_order_and_equals_by_id() {
+        let logits = [1.0, 3.0, f32::NAN, 3.0, -1.0, 2.0];
+        assert_eq!(top(&logits, 4), [1, 3, 5, 0]);
+        assert_eq!(top(&logits, 9), [1, 3, 5, 0, 4]);
+        assert_eq!(top(&logits, 0), [0; 0]);
+    }
+}

@@ -1,0 +1,369 @@
+//! Listening, connections, and who may speak: everything between a socket and [`crate::api`].
+//!
+//! One thread runs all connections. A connection is bounded in everything that a stranger decides: the size and the time of headers and bodies, how
+//! long a write may make no progress, and how many connections there are. A response that nobody reads any more is dropped, and its jobs with it.
+
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request as HttpRequest, Response};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+
+use crate::api::{self, App, Flavour};
+use crate::body::Content;
+use crate::fields::Refusal;
+use crate::wire::Wire;
+
+/// How to listen.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Addresses.
+    pub listen: Vec<SocketAddr>,
+    /// A Unix socket.
+    pub socket: Option<PathBuf>,
+    /// Keys of which a client has to know one; none for clients on this machine only.
+    pub keys: Vec<String>,
+    /// Names under which clients may reach it, beside those of this machine.
+    pub hosts: Vec<String>,
+    /// Bytes of a request's body.
+    pub body: usize,
+    /// Connections at once.
+    pub connections: usize,
+    /// Time for a request's headers, and for its body.
+    pub reading: Duration,
+    /// Time in which a write has to make progress.
+    pub writing: Duration,
+    /// Time for running requests after a stop.
+    pub grace: Duration,
+    /// Whether SIGTERM and SIGINT stop it.
+    pub signals: bool,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        ServerOptions {
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080))],
+            socket: None,
+            keys: Vec::new(),
+            hosts: Vec::new(),
+            body: 32 << 20,
+            connections: 256,
+            reading: Duration::from_secs(30),
+            writing: Duration::from_secs(30),
+            grace: Duration::from_secs(30),
+            signals: false,
+        }
+    }
+}
+
+/// A server that runs.
+pub struct Server {
+    /// Where it listens.
+    pub addresses: Vec<SocketAddr>,
+    stop: watch::Sender<bool>,
+    thread: JoinHandle<Result<(), String>>,
+}
+
+/// What every connection is held to.
+pub(crate) struct Gate {
+    pub app: Arc<App>,
+    pub options: ServerOptions,
+    keys: Vec<[u8; 32]>,
+    /// Whether the names of clients' requests are looked at: someone else's page could reach this machine by another name.
+    names: bool,
+}
+
+impl Server {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// An address that is taken, or open to others without a key; a socket that cannot be made.
+    pub fn start(app: App, threads: Vec<JoinHandle<()>>, options: ServerOptions) -> Result<Server, String> {
+        let open = options.listen.iter().find(|a| !a.ip().is_loopback());
+        if let (Some(open), true) = (open, options.keys.is_empty()) {
+            return Err(format!(
+                "{open}: expected a key for an address that others can reach (--api-key-file), found none"
+            ));
+        }
+        let mut listeners = Vec::new();
+        for address in &options.listen {
+            let listener = StdListener::bind(address).map_err(|e| format!("{address}: {e}"))?;
+            listener.set_nonblocking(true).map_err(|e| format!("{address}: {e}"))?;
+            listeners.push(listener);
+        }
+        let addresses = listeners.iter().filter_map(|l| l.local_addr().ok()).collect();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).build();
+        let runtime = runtime.map_err(|e| e.to_string())?;
+        #[cfg(unix)]
+        let socket = options.socket.as_deref().map(crate::socket::bind).transpose()?;
+        let (stop, stopped) = watch::channel(false);
+        let sender = stop.clone();
+        let keys = options.keys.iter().map(|k| Sha256::digest(k.as_bytes()).into()).collect();
+        let gate = Arc::new(Gate { app: Arc::new(app), names: open.is_none(), keys, options });
+        let body = move || {
+            runtime.block_on(async {
+                // Each listener holds a place for the connection that it waits for.
+                let most = gate.options.connections.max(listeners.len() + 2);
+                let connections = Arc::new(Semaphore::new(most));
+                let mut tasks = Vec::new();
+                for listener in listeners {
+                    let listener = TcpListener::from_std(listener).map_err(|e| e.to_string())?;
+                    tasks.push(tokio::spawn(accept(listener, gate.clone(), connections.clone(), stopped.clone())));
+                }
+                #[cfg(unix)]
+                if let Some(socket) = socket {
+                    let (gate, connections) = (gate.clone(), connections.clone());
+                    tasks.push(tokio::spawn(crate::socket::accept(socket, gate, connections, stopped.clone())));
+                }
+                stop_is_wanted(gate.options.signals, stopped).await;
+                // All connections are told through this.
+                sender.send_replace(true);
+                gate.app.models.iter().for_each(|m| m.stop());
+                for task in tasks {
+                    let _ = task.await;
+                }
+                let all = timeout(gate.options.grace, connections.acquire_many(most as u32));
+                tokio::select! {
+                    // What is still running then ends with its connection.
+                    _ = all => (),
+                    () = signalled(gate.options.signals) => (),
+                }
+                Ok::<(), String>(())
+            })?;
+            drop(runtime);
+            // Their engines end what nobody listens to any more, and write the cache.
+            threads.into_iter().for_each(|t| drop(t.join()));
+            Ok(())
+        };
+        let thread = std::thread::Builder::new().name("loaf-serve".into()).spawn(body).map_err(|e| e.to_string())?;
+        Ok(Server { addresses, stop, thread })
+    }
+
+    /// Stops it as a signal would, and waits.
+    ///
+    /// # Errors
+    /// What went wrong while it ran.
+    pub fn stop(self) -> Result<(), String> {
+        self.stop.send_replace(true);
+        self.wait()
+    }
+
+    /// Whether it has ended.
+    pub fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// What went wrong while it ran.
+    pub fn wait(self) -> Result<(), String> {
+        let Server { thread, stop, .. } = self;
+        let ended = thread.join().unwrap_or_else(|_| Err("the server's thread failed".to_owned()));
+        drop(stop);
+        ended
+    }
+}
+
+async fn stop_is_wanted(signals: bool, mut stopped: watch::Receiver<bool>) {
+    tokio::select! {
+        _ = stopped.wait_for(|stop| *stop) => (),
+        () = signalled(signals) => (),
+    }
+}
+
+/// Ends when one of the signals comes that end programs.
+async fn signalled(watched: bool) {
+    #[cfg(unix)]
+    if watched {
+        use tokio::signal::unix::{SignalKind, signal};
+        let both = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+        if let (Ok(mut terminate), Ok(mut interrupt)) = both {
+            tokio::select! {
+                _ = terminate.recv() => (),
+                _ = interrupt.recv() => (),
+            }
+            return;
+        }
+    }
+    let _ = watched;
+    std::future::pending().await
+}
+
+async fn accept(
+    listener: TcpListener,
+    gate: Arc<Gate>,
+    connections: Arc<Semaphore>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    loop {
+        let Ok(permit) = connections.clone().acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stopped.wait_for(|stop| *stop) => return,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Out of file descriptors, say: others will be closed.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let _ = stream.set_nodelay(true);
+        let (gate, stopped) = (gate.clone(), stopped.clone());
+        tokio::spawn(async move {
+            connection(Wire::new(stream, gate.options.writing, Vec::new()), gate, true, stopped).await;
+            drop(permit);
+        });
+    }
+}
+
+/// Serves one connection to its end.
+pub(crate) async fn connection(
+    wire: Wire<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>,
+    gate: Arc<Gate>,
+    remote: bool,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let reading = gate.options.reading;
+    let service = service_fn(move |request| {
+        let gate = gate.clone();
+        async move { Ok::<_, std::convert::Infallible>(respond(&gate, request, remote).await) }
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(reading)
+        .auto_date_header(false)
+        .max_headers(64)
+        .max_buf_size(64 << 10);
+    let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(wire), service));
+    let ended = tokio::select! {
+        ended = served.as_mut() => Some(ended),
+        _ = stopped.wait_for(|stop| *stop) => None,
+    };
+    if ended.is_none() {
+        served.as_mut().graceful_shutdown();
+        // A client that goes away is no error of ours.
+        let _ = served.await;
+    }
+}
+
+async fn respond(gate: &Gate, request: HttpRequest<Incoming>, remote: bool) -> Response<Content> {
+    let path = request.uri().path().to_owned();
+    let flavour = Flavour::of(&path);
+    if let Err(refusal) = gate.check(request.headers(), &path, remote) {
+        return api::refuse(&refusal, flavour);
+    }
+    let method = request.method().clone();
+    if let Some(response) = api::place(&gate.app, &method, &path) {
+        return response;
+    }
+    let body = match read(request, &gate.options).await {
+        Ok(body) => body,
+        Err(refusal) => return api::refuse(&refusal, flavour),
+    };
+    let response = api::route(&gate.app, &method, &path, body).await;
+    response.unwrap_or_else(|| {
+        let shown = loaf_formats::text::short(&path, 100);
+        api::refuse(&Refusal::new(404, format!("{shown}: no such place here")), flavour)
+    })
+}
+
+async fn read(request: HttpRequest<Incoming>, options: &ServerOptions) -> Result<Vec<u8>, Refusal> {
+    let too_large = || Refusal::new(413, format!("body: expected at most {} bytes, found more", options.body));
+    let length =
+        request.headers().get(hyper::header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|n| n > options.body as u64) {
+        return Err(too_large());
+    }
+    if request.headers().contains_key(hyper::header::CONTENT_ENCODING) {
+        return Err(Refusal::new(415, "content-encoding: not supported; send the body as it is"));
+    }
+    let body = Limited::new(request.into_body(), options.body).collect();
+    match timeout(options.reading, body).await {
+        Ok(Ok(body)) => Ok(body.to_bytes().to_vec()),
+        Ok(Err(e)) if e.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(e)) => Err(Refusal::new(400, format!("body: {e}"))),
+        Err(_) => Err(Refusal::new(408, "body: expected it sooner")),
+    }
+}
+
+impl Gate {
+    /// Whether a request may be answered.
+    fn check(&self, headers: &HeaderMap, path: &str, remote: bool) -> Result<(), Refusal> {
+        let one = |name: hyper::header::HeaderName| {
+            let mut all = headers.get_all(&name).iter();
+            let first = all.next().map(|v| v.to_str().unwrap_or("\u{fffd}"));
+            if all.next().is_some() {
+                Err(Refusal::new(400, format!("{name}: expected one, found more")))
+            } else {
+                Ok(first)
+            }
+        };
+        let host = one(HOST)?;
+        if remote && (self.names || !self.options.hosts.is_empty()) {
+            let Some(host) = host else { return Err(Refusal::new(400, "host: expected one, found none")) };
+            let name = name_of(host);
+            let here = self.names && ["localhost", "127.0.0.1", "[::1]"].contains(&name);
+            if !here && !self.options.hosts.iter().any(|h| h.eq_ignore_ascii_case(name)) {
+                let shown = loaf_formats::text::short(name, 100);
+                return Err(Refusal::new(403, format!("host: {shown} is no name of this server (--allow-host)")));
+            }
+        }
+        // A page of somebody else's has no business here; the one at '/' has the server's own name.
+        if let Some(origin) = one(ORIGIN)? {
+            let own = host.is_some_and(|host| {
+                let name = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+                name.is_some_and(|name| name.eq_ignore_ascii_case(host))
+            });
+            if !own {
+                return Err(Refusal::new(403, "origin: pages of other origins are not answered"));
+            }
+        }
+        if self.keys.is_empty() || path == "/health" || path == "/" {
+            return Ok(());
+        }
+        let bearer = one(AUTHORIZATION)?.and_then(|v| v.strip_prefix("Bearer ")).map(str::trim);
+        let key = headers.get("x-api-key").and_then(|v| v.to_str().ok());
+        let given: Option<[u8; 32]> = bearer.or(key).map(|k| Sha256::digest(k.as_bytes()).into());
+        // Hashes are compared, so that the time taken says nothing of a key.
+        if given.is_some_and(|given| self.keys.contains(&given)) {
+            return Ok(());
+        }
+        Err(Refusal::new(401, "expected a key of this server in 'authorization: Bearer' or 'x-api-key'"))
+    }
+}
+
+/// A host without its port.
+fn name_of(host: &str) -> &str {
+    let port =
+        host.rfind(':').filter(|at| host[at + 1..].bytes().all(|b| b.is_ascii_digit()) && !host[..*at].ends_with(':'));
+    match port {
+        Some(at) if host.starts_with('[') == host[..at].ends_with(']') => &host[..at],
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::name_of;
+
+    #[test]
+    fn ports_are_no_part_of_a_name() {
+        let hosts = ["localhost", "localhost:8080", "[::1]", "[::1]:80", "127.0.0.1:1", "evil.example:8080"];
+        let names = ["localhost", "localhost", "[::1]", "[::1]", "127.0.0.1", "evil.example"];
+        assert_eq!(hosts.map(name_of), names);
+    }
+}

@@ -1,0 +1,554 @@
+//! From a record of a verified plan to the launch of a kernel.
+//!
+//! Operands become addresses, attributes are handed on as they are; what follows from the number of rows alone is the grid. Positions, slots
+//! and runs stand in device memory ([`Step`]), so a launch is the same for every token.
+
+use loaf_formats::dtype::{DType, WeightFormat};
+use loaf_formats::op::{self, ATTENTION_BLOCK, OpAttrs, OpKind};
+use loaf_formats::plan::{self, Record, Region};
+
+use super::driver::{Address, Shape};
+
+macro_rules! kernels {
+    ($($kernel:ident = $name:literal,)*) => {
+        /// The compiled kernels.
+        #[allow(missing_docs, non_camel_case_types)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Kernel { $($kernel),* }
+
+        impl Kernel {
+            /// Their names, in order.
+            pub const NAMES: &'static [&'static str] = &[$($name),*];
+        }
+    };
+}
+
+kernels! {
+    Embed = "embed",
+    RmsNorm = "rms_norm",
+    AddRmsNorm = "add_rms_norm",
+    L2Norm = "l2_norm",
+    Add = "add",
+    Mul = "mul",
+    Silu = "silu",
+    Sigmoid = "sigmoid",
+    SiluMul = "silu_mul",
+    SigmoidMul = "sigmoid_mul",
+    MulRows = "mul_rows",
+    GatherRows = "gather_rows",
+    Quantize = "quantize",
+    Softmax = "softmax",
+    WeightedSum = "weighted_sum",
+    Rope = "rope",
+    RopeTable = "rope_table",
+    KvWrite = "kv_write",
+    LinearDense = "linear_dense",
+    ExpertLinearDense = "expert_linear_dense",
+    TopK = "top_k",
+    ExpertSort = "expert_sort",
+    Conv = "conv_plain",
+    ConvSilu = "conv_silu",
+    GdnGates = "gdn_gates",
+    GdnScan = "gdn_scan",
+    GdnScan128 = "gdn_scan_128",
+    Attention = "attention",
+    LinearQ4x1 = "linear_q4_1x1",
+    LinearQ4x4 = "linear_q4_1x4",
+    LinearQ4Rows = "linear_q4_8x4",
+    LinearE2m1x4 = "linear_e2m1_1x4",
+    LinearE2m1Rows = "linear_e2m1_8x4",
+    LinearAnyx4 = "linear_any_1x4",
+    LinearAnyRows = "linear_any_8x4",
+    TilesQ4 = "tiles_q4",
+    TilesE2m1 = "tiles_e2m1",
+    TilesAny = "tiles_any",
+}
+
+/// `struct Operand` of the kernels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Operand {
+    /// Address of the first element; 0 if the operand is absent.
+    pub at: Address,
+    /// Elements from a row to the next.
+    pub row: u64,
+    /// Elements from a head to the next.
+    pub head: u32,
+    /// [`DType`].
+    pub dtype: u32,
+}
+
+/// `struct Step`: where a step's rows belong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Step {
+    /// The number of runs, `u32`.
+    pub head: Address,
+    /// [`RunAt`] each.
+    pub runs: Address,
+    /// [`RowAt`] each.
+    pub rows: Address,
+}
+
+/// `struct Run`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RunAt {
+    /// First row.
+    pub first: u32,
+    /// Rows.
+    pub rows: u32,
+    /// Position of the first.
+    pub pos: u32,
+    /// Nothing.
+    pub unused: u32,
+    /// Bytes to the slot's caches.
+    pub cache: u64,
+    /// Bytes to the version that is read.
+    pub from: u64,
+    /// Bytes to the version that holds the state after the first row.
+    pub to: u64,
+    /// Bytes from there to the version after the next.
+    pub stride: u64,
+}
+
+/// `struct Row`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RowAt {
+    /// Its run.
+    pub run: u32,
+    /// Its position.
+    pub pos: u32,
+    /// Bytes to its slot's caches.
+    pub cache: u64,
+}
+
+/// `struct Call`: a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Call {
+    /// Operands in record order.
+    pub operands: [Operand; 12],
+    /// Attributes in record order.
+    pub attrs: [u64; 12],
+    /// Where rows belong.
+    pub step: Step,
+}
+
+/// `struct Linear`: a product with quantised weights.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Linear {
+    pub planes: [Address; 3],
+    pub plane_row: [u64; 3],
+    pub plane_expert: [u64; 3],
+    pub format: u64,
+    pub inputs: u32,
+    pub outputs: u32,
+    pub rows: u32,
+    pub stage: u32,
+    pub x: [Address; 3],
+    pub x_row: u64,
+    pub x_slot: u64,
+    pub xs_row: u64,
+    pub xs_slot: u64,
+    pub y: Address,
+    pub y_row: u64,
+    pub y_slot: u64,
+    pub y_dtype: u32,
+    pub eps: u32,
+    pub offset: u32,
+    pub unused: u32,
+    pub out: Address,
+    pub out_row: u64,
+    pub out_slot: u64,
+    pub add: Address,
+    pub add_row: u64,
+    pub x2: Address,
+    pub x2_row: u64,
+    pub sum: Address,
+    pub sum_row: u64,
+    pub normed: Address,
+    pub normed_row: u64,
+    pub order: Address,
+    pub starts: Address,
+    pub k: u32,
+    pub experts: u32,
+    pub x_slots: u32,
+    pub flags: u32,
+}
+
+/// What the activations of a product are made from: codes that are there, values, values and a norm.
+#[allow(missing_docs)]
+pub mod stage {
+    pub const CODES: u32 = 0;
+    pub const PLAIN: u32 = 1;
+    pub const NORM: u32 = 2;
+    /// The row is held in shared memory while it is staged.
+    pub const HELD: u32 = 1;
+    /// Outputs are pairs, of which `silu(first) * second` is kept.
+    pub const PAIRS: u32 = 2;
+}
+
+/// `struct HeadNorm`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct HeadNorm {
+    pub at: Address,
+    pub dtype: u32,
+    pub eps: u32,
+    pub offset: u32,
+    pub unused: u32,
+}
+
+/// `struct Attend`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Attend {
+    pub q: Operand,
+    pub k: Operand,
+    pub v: Operand,
+    pub out: Operand,
+    pub rows: u32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub dim: u32,
+    pub scale: u32,
+    pub window: u32,
+    pub per_block: u32,
+    pub makes: u32,
+    pub step: Step,
+    pub parts: Address,
+    pub counters: Address,
+    pub most_blocks: u32,
+    pub half: u32,
+    pub new_k: Operand,
+    pub new_v: Operand,
+    pub gate: Operand,
+    pub q_norm: HeadNorm,
+    pub k_norm: HeadNorm,
+    pub table: Address,
+    pub holds_values: u32,
+    pub unused2: u32,
+}
+
+/// A kernel's parameter.
+#[allow(clippy::large_enum_variant)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parameter {
+    /// A record.
+    Call(Call),
+    /// A product.
+    Linear(Linear),
+    /// Attention.
+    Attend(Attend),
+}
+
+impl Parameter {
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        let (at, len) = match self {
+            Parameter::Call(p) => (std::ptr::from_ref(p).cast::<u8>(), size_of::<Call>()),
+            Parameter::Linear(p) => (std::ptr::from_ref(p).cast(), size_of::<Linear>()),
+            Parameter::Attend(p) => (std::ptr::from_ref(p).cast(), size_of::<Attend>()),
+        };
+        // SAFETY: a plain struct without padding (fields are ordered so), borrowed as long as `self`.
+        unsafe { std::slice::from_raw_parts(at, len) }
+    }
+}
+
+/// One kernel launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Grid, block, shared memory.
+    pub shape: Shape,
+    /// Its parameter.
+    pub parameter: Parameter,
+}
+
+/// Where the regions are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Bases {
+    /// The data area.
+    pub weights: Address,
+    /// The first slot's caches.
+    pub cache: Address,
+    /// The first version of its recurrent state.
+    pub recurrent: Address,
+    /// Transient values.
+    pub arena: Address,
+    /// Ids, hidden rows, logits.
+    pub io: Address,
+    /// Room for parts of attention, and for its counters.
+    pub parts: Address,
+    /// See `parts`.
+    pub counters: Address,
+    /// Token ids of the step.
+    pub ids: Address,
+    /// Hidden rows that the LM head chooses.
+    pub select: Address,
+    /// Where the plan has the ids, and the chosen rows, in [`Region::Io`].
+    pub io_words: [u64; 2],
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Most runs of a step.
+    pub runs: u32,
+}
+
+impl Bases {
+    /// An operand of a verified plan as an address.
+    pub fn operand(&self, o: plan::Operand) -> Operand {
+        let base = match o.region {
+            Region::None => return Operand::default(),
+            Region::Weights => self.weights,
+            Region::Cache => self.cache,
+            Region::Recurrent => self.recurrent,
+            Region::Arena => self.arena,
+            // What the host writes is copied with the rest of the step.
+            Region::Io if o.offset == self.io_words[0] => self.ids.wrapping_sub(o.offset),
+            Region::Io if o.offset == self.io_words[1] => self.select.wrapping_sub(o.offset),
+            Region::Io => self.io,
+        };
+        Operand { at: base.wrapping_add(o.offset), row: o.row_stride, head: o.head_stride, dtype: o.dtype as u32 }
+    }
+}
+
+/// Threads of a block where nothing asks for another number.
+pub const THREADS: u32 = 256;
+/// Most bytes of shared memory that a product takes, so that two kernels in a row fit side by side.
+const MOST_SHARED: u32 = 100 << 10;
+/// Query heads that one block of attention takes.
+const ATTENTION_HEADS: u32 = 4;
+/// Blocks that a row and group of heads is cut into where few rows are computed.
+pub const ATTENTION_SPLIT: u32 = 32;
+/// Rows, and outputs, of a tile of tensor cores.
+const TILE: u32 = 64;
+/// Rows from which on tiles are used.
+const TILES_FROM: u32 = 24;
+/// Rows of a convolution that one thread computes.
+const CONV_TILE: u64 = 32;
+
+const fn up(n: u64, by: u64) -> u32 {
+    n.div_ceil(by) as u32
+}
+
+fn shape(grid: [u32; 3], block: u32, shared: u32) -> Shape {
+    Shape { grid, block, shared, overlap: false }
+}
+
+/// Query heads a block of attention takes: a divisor of the group that shares keys and values.
+pub fn heads_per_block(a: &op::attention::Attrs) -> u32 {
+    let group = (a.heads / a.kv_heads.max(1)) as u32;
+    (1..=ATTENTION_HEADS).rev().find(|n| group.is_multiple_of(*n)).unwrap_or(1)
+}
+
+/// Bytes that attention needs to put parts aside, and counters, for `rows` rows.
+pub fn attention_room(a: &op::attention::Attrs, rows: u64) -> (u64, u64) {
+    let blocks = (a.context as u64).div_ceil(ATTENTION_BLOCK as u64);
+    let part = rows * a.heads as u64 * blocks * (a.dim as u64 + 2) * 4;
+    (part, rows * a.heads as u64 * 4)
+}
+
+/// A grid with so many places, spread over two dimensions as one has room for 65,535.
+fn places(mut shape: Shape, n: u64) -> Shape {
+    shape.grid[2] = up(n, 32768);
+    shape.grid[1] = up(n, shape.grid[2].into());
+    shape
+}
+
+/// The launch of a record, or none if the op moves nothing. `few` says that attention's parts have room, as in decode steps.
+pub fn launch(r: &Record<'_>, bases: &Bases, step: Step, few: bool) -> Option<Launch> {
+    let mut operands = [Operand::default(); 12];
+    (0..r.kind.spec().operands.len()).for_each(|i| operands[i] = bases.operand(r.operand(i)));
+    launch_with(r, operands, bases, step, few)
+}
+
+/// The same with operands elsewhere than the plan has them.
+pub fn launch_with(r: &Record<'_>, operands: [Operand; 12], bases: &Bases, step: Step, few: bool) -> Option<Launch> {
+    use Kernel as K;
+    let mut attrs = [0; 12];
+    attrs[..r.attrs.len()].copy_from_slice(r.attrs);
+    let call = Parameter::Call(Call { operands, attrs, step });
+    let (rows, a) = (attrs[0], attrs);
+    // A thread an element of a row; a warp a thing.
+    let flat = |n: u64| shape([up(n, THREADS.into()), rows as u32, 1], THREADS, 0);
+    let warps = |n: u64, y: u64| shape([up(n, 4), y as u32, 1], 128, 0);
+    let (kernel, shape) = match r.kind {
+        OpKind::View | OpKind::Linear | OpKind::ExpertLinear => return None,
+        OpKind::Embed => (K::Embed, flat(a[2])),
+        OpKind::RmsNorm => (K::RmsNorm, warps(rows * a[1], 1)),
+        OpKind::AddRmsNorm => (K::AddRmsNorm, warps(rows * a[1], 1)),
+        OpKind::L2Norm => (K::L2Norm, warps(rows * a[1], 1)),
+        OpKind::Add => (K::Add, flat(a[1] * a[2])),
+        OpKind::Mul => (K::Mul, flat(a[1] * a[2])),
+        OpKind::Silu => (K::Silu, flat(a[1] * a[2])),
+        OpKind::Sigmoid => (K::Sigmoid, flat(a[1] * a[2])),
+        OpKind::SiluMul => (K::SiluMul, flat(a[1] * a[2])),
+        OpKind::SigmoidMul => (K::SigmoidMul, flat(a[1] * a[2])),
+        OpKind::MulRows => (K::MulRows, flat(a[1])),
+        OpKind::GatherRows => (K::GatherRows, flat(a[2])),
+        OpKind::Quantize => (K::Quantize, warps(rows * a[1] * (a[2] / a[3]), 1)),
+        OpKind::Softmax => (K::Softmax, warps(rows, 1)),
+        OpKind::WeightedSum => (K::WeightedSum, flat(a[2])),
+        OpKind::Rope => (K::Rope, flat(a[1] * (a[2] - a[3]))),
+        OpKind::RopeTable => (K::RopeTable, flat(a[1])),
+        OpKind::KvWrite => (K::KvWrite, flat(a[1] * a[2])),
+        OpKind::LinearDense => (K::LinearDense, warps(a[2], rows.div_ceil(8))),
+        OpKind::ExpertLinearDense => (K::ExpertLinearDense, places(warps(a[4], 1), rows * a[1])),
+        OpKind::TopK => (K::TopK, shape([rows as u32, 1, 1], THREADS, (a[1] + a[2]) as u32 * 4)),
+        OpKind::ExpertSort => (K::ExpertSort, shape([1, 1, 1], 1024, (a[2] + 1) as u32 * 4)),
+        OpKind::Conv | OpKind::ConvSilu => {
+            // Each run has a tile that it does not fill.
+            let tiles = rows.div_ceil(CONV_TILE) + rows.min(bases.runs.into()) - 1;
+            let kernel = if r.kind == OpKind::Conv { K::Conv } else { K::ConvSilu };
+            (kernel, shape([up(a[1] * a[2], 128), tiles as u32, 1], 128, 0))
+        }
+        OpKind::GdnGates => (K::GdnGates, flat(a[1] * a[2])),
+        OpKind::GdnScan => {
+            let s = op::gdn_scan::Attrs::of(&attrs);
+            let kernel = if s.k_dim == 128 { K::GdnScan128 } else { K::GdnScan };
+            (kernel, shape([up(s.v_dim as u64, 64), s.v_heads as u32, rows.min(bases.runs.into()) as u32], 64, 0))
+        }
+        OpKind::LinearQuant | OpKind::ExpertLinearQuant => return Some(product(r, &operands, &attrs, bases)),
+        OpKind::Attention => return Some(attention(&operands, &attrs, bases, step).launch(few)),
+    };
+    Some(Launch { kernel, shape, parameter: call })
+}
+
+/// A product as a record asks for it: activations are copied as they are.
+fn product(r: &Record<'_>, operands: &[Operand; 12], attrs: &[u64; 12], bases: &Bases) -> Launch {
+    let expert = r.kind == OpKind::ExpertLinearQuant;
+    let mut p = Linear::default();
+    let (x, planes, out);
+    if expert {
+        let (a, o) = (op::expert_linear_quant::Attrs::of(attrs), op::expert_linear_quant::Operands::of(operands));
+        (x, planes, out) = ([o.codes, o.xscales, o.xsums], o.weight, o.out);
+        (p.order, p.starts) = (o.order.at, o.starts.at);
+        (p.k, p.experts, p.x_slots) = (a.k as u32, a.experts as u32, a.x_slots as u32);
+        (p.inputs, p.outputs, p.rows, p.format) = (a.inputs as u32, a.outputs as u32, a.rows as u32, a.format.code());
+    } else {
+        let (a, o) = (op::linear_quant::Attrs::of(attrs), op::linear_quant::Operands::of(operands));
+        (x, planes, out) = ([o.codes, o.xscales, o.xsums], o.weight, o.out);
+        (p.inputs, p.outputs, p.rows, p.format) = (a.inputs as u32, a.outputs as u32, a.rows as u32, a.format.code());
+    }
+    p.set_weight(&planes, expert);
+    p.x = x.map(|o| o.at);
+    (p.x_row, p.x_slot) = (x[0].row, u64::from(x[0].head));
+    (p.xs_row, p.xs_slot) = (x[1].row, u64::from(x[1].head));
+    (p.out, p.out_row, p.out_slot) = (out.at, out.row, u64::from(out.head));
+    p.launch(bases)
+}
+
+impl Linear {
+    /// Takes the planes of a weight.
+    pub fn set_weight(&mut self, planes: &[Operand], expert: bool) {
+        for (i, plane) in planes.iter().take(3).enumerate() {
+            let size = DType::from_code(plane.dtype as u8).unwrap_or(DType::F32).bytes();
+            self.planes[i] = plane.at;
+            let row = if expert { u64::from(plane.head) } else { plane.row };
+            self.plane_row[i] = row * size;
+            self.plane_expert[i] = if expert { plane.row * size } else { 0 };
+        }
+    }
+
+    /// The kernel that fits, and how it is cut.
+    pub fn launch(self, bases: &Bases) -> Launch {
+        use Kernel as K;
+        let format = WeightFormat::from_code(self.format).unwrap_or(WeightFormat::Mxfp4);
+        // Sixteen bytes are loaded at once where rows begin at multiples of that.
+        let aligned = self.planes[0].is_multiple_of(16)
+            && self.plane_row[0].is_multiple_of(16)
+            && self.plane_expert[0].is_multiple_of(16);
+        let kernels = match format {
+            WeightFormat::Affine { bits: 4, .. } if aligned => [K::LinearQ4x1, K::LinearQ4x4, K::LinearQ4Rows],
+            WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => [K::LinearE2m1x4, K::LinearE2m1x4, K::LinearE2m1Rows],
+            _ => [K::LinearAnyx4, K::LinearAnyx4, K::LinearAnyRows],
+        };
+        let group = format.activation_group().unwrap_or(32) as u32;
+        let x16 = [self.x[0], self.x_row, self.x_slot].iter().all(|n| n.is_multiple_of(16));
+        let slots = if self.order == 0 { self.rows } else { self.rows * self.k };
+        if self.stage == stage::CODES && slots >= TILES_FROM && group >= 32 && x16 {
+            // Every expert has a tile that it does not fill.
+            let tiles = slots.div_ceil(TILE) + if self.order == 0 { 0 } else { self.experts.min(slots) };
+            let kernel = match kernels[2] {
+                K::LinearQ4Rows => K::TilesQ4,
+                K::LinearE2m1Rows => K::TilesE2m1,
+                _ => K::TilesAny,
+            };
+            let shape = places(shape([self.outputs.div_ceil(TILE), 1, 1], 128, 0), tiles.into());
+            return Launch { kernel, shape, parameter: Parameter::Linear(self) };
+        }
+        let pitch = 1024 / group + 1;
+        let held = if self.flags & stage::HELD != 0 { 8 * self.inputs } else { 0 };
+        let need = |r: u32, out: u32, warps: u32| {
+            r * self.inputs + 8 * r * (self.inputs / group) + warps * (8 * out * r + 4 * out) * pitch + held
+        };
+        let one = self.order != 0 || self.rows == 1 || need(8, 4, 1) > MOST_SHARED;
+        let count = if self.order != 0 { self.rows * self.k } else { self.rows.div_ceil(if one { 1 } else { 8 }) };
+        let many = u64::from(self.outputs) * u64::from(count) >= u64::from(bases.multiprocessors) * 32;
+        let pairs = self.flags & stage::PAIRS != 0;
+        let (kernel, r, out) = match (one, many || pairs) {
+            (true, false) if kernels[0] == K::LinearQ4x1 => (kernels[0], 1, 1),
+            (true, false) => (kernels[1], 1, 4),
+            (true, true) => (kernels[1], 1, 4),
+            (false, _) => (kernels[2], 8, 4),
+        };
+        let warps = [8, 4, 2, 1].into_iter().find(|w| need(r, out, *w) <= MOST_SHARED).unwrap_or(1);
+        // A warp goes on to further outputs where there are very many, so that what a block stages is used often.
+        let blocks = self.outputs.div_ceil(warps * out).min((bases.multiprocessors * 16).div_ceil(count).max(1));
+        let shape = places(shape([blocks, 1, 1], warps * 32, need(r, out, warps)), count.into());
+        Launch { kernel, shape, parameter: Parameter::Linear(self) }
+    }
+}
+
+/// Attention as a record asks for it.
+pub fn attention(operands: &[Operand; 12], attrs: &[u64; 12], bases: &Bases, step: Step) -> Attend {
+    let (a, o) = (op::attention::Attrs::of(attrs), op::attention::Operands::of(operands));
+    Attend {
+        q: o.q,
+        k: o.k,
+        v: o.v,
+        out: o.out,
+        rows: a.rows as u32,
+        heads: a.heads as u32,
+        kv_heads: a.kv_heads as u32,
+        dim: a.dim as u32,
+        scale: a.scale.to_bits(),
+        window: a.window as u32,
+        per_block: heads_per_block(&a),
+        step,
+        parts: bases.parts,
+        counters: bases.counters,
+        most_blocks: a.context.div_ceil(ATTENTION_BLOCK) as u32,
+        ..Attend::default()
+    }
+}
+
+impl Attend {
+    /// How it is cut.
+    pub fn launch(mut self, few: bool) -> Launch {
+        let split = if few { self.most_blocks.clamp(1, ATTENTION_SPLIT) } else { 1 };
+        let padded = self.dim.next_multiple_of(32);
+        let block = ATTENTION_BLOCK as u32;
+        let mut shared = 4 * (ATTENTION_HEADS * (padded + block + self.dim) + 2 * self.dim);
+        let size = if self.v.dtype == DType::F16 as u32 { 2 } else { 4 };
+        let held = self.dim * size * block;
+        let aligned = [self.v.at, self.v.row * u64::from(size), u64::from(self.v.head * size), u64::from(shared)];
+        if shared + held <= MOST_SHARED
+            && aligned.iter().all(|n| n.is_multiple_of(16))
+            && (self.dim * size).is_multiple_of(16)
+        {
+            self.holds_values = 1;
+            shared += held;
+        }
+        let grid = [split, self.heads / self.per_block, self.rows];
+        Launch { kernel: Kernel::Attention, shape: shape(grid, THREADS, shared), parameter: Parameter::Attend(self) }
+    }
+}

@@ -1,0 +1,341 @@
+//! What lies where on the device, whether it fits, and how it gets there.
+
+use std::ops::Range;
+
+use loaf_formats::op::{OpAttrs, OpKind, attention};
+use loaf_formats::plan::{Phase, Plan, State, StateKind, records};
+
+use super::driver::{Address, Card, Driver, Pinned, Result};
+use super::launch::{Bases, RowAt, RunAt, Step, attention_room};
+use crate::backend::{DeviceError, Part, SlotRun};
+
+/// Versions of recurrent state a slot has room for where there is memory: two lots of the rows of a decode step.
+const VERSIONS: u32 = 32;
+/// Bytes of each of the two buffers that everything goes through on its way.
+const BUFFER: usize = 16 << 20;
+const PAGE: u64 = 4096;
+
+/// What is told of a step's rows: a count, runs, rows, ids, one after the other.
+#[derive(Clone, Copy, Debug)]
+struct Steps {
+    at: Address,
+    host: Pinned,
+    runs: usize,
+    rows: usize,
+}
+
+impl Steps {
+    const HEAD: usize = 16;
+
+    fn new(runs: u32, rows: u32) -> Steps {
+        let none = Pinned { at: std::ptr::null_mut(), bytes: 0 };
+        Steps { at: 0, host: none, runs: runs as usize, rows: rows as usize }
+    }
+
+    fn rows_at(&self) -> usize {
+        Self::HEAD + self.runs * size_of::<RunAt>()
+    }
+
+    fn ids_at(&self) -> usize {
+        self.rows_at() + self.rows * size_of::<RowAt>()
+    }
+
+    fn bytes(&self) -> usize {
+        self.ids_at() + self.rows * 4
+    }
+
+    fn step(&self) -> Step {
+        Step { head: self.at, runs: self.at + Self::HEAD as u64, rows: self.at + self.rows_at() as u64 }
+    }
+}
+
+/// Memory of the device, and the buffers of the host before it.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// Versions of recurrent state that a slot has.
+    pub versions: u32,
+    /// Where ids, hidden rows and logits are.
+    pub io: Address,
+    weights: Address,
+    state: Address,
+    arena: Address,
+    parts: Address,
+    counters: Address,
+    /// Of a step of few rows, and of many.
+    steps: [Steps; 2],
+    buffers: [Pinned; 2],
+    slot: u64,
+    recurrent: u64,
+    version: u64,
+    slots: u32,
+    sizes: [u64; 6],
+    io_words: [u64; 2],
+    multiprocessors: u32,
+    first_position: u64,
+}
+
+impl Memory {
+    /// Adds up what a plan needs.
+    pub fn plan(plan: &Plan, slots: u32, card: &Card, steps_arena: u64) -> std::result::Result<Memory, DeviceError> {
+        let few = plan.most_rows(Phase::Decode).max(plan.most_rows(Phase::LmHead));
+        let many = plan.most_rows(Phase::Prefill).max(few);
+        let (mut parts, mut counters) = (0, 0);
+        let mut words = Vec::new();
+        for template in plan.templates_of(Phase::Decode) {
+            template.expand(template.max_rows.into(), &mut words);
+            for r in records(&words).flatten().filter(|r| r.kind == OpKind::Attention) {
+                let room = attention_room(&attention::Attrs::of(r.attrs), template.max_rows.into());
+                (parts, counters) = (room.0.max(parts), room.1.max(counters));
+            }
+        }
+        let none = Pinned { at: std::ptr::null_mut(), bytes: 0 };
+        Ok(Memory {
+            versions: if plan.recurrent_bytes > 0 { VERSIONS } else { 1 },
+            io: 0,
+            weights: 0,
+            state: 0,
+            arena: 0,
+            parts: 0,
+            counters: 0,
+            steps: [Steps::new(few.min(slots.max(1)), few), Steps::new(many.min(slots.max(1)), many)],
+            buffers: [none; 2],
+            slot: 0,
+            recurrent: plan.cache_bytes.next_multiple_of(PAGE),
+            version: plan.recurrent_bytes.next_multiple_of(PAGE),
+            slots,
+            sizes: [plan.weight_bytes, 0, plan.arena_bytes.max(steps_arena), plan.io.bytes, parts, counters],
+            io_words: [plan.io.ids, plan.io.select],
+            multiprocessors: card.multiprocessors,
+            first_position: 0,
+        })
+    }
+
+    /// Refuses what does not fit into `free` bytes; recurrent state has as many versions as there is room for.
+    pub fn fit(mut self, free: u64, name: &str) -> std::result::Result<Memory, DeviceError> {
+        // What modules, graphs and the driver itself take.
+        let own: u64 = 300 << 20;
+        loop {
+            let slot = self.version.saturating_mul(self.versions.into()).saturating_add(self.recurrent);
+            let state = slot.saturating_mul(self.slots.into());
+            (self.slot, self.sizes[1]) = (slot, state);
+            let all = self.sizes.iter().fold(own, |sum, n| sum.saturating_add(*n));
+            if all <= free {
+                return Ok(self);
+            }
+            if self.versions > 1 {
+                self.versions = 1;
+                continue;
+            }
+            let mib = |n: u64| n >> 20;
+            let why = format!(
+                "{name} has {} MiB free; expected {} MiB: weights {}, state of {} sequences {}, transient values {}, the rest {}; \
+                 bake with a smaller --context, or fewer bits",
+                mib(free),
+                mib(all),
+                mib(self.sizes[0]),
+                self.slots,
+                mib(state),
+                mib(self.sizes[2]),
+                mib(all - self.sizes[0] - state - self.sizes[2])
+            );
+            return Err(DeviceError::Memory { what: "a model on the GPU", bytes: all, why });
+        }
+    }
+
+    /// Takes the memory that was planned.
+    pub fn allocate(&mut self, driver: &mut dyn Driver) -> std::result::Result<(), DeviceError> {
+        let [weights, state, arena, io, parts, counters] = self.sizes;
+        let mut take = |what: &'static str, bytes: u64| {
+            driver.allocate(bytes).map_err(|e| match e.memory {
+                true => DeviceError::Memory { what, bytes, why: e.to_string() },
+                false => e.into(),
+            })
+        };
+        self.weights = take("weights", weights)?;
+        self.state = take("the states of sequences", state)?;
+        self.arena = take("transient values", arena)?;
+        self.io = take("logits", io)?;
+        self.parts = take("parts of attention", parts)?;
+        self.counters = take("counters", counters)?;
+        for steps in &mut self.steps {
+            steps.at = take("steps", steps.bytes() as u64)?;
+        }
+        for steps in &mut self.steps {
+            steps.host = driver.pinned(steps.bytes())?;
+        }
+        for buffer in &mut self.buffers {
+            *buffer = driver.pinned(BUFFER)?;
+        }
+        // Counters start over by themselves from here on.
+        driver.fill(self.counters, 0, counters as usize)?;
+        // Positions of padding are read and not used; they should be numbers all the same.
+        driver.fill(self.state, 0, self.sizes[1] as usize)?;
+        Ok(driver.fill(self.arena, 0, arena as usize)?)
+    }
+
+    /// Sends the weights, in the order of the file.
+    pub fn upload(&mut self, driver: &mut dyn Driver, data: &[u8]) -> Result<()> {
+        self.write(driver, &[self.weights..self.weights + data.len() as u64], data)
+    }
+
+    /// Writes bytes to ranges of the device, one after the other, and waits.
+    pub fn write(&mut self, driver: &mut dyn Driver, ranges: &[Range<Address>], bytes: &[u8]) -> Result<()> {
+        let (mut rest, mut turn) = (bytes, 0);
+        for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                let n = ((range.end - at) as usize).min(BUFFER);
+                let (now, later) = rest.split_at(n);
+                driver.wait_for(turn)?;
+                // SAFETY: a buffer of that length; the copy that read it last is done.
+                let buffer = unsafe { std::slice::from_raw_parts_mut(self.buffers[turn].at, n) };
+                copy_in_parts(buffer, now);
+                driver.copy_in(at, self.buffers[turn], 0, n)?;
+                driver.mark(turn)?;
+                (at, rest, turn) = (at + n as u64, later, 1 - turn);
+            }
+        }
+        driver.wait()
+    }
+
+    /// Reads ranges of the device, one after the other.
+    pub fn read(&mut self, driver: &mut dyn Driver, ranges: &[Range<Address>], out: &mut [u8]) -> Result<()> {
+        let (mut filled, mut done) = (0, 0);
+        let flush = |driver: &mut dyn Driver, buffer: &Pinned, filled: &mut usize, done: &mut usize, out: &mut [u8]| {
+            driver.wait()?;
+            // SAFETY: so many bytes were copied there, and the wait is over.
+            let bytes = unsafe { std::slice::from_raw_parts(buffer.at, *filled) };
+            out[*done..*done + *filled].copy_from_slice(bytes);
+            (*done, *filled) = (*done + *filled, 0);
+            Ok(())
+        };
+        for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                let n = ((range.end - at) as usize).min(BUFFER - filled);
+                driver.copy_out(self.buffers[0], filled, at, n)?;
+                (at, filled) = (at + n as u64, filled + n);
+                if filled == BUFFER {
+                    flush(driver, &self.buffers[0], &mut filled, &mut done, out)?;
+                }
+            }
+        }
+        flush(driver, &self.buffers[0], &mut filled, &mut done, out)
+    }
+
+    /// Where things are, and where the rows of a step of few rows, or of many, are told.
+    pub fn bases(&self, few: bool) -> (Bases, Step) {
+        let steps = &self.steps[usize::from(!few)];
+        let ids = steps.at + steps.ids_at() as u64;
+        let bases = Bases {
+            weights: self.weights,
+            cache: self.state,
+            recurrent: self.state + self.recurrent,
+            arena: self.arena,
+            io: self.io,
+            parts: self.parts,
+            counters: self.counters,
+            ids,
+            select: ids,
+            io_words: self.io_words,
+            multiprocessors: self.multiprocessors,
+            runs: steps.runs as u32,
+        };
+        (bases, steps.step())
+    }
+
+    /// Writes down where a step's rows belong, in memory of the host; `words` are ids or rows.
+    pub fn set_step(&mut self, driver: &mut dyn Driver, few: bool, words: &[u32], runs: &[SlotRun]) -> Result<()> {
+        let steps = self.steps[usize::from(!few)];
+        // The last copy of it may be under way.
+        driver.wait_for(2 + usize::from(!few))?;
+        debug_assert!(runs.len() <= steps.runs && words.len() <= steps.rows);
+        let version = |v: u32| u64::from(v) * self.version;
+        let mut first = 0;
+        // SAFETY: the buffer is as long as its layout says, counts were bounded by the engine, and nobody else has it now.
+        unsafe {
+            *steps.host.at.cast::<u32>() = runs.len() as u32;
+            let all = steps.host.at.add(Steps::HEAD).cast::<RunAt>();
+            let rows = steps.host.at.add(steps.rows_at()).cast::<RowAt>();
+            for (i, run) in runs.iter().enumerate() {
+                let slot = u64::from(run.slot) * self.slot;
+                *all.add(i) = RunAt {
+                    first,
+                    rows: run.rows,
+                    pos: run.pos,
+                    unused: 0,
+                    cache: slot,
+                    from: slot + version(run.from),
+                    to: slot + version(run.to),
+                    stride: if run.each { self.version } else { 0 },
+                };
+                for r in 0..run.rows {
+                    *rows.add((first + r) as usize) = RowAt { run: i as u32, pos: run.pos + r, cache: slot };
+                }
+                first += run.rows;
+            }
+            let ids = steps.host.at.add(steps.ids_at()).cast::<u32>();
+            std::ptr::copy_nonoverlapping(words.as_ptr(), ids, words.len());
+        }
+        self.first_position = runs.first().map_or(0, |r| r.pos.into());
+        Ok(())
+    }
+
+    /// Sends what was written down.
+    pub fn send_step(&mut self, driver: &mut dyn Driver, few: bool) -> Result<()> {
+        let steps = self.steps[usize::from(!few)];
+        driver.copy_in(steps.at, steps.host, 0, steps.bytes())?;
+        // Steps of few rows are waited for; a mark would be a node of their graph.
+        if few { Ok(()) } else { driver.mark(3) }
+    }
+
+    /// Position of the first row of the step at hand.
+    pub fn first_position(&self) -> u64 {
+        self.first_position
+    }
+
+    fn place(&self, kind: StateKind, slot: u32, version: u32, range: Range<u64>) -> Range<Address> {
+        let part = match kind {
+            StateKind::KvCache => 0,
+            StateKind::Recurrent => self.recurrent + u64::from(version) * self.version,
+        };
+        let at = self.state + u64::from(slot) * self.slot + part;
+        at + range.start..at + range.end
+    }
+
+    /// The ranges that a part of a slot is, in the order of the plan's table.
+    pub fn ranges(&self, plan: &Plan, slot: u32, version: u32, pos: u32, part: Part) -> Vec<Range<Address>> {
+        let wanted = |s: &&State| part == Part::All || s.kind == StateKind::Recurrent;
+        let of = |s: &State| {
+            let kind = s.kind;
+            s.snapshot_ranges(pos.into()).map(move |r| self.place(kind, slot, version, r)).collect::<Vec<_>>()
+        };
+        plan.states.iter().filter(wanted).flat_map(of).collect()
+    }
+
+    /// Rows of caches that are to look as if they had been computed.
+    pub fn pretended(&self, plan: &Plan, slot: u32, from: u32, to: u32) -> Vec<Range<Address>> {
+        let mut out = Vec::new();
+        for s in plan.states.iter().filter(|s| s.kind == StateKind::KvCache && to > from) {
+            let (row, head) = (u64::from(s.row_bytes), s.bytes / u64::from(s.heads.max(1)));
+            for start in (0..u64::from(s.heads)).map(|h| s.offset + h * head) {
+                out.push(self.place(s.kind, slot, 0, start + u64::from(from) * row..start + u64::from(to) * row));
+            }
+        }
+        out
+    }
+}
+
+/// Copies with several threads where it pays: one reads a mapped file far slower than a link takes it.
+fn copy_in_parts(to: &mut [u8], from: &[u8]) {
+    const PART: usize = 2 << 20;
+    if from.len() <= PART {
+        to.copy_from_slice(from);
+        return;
+    }
+    std::thread::scope(|scope| {
+        for (to, from) in to.chunks_mut(PART).zip(from.chunks(PART)) {
+            scope.spawn(|| to.copy_from_slice(from));
+        }
+    });
+}

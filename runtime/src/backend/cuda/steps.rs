@@ -1,0 +1,299 @@
+//! Decode steps of one row: the shared schedule's steps as few launches.
+//!
+//! A product makes its activations itself (norm, sum, int8 form) and adds what follows; attention makes its queries, the new key and value
+//! and the gate. What has no kernel of its own is launched record by record, with operands where the schedule places them.
+
+use loaf_formats::op::{self, OpAttrs, OpKind};
+use loaf_formats::plan::{Record, records};
+
+use super::launch::{Bases, HeadNorm, Launch, Linear, Operand, Step, attention, launch_with, stage};
+use crate::schedule::{Attend, Draft, Maker, Product, Schedule, Source, Step as Fused, ValueId, Work};
+
+/// Most inputs whose values a product holds in shared memory while it stages them.
+const MOST_HELD: usize = 6144;
+
+struct Steps<'a> {
+    schedule: &'a Draft,
+    records: Vec<Record<'a>>,
+    bases: &'a Bases,
+    step: Step,
+}
+
+/// The launches of a decode step of one row; `words` is the template's graph for it.
+pub(super) fn one_row(schedule: &Schedule, words: &[u64], bases: &Bases, step: Step) -> Vec<Launch> {
+    let all = Steps { schedule, records: records(words).flatten().collect(), bases, step };
+    let mut out = Vec::new();
+    for fused in &schedule.steps {
+        let made = match &fused.work {
+            Work::Product(product) => all.product(fused, product),
+            Work::Attend(attend) => all.attend(fused, attend),
+            _ => None,
+        };
+        match made {
+            Some(launches) => out.extend(launches),
+            None => out.extend(fused.records.iter().filter_map(|&i| all.single(i))),
+        }
+    }
+    out
+}
+
+impl Steps<'_> {
+    /// Where an operand of a record is.
+    fn place(&self, record: usize, operand: usize) -> Operand {
+        let o = self.records[record].operand(operand);
+        if let Source::Value { id, at, .. } = self.schedule.nodes[record].operands[operand]
+            && let Some(offset) = self.schedule.arena.offsets[id]
+        {
+            let at = self.bases.arena + offset + at;
+            return Operand { at, row: o.row_stride, head: o.head_stride, dtype: o.dtype as u32 };
+        }
+        self.bases.operand(o)
+    }
+
+    fn placed(&self, record: usize) -> [Operand; 12] {
+        let mut operands = [Operand::default(); 12];
+        (0..self.schedule.nodes[record].operands.len()).for_each(|i| operands[i] = self.place(record, i));
+        operands
+    }
+
+    fn attrs(&self, record: usize) -> [u64; 12] {
+        let (mut attrs, from) = ([0; 12], self.records[record].attrs);
+        attrs[..from.len()].copy_from_slice(from);
+        attrs
+    }
+
+    fn single(&self, record: usize) -> Option<Launch> {
+        launch_with(&self.records[record], self.placed(record), self.bases, self.step, true)
+    }
+
+    /// The record that makes an operand of another.
+    fn maker(&self, record: usize, operand: usize) -> Option<(usize, usize)> {
+        let value = self.schedule.nodes[record].operands[operand].value()?;
+        match self.schedule.values[value].maker {
+            Maker::Record(record, operand) => Some((record, operand)),
+            Maker::Given => None,
+        }
+    }
+
+    fn value(&self, record: usize, operand: usize) -> Option<ValueId> {
+        self.schedule.nodes[record].operands[operand].value()
+    }
+
+    /// Whether every result of a step is one of these.
+    fn are_all(fused: &Fused, made: &[Option<ValueId>]) -> bool {
+        fused.results.iter().all(|v| made.contains(&Some(*v)))
+    }
+
+    fn product(&self, fused: &Fused, p: &Product) -> Option<Vec<Launch>> {
+        if !p.biases.is_empty() || p.gate.is_some() && p.residual.is_some() {
+            return None;
+        }
+        let mut made: Vec<Option<ValueId>> = Vec::new();
+        let mut launches = Vec::new();
+        let mut finished = p.gate.is_none() && p.residual.is_none();
+        for (n, &product) in p.products.iter().enumerate() {
+            if self.records[product].kind != OpKind::LinearQuant {
+                return None;
+            }
+            let at = op::linear_quant::Operands::indices();
+            let (a, o) = (op::linear_quant::Attrs::of(self.records[product].attrs), self.placed(product));
+            let o = op::linear_quant::Operands::of(&o);
+            let mut l = Linear {
+                inputs: a.inputs as u32,
+                outputs: a.outputs as u32,
+                rows: 1,
+                format: a.format.code(),
+                out: o.out.at,
+                out_row: o.out.row,
+                ..Linear::default()
+            };
+            l.set_weight(&o.weight, false);
+            match self.maker(product, at.codes) {
+                Some((quantize, _)) if p.quantizes.contains(&quantize) => {
+                    self.staged(&mut l, fused, p, quantize, n == 0, &mut made)?;
+                }
+                _ if p.norm.is_none() => {
+                    l.stage = stage::CODES;
+                    l.x = [o.codes.at, o.xscales.at, o.xsums.at];
+                    (l.x_row, l.xs_row) = (o.codes.row, o.xscales.row);
+                }
+                _ => return None,
+            }
+            made.push(self.value(product, at.out));
+            if self.finish(&mut l, p, product, at.out, &mut made).is_some() {
+                finished = true;
+            }
+            launches.push(l.launch(self.bases));
+        }
+        if !finished {
+            // What follows the products is computed by itself.
+            for &after in p.gate.iter().chain(&p.residual) {
+                launches.extend(self.single(after));
+                made.extend((0..self.schedule.nodes[after].operands.len()).map(|i| self.value(after, i)));
+            }
+        }
+        Self::are_all(fused, &made).then_some(launches)
+    }
+
+    /// Makes a product make its activations from what a quantisation, and the norm before it, read.
+    fn staged(
+        &self,
+        l: &mut Linear,
+        fused: &Fused,
+        p: &Product,
+        quantize: usize,
+        first: bool,
+        made: &mut Vec<Option<ValueId>>,
+    ) -> Option<()> {
+        let at = op::quantize::Operands::indices();
+        let (a, x) = (op::quantize::Attrs::of(self.records[quantize].attrs), self.place(quantize, at.x));
+        if a.heads != 1 && x.head as usize != a.dim || a.heads * a.dim != l.inputs as usize {
+            return None;
+        }
+        if l.inputs as usize <= MOST_HELD {
+            l.flags |= stage::HELD;
+        }
+        let norm = p.norm.filter(|n| self.maker(quantize, at.x).is_some_and(|m| m.0 == *n));
+        let Some(norm) = norm else {
+            (l.stage, l.x[0], l.x_row) = (stage::PLAIN, x.at, x.row);
+            return p.norm.is_none().then_some(());
+        };
+        if l.flags & stage::HELD == 0 {
+            return None;
+        }
+        l.stage = stage::NORM;
+        let wanted = |record: usize, operand: usize| {
+            let value = self.value(record, operand)?;
+            (first && fused.results.contains(&value)).then(|| self.place(record, operand).at)
+        };
+        let (weight, eps, offset, dim, out);
+        if self.records[norm].kind == OpKind::AddRmsNorm {
+            let (a, at) =
+                (op::add_rms_norm::Attrs::of(self.records[norm].attrs), op::add_rms_norm::Operands::indices());
+            (weight, eps, offset, dim, out) = (self.place(norm, at.weight), a.eps, a.offset, a.dim, at.out);
+            l.x[0] = self.place(norm, at.a).at;
+            l.x2 = self.place(norm, at.b).at;
+            l.sum = wanted(norm, at.sum).unwrap_or(0);
+            made.push(self.value(norm, at.sum));
+        } else {
+            let (a, at) = (op::rms_norm::Attrs::of(self.records[norm].attrs), op::rms_norm::Operands::indices());
+            if a.heads != 1 {
+                return None;
+            }
+            (weight, eps, offset, dim, out) = (self.place(norm, at.weight), a.eps, a.offset, a.dim, at.out);
+            l.x[0] = self.place(norm, at.x).at;
+        }
+        l.normed = wanted(norm, out).unwrap_or(0);
+        made.push(self.value(norm, out));
+        (l.y, l.y_dtype, l.eps, l.offset) = (weight.at, weight.dtype, eps.to_bits(), offset.to_bits());
+        (dim == l.inputs as usize).then_some(())
+    }
+
+    /// Lets a product compute what becomes of its result, where it can.
+    fn finish(
+        &self,
+        l: &mut Linear,
+        p: &Product,
+        product: usize,
+        out: usize,
+        made: &mut Vec<Option<ValueId>>,
+    ) -> Option<()> {
+        let result = self.value(product, out);
+        if let Some(gate) = p.gate {
+            let at = op::silu_mul::Operands::indices();
+            let half = u64::from(l.outputs) / 2;
+            if p.products.len() != 1 || self.records[gate].kind != OpKind::SiluMul || l.outputs % 2 != 0 {
+                return None;
+            }
+            let a = op::silu_mul::Attrs::of(self.records[gate].attrs);
+            let offset = |operand: usize| match self.schedule.nodes[gate].operands[operand] {
+                Source::Value { id, at, .. } if Some(id) == result => Some(at),
+                _ => None,
+            };
+            let whole = a.heads == 1 && a.dim as u64 == half;
+            if !whole || offset(at.a) != Some(0) || offset(at.b) != Some(4 * half) {
+                return None;
+            }
+            l.flags |= stage::PAIRS;
+            l.out = self.place(gate, at.out).at;
+            made.push(self.value(gate, at.out));
+        }
+        if let Some(residual) = p.residual {
+            let at = op::add::Operands::indices();
+            let a = op::add::Attrs::of(self.records[residual].attrs);
+            if p.products.len() != 1 || a.heads * a.dim != l.outputs as usize {
+                return None;
+            }
+            let [first, second] = [at.a, at.b].map(|i| self.value(residual, i) == result);
+            let other = if first { at.b } else { at.a };
+            let (x, out) = (self.place(residual, other), self.place(residual, at.out));
+            let flat = |o: &Operand| a.heads == 1 || o.head as usize == a.dim;
+            if first == second || !flat(&x) || !flat(&out) {
+                return None;
+            }
+            (l.add, l.add_row, l.out) = (x.at, x.row, out.at);
+            made.push(self.value(residual, at.out));
+        }
+        Some(())
+    }
+
+    fn head_norm(&self, norm: Option<usize>, heads: usize, dim: usize) -> Option<(HeadNorm, Option<Operand>)> {
+        let Some(norm) = norm else { return Some((HeadNorm::default(), None)) };
+        if self.records[norm].kind != OpKind::RmsNorm {
+            return None;
+        }
+        let (a, at) = (op::rms_norm::Attrs::of(self.records[norm].attrs), op::rms_norm::Operands::indices());
+        let weight = self.place(norm, at.weight);
+        let made = HeadNorm {
+            at: weight.at,
+            dtype: weight.dtype,
+            eps: a.eps.to_bits(),
+            offset: a.offset.to_bits(),
+            unused: 0,
+        };
+        (a.heads == heads && a.dim == dim).then(|| (made, Some(self.place(norm, at.x))))
+    }
+
+    fn attend(&self, fused: &Fused, p: &Attend) -> Option<Vec<Launch>> {
+        let a = op::attention::Attrs::of(self.records[p.attention].attrs);
+        let mut l = attention(&self.placed(p.attention), &self.attrs(p.attention), self.bases, self.step);
+        let write = op::kv_write::Operands::indices();
+        let rotated = |rope: Option<usize>, heads: usize| {
+            let Some(rope) = rope else { return Some((0, 0, None)) };
+            let (r, at) = (op::rope::Attrs::of(self.records[rope].attrs), op::rope::Operands::indices());
+            (r.heads == heads && r.dim == a.dim)
+                .then(|| (r.half as u32, self.place(rope, at.table).at, Some(self.place(rope, at.x))))
+        };
+        let (q_half, q_table, q_rope) = rotated(p.q_rope, a.heads)?;
+        let (k_half, k_table, k_rope) = rotated(p.k_rope, a.kv_heads)?;
+        if (q_half, q_table) != (k_half, k_table) {
+            return None;
+        }
+        let (q_norm, q_first) = self.head_norm(p.q_norm, a.heads, a.dim)?;
+        let (k_norm, k_first) = self.head_norm(p.k_norm, a.kv_heads, a.dim)?;
+        l.q = q_first.or(q_rope).unwrap_or(l.q);
+        l.new_k = k_first.or(k_rope).unwrap_or_else(|| self.place(p.keys, write.x));
+        l.new_v = self.place(p.values, write.x);
+        (l.half, l.table, l.q_norm, l.k_norm, l.makes) = (q_half, q_table, q_norm, k_norm, 1);
+        let at = op::attention::Operands::indices();
+        let mut out = self.value(p.attention, at.out);
+        // Both caches are those that are read.
+        if self.place(p.keys, write.cache) != l.k || self.place(p.values, write.cache) != l.v {
+            return None;
+        }
+        if let Some(gate) = p.gate {
+            let at = op::sigmoid_mul::Operands::indices();
+            let g = op::sigmoid_mul::Attrs::of(self.records[gate].attrs);
+            let (from, to) = (self.place(gate, at.a), self.place(gate, at.out));
+            // Heads of the gate may be side by side, as one of them.
+            let heads = |o: Operand| match (g.heads == a.heads && g.dim == a.dim, g.heads == 1) {
+                (true, _) => Some(o),
+                (false, true) if g.dim == a.heads * a.dim => Some(Operand { head: a.dim as u32, ..o }),
+                _ => None,
+            };
+            (l.gate, l.out) = (heads(from)?, heads(to)?);
+            out = self.value(gate, at.out);
+        }
+        Self::are_all(fused, &[out]).then(|| vec![l.launch(true)])
+    }
+}

@@ -1,0 +1,106 @@
+//! A sequence's state in parts: rows of its caches, and the recurrent state by itself. A cache of sessions is made of these.
+//!
+//! What always holds: a sequence put together from rows of positions `0..p` and the recurrent state at `p` goes on as one that evaluated
+//! those tokens would, bit for bit. Rows depend on the tokens up to theirs alone, so sequences that begin alike can share
+//! them. What this does not do: it keeps nothing, and it cannot know whether bytes are the ones that were saved; who stores them elsewhere has
+//! to.
+
+use std::ops::Range;
+
+use super::{Engine, EngineError, Part};
+use crate::sequence::Sequence;
+
+impl Engine {
+    /// Bytes that a position takes in all caches together.
+    pub fn row_bytes(&self) -> u64 {
+        let plan = self.model.plan();
+        plan.snapshot_bytes(1) - plan.snapshot_bytes(0)
+    }
+
+    /// Bytes of the recurrent state; 0 for models that have none.
+    pub fn recurrent_bytes(&self) -> u64 {
+        self.model.plan().snapshot_bytes(0)
+    }
+
+    /// Whether the device can save and load rows.
+    pub fn keeps_rows(&self) -> bool {
+        self.device.keeps_rows()
+    }
+
+    /// Copies the cache rows of some positions out: [`Engine::row_bytes`] a position, per cache and head the rows of all of them.
+    ///
+    /// # Errors
+    /// Positions that the sequence does not hold, another length than theirs, or what the device says.
+    pub fn save_rows(&mut self, sequence: &Sequence, rows: Range<u32>, out: &mut [u8]) -> Result<(), EngineError> {
+        self.owns(sequence)?;
+        let (from, most) = (sequence.position(), sequence.ids().len() as u32);
+        if rows.start > rows.end || rows.end > most {
+            return Err(EngineError::Rewind { to: rows.end, from, possible: most });
+        }
+        self.check_len(u64::from(rows.end - rows.start) * self.row_bytes(), out.len())?;
+        Ok(self.device.save_rows(sequence.slot, rows, out)?)
+    }
+
+    /// Extends a sequence by tokens whose cache rows are known: the first of `of` rows that [`Engine::save_rows`] gave. The recurrent
+    /// state stays as it is, so that of a model that has one must follow ([`Engine::load_recurrent`]) before anything is evaluated.
+    ///
+    /// # Errors
+    /// Tokens that the model does not have or has no room for, another length than that of `of` rows, or what the device says.
+    pub fn load_rows(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        bytes: &[u8],
+        of: u32,
+    ) -> Result<(), EngineError> {
+        self.check(sequence, ids)?;
+        let of = of.max(ids.len() as u32);
+        self.check_len(u64::from(of) * self.row_bytes(), bytes.len())?;
+        let at = sequence.position();
+        self.device.load_rows(sequence.slot, at..at + ids.len() as u32, bytes, of)?;
+        sequence.ids.extend_from_slice(ids);
+        sequence.forget_stale();
+        Ok(())
+    }
+
+    /// Copies the recurrent state at the sequence's position out, [`Engine::recurrent_bytes`] of it.
+    ///
+    /// # Errors
+    /// Another length, or what the device says.
+    pub fn save_recurrent(&mut self, sequence: &Sequence, out: &mut [u8]) -> Result<(), EngineError> {
+        self.owns(sequence)?;
+        self.check_len(self.recurrent_bytes(), out.len())?;
+        Ok(self.device.save(sequence.slot, sequence.version, sequence.position(), Part::Recurrent, out)?)
+    }
+
+    /// Cuts a sequence back to its first `to` tokens, and makes `state` its recurrent state there. `state` is what
+    /// [`Engine::save_recurrent`] gave at that position, after the same tokens.
+    ///
+    /// # Errors
+    /// A position past the sequence's, another length than a recurrent state has, or what the device says.
+    pub fn load_recurrent(&mut self, sequence: &mut Sequence, to: u32, state: &[u8]) -> Result<(), EngineError> {
+        self.owns(sequence)?;
+        let (from, most) = (sequence.position(), sequence.ids().len() as u32);
+        if to > most {
+            return Err(EngineError::Rewind { to, from, possible: most });
+        }
+        self.check_len(self.recurrent_bytes(), state.len())?;
+        if !state.is_empty() {
+            self.device.load(sequence.slot, to, Part::Recurrent, state)?;
+        }
+        sequence.version = 0;
+        sequence.kept.clear();
+        sequence.pretended = 0;
+        sequence.ids.truncate(to as usize);
+        sequence.forget_stale();
+        Ok(())
+    }
+
+    fn owns(&self, sequence: &Sequence) -> Result<(), EngineError> {
+        if sequence.is_of(&self.slots) { Ok(()) } else { Err(EngineError::OtherEngine) }
+    }
+
+    fn check_len(&self, expected: u64, found: usize) -> Result<(), EngineError> {
+        if expected == found as u64 { Ok(()) } else { Err(EngineError::Snapshot { expected, found }) }
+    }
+}

@@ -1,0 +1,143 @@
+//! Parameters of block formats ([`loaf_formats::block`]) as the integer matmuls take them: a vector of f32 for every group,
+//! a lane for each row.
+//!
+//! A group's small integers are bytes, or parts of bytes, of `u32` words. Words of a vector's rows are transposed, so that a
+//! lane is a row from there on, and every byte is then shifted out, converted and multiplied with its super-block's factor:
+//! as much work as reading scales in f32 would be, whose bytes are the more. All products are exact, so their order is free.
+
+use loaf_formats::block::{Block, SUPER};
+use loaf_formats::dtype::{DType, WeightFormat};
+
+use super::rows::Rows;
+use super::simd::layout;
+
+/// What parameters are read from and written to.
+pub(super) struct Fill {
+    pub block: Block,
+    /// The vector's rows of the planes after the codes; rows past the last repeat it.
+    pub planes: [[*const u8; 16]; 2],
+    /// Weights of a row.
+    pub inp: usize,
+    /// Room for [`scratch_bytes`].
+    pub words: *mut u8,
+    pub supers: *mut f32,
+    /// Room for whole sixteens of groups each.
+    pub scales: *mut f32,
+    pub biases: *mut f32,
+}
+
+/// [`fill`], compiled for an instruction set.
+pub(super) type FillKernel = unsafe fn(&Fill);
+
+/// Elements of [`Fill::words`] and [`Fill::supers`], four bytes each, for every lane.
+pub(super) fn scratch_lanes(format: WeightFormat, inp: usize) -> [usize; 2] {
+    match format {
+        WeightFormat::Block(_) => {
+            let blocks = inp.div_ceil(SUPER as usize);
+            // Blocks of 32 have a factor each.
+            [(4 * blocks).next_multiple_of(16), (8 * blocks).next_multiple_of(16)]
+        }
+        _ => [0, 0],
+    }
+}
+
+/// The layout under which the integer matmuls take a block format.
+pub(super) const fn layout_of(block: Block) -> u8 {
+    match block {
+        Block::Q4_0 | Block::Q4K => layout::Q4,
+        Block::Q5_0 | Block::Q5K => 5,
+        Block::Q8_0 => layout::Q8,
+        Block::Iq4Nl | Block::Iq4Xs => layout::TABLE,
+        Block::Q2K => layout::HALVES_2,
+        Block::Q3K => layout::HALVES_3,
+        Block::Q6K => layout::HALVES_6,
+        Block::Tq2 => 2,
+    }
+}
+
+/// Where each byte of a lane has a nibble, or six bits.
+const LOW_4: u32 = 0x0f0f_0f0f;
+const LOW_6: u32 = 0x3f3f_3f3f;
+/// Where the upper two of six bits go.
+const TOP_2: u32 = 0x3030_3030;
+
+/// Scales of a vector of rows, and biases where the format has no table.
+#[inline(always)]
+pub(super) unsafe fn fill<S: Rows>(fill: &Fill) {
+    let Fill { block, ref planes, inp, words, supers, scales, biases } = *fill;
+    let (lanes, groups) = (S::LANES, inp / block.group() as usize);
+    let of_block = block.scale_words() as usize;
+    let (per, blocks) = (if block.has_minimums() { 2 } else { 1 }, inp / block.unit() as usize);
+    // SAFETY: rows of `inp` weights; room as the fields say; each index is below what they have.
+    unsafe {
+        // Factors, a vector each: all there is in formats without small integers.
+        S::fill_params::<false>(
+            layout::Q4,
+            DType::F16,
+            &planes[usize::from(of_block > 0)],
+            per * blocks,
+            supers.cast(),
+        );
+        let offset = S::splat(-f32::from(block.offset()));
+        if of_block == 0 {
+            let of_factor = groups / blocks;
+            for g in 0..groups {
+                let scale = S::load(supers.add(g / of_factor * lanes));
+                S::store(scales.add(g * lanes), scale);
+                S::store(biases.add(g * lanes), S::mul(scale, offset));
+            }
+            return;
+        }
+        // Words, moved as if they were f32.
+        S::fill_params::<false>(layout::Q4, DType::F32, &planes[0], blocks * of_block, words);
+        let small_offset = S::splat_i(-i32::from(block.scale_offset()));
+        let quarters = groups / blocks / 4;
+        for b in 0..blocks {
+            let from = words.cast::<i32>().add(b * of_block * lanes);
+            // The last word is there in some formats alone.
+            let mut w = [S::load_i(from); 4];
+            for i in 1..of_block {
+                w[i] = S::load_i(from.add(i * lanes));
+            }
+            // Small integers as bytes: of scales, and of minimums.
+            let mut mins = w;
+            match block {
+                Block::Q4K | Block::Q5K => {
+                    mins[0] = S::field(w[1], 0, LOW_6);
+                    mins[1] = S::add_i(S::field(w[2], 4, LOW_4), S::field(w[1], 2, TOP_2));
+                    let upper = S::add_i(S::field(w[2], 0, LOW_4), S::field(w[0], 2, TOP_2));
+                    (w[0], w[1]) = (S::field(w[0], 0, LOW_6), upper);
+                }
+                Block::Q2K => {
+                    for i in 0..4 {
+                        (mins[i], w[i]) = (S::field(w[i], 4, LOW_4), S::field(w[i], 0, LOW_4));
+                    }
+                }
+                Block::Q3K => {
+                    let (low, high) = ([S::field(w[0], 0, LOW_4), S::field(w[1], 0, LOW_4)], w[2]);
+                    w[2] = S::add_i(S::field(w[0], 4, LOW_4), S::field(high, 0, TOP_2));
+                    w[3] = S::add_i(S::field(w[1], 4, LOW_4), S::field(high, 2, TOP_2));
+                    w[0] = S::add_i(low[0], S::field(high, -4, TOP_2));
+                    w[1] = S::add_i(low[1], S::field(high, -2, TOP_2));
+                }
+                _ => {}
+            }
+            let d = S::load(supers.add(b * per * lanes));
+            let dmin = S::mul(S::load(supers.add((b * per + per - 1) * lanes)), S::splat(-1.0));
+            for i in 0..quarters {
+                let at = (b * quarters + i) * 4 * lanes;
+                for j in 0..4 {
+                    let s = S::add_i(S::field(w[i], 8 * j as i32, 255), small_offset);
+                    let scale = S::mul(d, S::to_float(s));
+                    let bias = if per == 2 {
+                        S::mul(dmin, S::to_float(S::field(mins[i], 8 * j as i32, 255)))
+                    } else {
+                        S::mul(scale, offset)
+                    };
+                    S::store(scales.add(at + j * lanes), scale);
+                    S::store(biases.add(at + j * lanes), bias);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,531 @@
+//! Runs a kernel: blocks one after the other, threads of a block in turns between the places where they wait for each other.
+
+use half::f16;
+use loaf_runtime::backend::cuda::driver::Shape;
+
+use super::parse::{Cmp, Instr, Kernel, LOCAL, Module, Op, PARAM, SHARED, Src, Ty};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Ready,
+    /// At a barrier of the block.
+    Barrier,
+    /// At an instruction that a warp carries out together.
+    Together,
+    Done,
+}
+
+struct Thread {
+    pc: usize,
+    state: State,
+    registers: Vec<u64>,
+    local: Vec<u8>,
+}
+
+struct Block<'a> {
+    kernel: &'a Kernel,
+    shared: Vec<u8>,
+    parameter: &'a [u8],
+    memory: &'a [(u64, u64)],
+}
+
+/// Runs all blocks of a launch.
+pub fn launch(
+    module: &Module,
+    function: usize,
+    shape: Shape,
+    parameter: &[u8],
+    memory: &[(u64, u64)],
+    backwards: bool,
+) {
+    let kernel = &module.kernels[function];
+    assert!(kernel.most_threads.is_none_or(|n| shape.block <= n), "{}: {} threads", kernel.name, shape.block);
+    let [x, y, z] = shape.grid;
+    let count = u64::from(x) * u64::from(y) * u64::from(z);
+    let mut shared = vec![0u8; module.fixed + shape.shared as usize];
+    let mut threads: Vec<Thread> = (0..shape.block)
+        .map(|_| Thread {
+            pc: 0,
+            state: State::Ready,
+            registers: vec![0; kernel.registers],
+            local: vec![0; kernel.local],
+        })
+        .collect();
+    for i in 0..count {
+        let i = if backwards { count - 1 - i } else { i };
+        let at = [(i % u64::from(x)), (i / u64::from(x) % u64::from(y)), (i / u64::from(x) / u64::from(y))];
+        shared.fill(0xcd);
+        for (t, thread) in threads.iter_mut().enumerate() {
+            (thread.pc, thread.state) = (0, State::Ready);
+            let r = &mut thread.registers;
+            (r[0], r[1], r[2]) = (t as u64, 0, 0);
+            (r[3], r[4], r[5]) = (shape.block.into(), 1, 1);
+            r[6..9].copy_from_slice(&at);
+            (r[9], r[10], r[11]) = (x.into(), y.into(), z.into());
+        }
+        let mut block = Block { kernel, shared: std::mem::take(&mut shared), parameter, memory };
+        block.run(&mut threads);
+        shared = block.shared;
+    }
+}
+
+fn mask(v: u64, ty: Ty) -> u64 {
+    match ty.bytes() {
+        1 => v & 0xff,
+        2 => v & 0xffff,
+        4 => v & 0xffff_ffff,
+        _ => v,
+    }
+}
+
+fn signed(v: u64, ty: Ty) -> i64 {
+    match ty.bytes() {
+        1 => i64::from(v as i8),
+        2 => i64::from(v as i16),
+        4 => i64::from(v as i32),
+        _ => v as i64,
+    }
+}
+
+fn f(v: u64) -> f32 {
+    f32::from_bits(v as u32)
+}
+
+fn d(v: u64) -> f64 {
+    f64::from_bits(v)
+}
+
+fn bits(x: f32) -> u64 {
+    x.to_bits().into()
+}
+
+/// NVIDIA's maximum and minimum: the number where one is a NaN, and the positive zero of two.
+fn largest(a: f32, b: f32) -> f32 {
+    if a == b { if a.is_sign_positive() { a } else { b } } else { a.max(b) }
+}
+
+impl Block<'_> {
+    fn run(&mut self, threads: &mut [Thread]) {
+        loop {
+            let mut moved = false;
+            for warp in threads.chunks_mut(32) {
+                loop {
+                    for thread in warp.iter_mut().filter(|t| t.state == State::Ready) {
+                        moved = true;
+                        self.advance(thread);
+                    }
+                    let mut waiting = warp.iter().filter(|t| t.state != State::Done).peekable();
+                    if waiting.peek().is_none() || waiting.any(|t| t.state != State::Together) {
+                        break;
+                    }
+                    self.together(warp);
+                    moved = true;
+                }
+            }
+            if threads.iter().all(|t| t.state == State::Done) {
+                return;
+            }
+            if threads.iter().all(|t| matches!(t.state, State::Done | State::Barrier)) {
+                threads.iter_mut().filter(|t| t.state == State::Barrier).for_each(|t| t.state = State::Ready);
+            } else if !moved {
+                panic!("{}: threads wait for each other for ever", self.kernel.name);
+            }
+        }
+    }
+
+    /// Carries out what all of a warp have come to.
+    fn together(&mut self, warp: &mut [Thread]) {
+        let first = warp.iter().find(|t| t.state == State::Together).map(|t| t.pc).expect("one that waits");
+        let live: Vec<usize> = (0..warp.len()).filter(|i| warp[*i].state == State::Together).collect();
+        let i = &self.kernel.code[first];
+        assert!(
+            live.iter().all(|l| warp[*l].pc == first),
+            "{}, line {}: a warp that is not together",
+            self.kernel.name,
+            i.line
+        );
+        match i.op {
+            Op::BarWarp => {}
+            Op::Shfl => {
+                let values: Vec<u64> = warp.iter().map(|t| value(t, i.s[0])).collect();
+                for l in &live {
+                    let from = *l ^ value(&warp[*l], i.s[1]) as usize & 31;
+                    assert!(live.contains(&from), "{}, line {}: a lane that is gone is read", self.kernel.name, i.line);
+                    warp[*l].registers[i.d[0] as usize] = values[from];
+                }
+            }
+            Op::Mma => mma(i, warp),
+            Op::Redux(largest) => {
+                let values = live.iter().map(|l| value(&warp[*l], i.s[0]) as u32);
+                let v = if largest { values.max().unwrap_or(0) } else { values.fold(0, u32::wrapping_add) };
+                live.iter().for_each(|l| warp[*l].registers[i.d[0] as usize] = v.into());
+            }
+            _ => unreachable!(),
+        }
+        for l in live {
+            warp[l].pc += 1;
+            warp[l].state = State::Ready;
+        }
+    }
+
+    fn bytes(&mut self, thread: &mut Thread, at: u64, n: usize, i: &Instr, write: bool) -> *mut u8 {
+        let wrong = |what: &str| -> ! { panic!("{}, line {}: {what}: {n} bytes at {at:#x}", self.kernel.name, i.line) };
+        if !at.is_multiple_of(n as u64) {
+            wrong("not aligned");
+        }
+        let within = |base: u64, len: usize| at >= base && at - base + n as u64 <= len as u64;
+        if within(SHARED, self.shared.len()) {
+            return self.shared[(at - SHARED) as usize..].as_mut_ptr();
+        }
+        if within(LOCAL, thread.local.len()) {
+            return thread.local[(at - LOCAL) as usize..].as_mut_ptr();
+        }
+        if within(PARAM, self.parameter.len()) && !write {
+            return self.parameter[(at - PARAM) as usize..].as_ptr().cast_mut();
+        }
+        if self.memory.iter().any(|(start, end)| at >= *start && at + n as u64 <= *end) {
+            return at as *mut u8;
+        }
+        wrong("outside of everything")
+    }
+
+    fn load(&mut self, thread: &mut Thread, at: u64, n: usize, i: &Instr) -> u64 {
+        let from = self.bytes(thread, at, n, i, false);
+        let mut out = [0u8; 8];
+        // SAFETY: `bytes` found so many bytes there.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), n) };
+        u64::from_le_bytes(out)
+    }
+
+    fn store(&mut self, thread: &mut Thread, at: u64, n: usize, v: u64, i: &Instr) {
+        let to = self.bytes(thread, at, n, i, true);
+        // SAFETY: as above; parameters are never written.
+        unsafe { std::ptr::copy_nonoverlapping(v.to_le_bytes().as_ptr(), to, n) };
+    }
+
+    /// Runs a thread until it waits or ends.
+    fn advance(&mut self, t: &mut Thread) {
+        let kernel = self.kernel;
+        loop {
+            let i = &kernel.code[t.pc];
+            if let Some((p, not)) = i.guard
+                && (t.registers[p as usize] != 0) == not
+            {
+                t.pc += 1;
+                continue;
+            }
+            match i.op {
+                Op::Ret => {
+                    t.state = State::Done;
+                    return;
+                }
+                Op::Bra => {
+                    t.pc = i.at as usize;
+                    continue;
+                }
+                Op::Bar => {
+                    t.pc += 1;
+                    t.state = State::Barrier;
+                    return;
+                }
+                Op::Shfl | Op::Redux(_) | Op::Mma | Op::BarWarp => {
+                    t.state = State::Together;
+                    return;
+                }
+                Op::Nop => {}
+                Op::Ld(n) => {
+                    let (size, at) = (i.ty.bytes(), value(t, i.s[0]).wrapping_add_signed(i.at));
+                    // A vector is aligned as a whole.
+                    self.bytes(t, at, size * usize::from(n), i, false);
+                    for k in 0..usize::from(n) {
+                        let v = self.load(t, at + (k * size) as u64, size, i);
+                        t.registers[i.d[k] as usize] =
+                            if matches!(i.ty, Ty::S(_)) { signed(v, i.ty) as u64 } else { v };
+                    }
+                }
+                Op::St(n) => {
+                    let (size, at) = (i.ty.bytes(), value(t, i.s[0]).wrapping_add_signed(i.at));
+                    self.bytes(t, at, size * usize::from(n), i, true);
+                    for k in 0..usize::from(n) {
+                        let v = value(t, i.s[1 + k]);
+                        self.store(t, at + (k * size) as u64, size, v, i);
+                    }
+                }
+                Op::CpAsync => {
+                    let (to, from) = (value(t, i.s[0]).wrapping_add_signed(i.at), value(t, i.s[1]) + value(t, i.s[2]));
+                    self.bytes(t, to, 16, i, true);
+                    self.bytes(t, from, 16, i, false);
+                    for k in [0, 8] {
+                        let v = self.load(t, from + k, 8, i);
+                        self.store(t, to + k, 8, v, i);
+                    }
+                }
+                Op::AtomInc | Op::AtomAdd => {
+                    let at = value(t, i.s[0]).wrapping_add_signed(i.at);
+                    let old = self.load(t, at, 4, i) as u32;
+                    let v = value(t, i.s[1]) as u32;
+                    let new = match i.op {
+                        Op::AtomInc if old >= v => 0,
+                        Op::AtomInc => old + 1,
+                        _ => old.wrapping_add(v),
+                    };
+                    self.store(t, at, 4, new.into(), i);
+                    if let Some(d) = i.d.first() {
+                        t.registers[*d as usize] = old.into();
+                    }
+                }
+                _ => {
+                    let s = |k: usize| i.s.get(k).map_or(0, |s| value(t, *s));
+                    let v = compute(i, s(0), s(1), s(2), s(3), kernel);
+                    t.registers[i.d[0] as usize] = v;
+                }
+            }
+            t.pc += 1;
+        }
+    }
+}
+
+fn value(t: &Thread, s: Src) -> u64 {
+    match s {
+        Src::Reg(r) => t.registers[r as usize],
+        Src::Imm(v) => v,
+    }
+}
+
+/// What an instruction without memory gives.
+fn compute(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
+    let (ty, wrong) = (i.ty, || -> ! { panic!("{}, line {}: {:?} of {:?}", kernel.name, i.line, i.op, i.ty) });
+    match ty {
+        Ty::F32 => match i.op {
+            Op::Mov => a,
+            Op::Add => bits(f(a) + f(b)),
+            Op::Sub => bits(f(a) - f(b)),
+            Op::Mul => bits(f(a) * f(b)),
+            Op::Fma => bits(f(a).mul_add(f(b), f(c))),
+            Op::Div => bits(f(a) / f(b)),
+            Op::Rcp => bits(1.0 / f(a)),
+            Op::Sqrt => bits(f(a).sqrt()),
+            Op::Neg => a ^ 0x8000_0000,
+            Op::Abs => a & 0x7fff_ffff,
+            Op::Max => bits(largest(f(a), f(b))),
+            Op::Min => bits(-largest(-f(a), -f(b))),
+            Op::Selp => {
+                if c != 0 {
+                    a
+                } else {
+                    b
+                }
+            }
+            Op::Setp(cmp) => compare(cmp, f(a).partial_cmp(&f(b))).into(),
+            Op::Cvt(from, whole) => bits(match from {
+                Ty::F16 => f16::from_bits(a as u16).to_f32(),
+                Ty::F32 if whole => f(a).round_ties_even(),
+                Ty::F32 => f(a),
+                Ty::F64 => d(a) as f32,
+                Ty::S(_) => signed(a, from) as f32,
+                _ => mask(a, from) as f32,
+            }),
+            _ => wrong(),
+        },
+        Ty::F64 => match i.op {
+            Op::Mov => a,
+            Op::Add => (d(a) + d(b)).to_bits(),
+            Op::Sub => (d(a) - d(b)).to_bits(),
+            Op::Mul => (d(a) * d(b)).to_bits(),
+            Op::Fma => d(a).mul_add(d(b), d(c)).to_bits(),
+            Op::Div => (d(a) / d(b)).to_bits(),
+            Op::Neg => a ^ 1 << 63,
+            Op::Abs => a & !(1 << 63),
+            Op::Selp => {
+                if c != 0 {
+                    a
+                } else {
+                    b
+                }
+            }
+            Op::Setp(cmp) => compare(cmp, d(a).partial_cmp(&d(b))).into(),
+            Op::Cvt(from, _) => match from {
+                Ty::F32 => f64::from(f(a)).to_bits(),
+                Ty::S(_) => (signed(a, from) as f64).to_bits(),
+                _ => (mask(a, from) as f64).to_bits(),
+            },
+            _ => wrong(),
+        },
+        Ty::F16 => match i.op {
+            Op::Mov => a,
+            Op::Cvt(Ty::F32, _) => f16::from_f32(f(a)).to_bits().into(),
+            _ => wrong(),
+        },
+        Ty::Pred => match i.op {
+            Op::Mov => a,
+            Op::And => a & b,
+            Op::Or => a | b,
+            Op::Xor => a ^ b,
+            Op::Not => a ^ 1,
+            _ => wrong(),
+        },
+        Ty::U(_) | Ty::S(_) => integer(i, a, b, c, e, kernel),
+    }
+}
+
+fn compare(cmp: Cmp, order: Option<std::cmp::Ordering>) -> bool {
+    let plain = |which: u8| match which {
+        0 => order.is_some_and(|o| o.is_eq()),
+        1 => order.is_some_and(|o| o.is_ne()),
+        2 => order.is_some_and(|o| o.is_lt()),
+        3 => order.is_some_and(|o| o.is_le()),
+        4 => order.is_some_and(|o| o.is_gt()),
+        _ => order.is_some_and(|o| o.is_ge()),
+    };
+    match cmp {
+        Cmp::Eq => plain(0),
+        Cmp::Ne => plain(1),
+        Cmp::Lt => plain(2),
+        Cmp::Le => plain(3),
+        Cmp::Gt => plain(4),
+        Cmp::Ge => plain(5),
+        Cmp::Unordered(which) => order.is_none() || plain(which),
+        Cmp::Nan => order.is_none(),
+        Cmp::Num => order.is_some(),
+    }
+}
+
+fn integer(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
+    let ty = i.ty;
+    let width = ty.bytes() as u32 * 8;
+    let is_signed = matches!(ty, Ty::S(_));
+    let (ua, ub, sa, sb) = (mask(a, ty), mask(b, ty), signed(a, ty), signed(b, ty));
+    let v = match i.op {
+        Op::Mov => a,
+        Op::Add => a.wrapping_add(b),
+        Op::Sub => a.wrapping_sub(b),
+        Op::Mul => a.wrapping_mul(b),
+        Op::Mad => a.wrapping_mul(b).wrapping_add(c),
+        Op::MulWide if is_signed => return sa.wrapping_mul(sb) as u64,
+        Op::MulWide => return ua.wrapping_mul(ub),
+        Op::MulHi if is_signed => (i128::from(sa) * i128::from(sb) >> width) as u64,
+        Op::MulHi => (u128::from(ua) * u128::from(ub) >> width) as u64,
+        // Division by zero gives all ones there.
+        Op::Div if ub == 0 => u64::MAX,
+        Op::Div if is_signed => sa.wrapping_div(sb) as u64,
+        Op::Div => ua / ub,
+        Op::Rem if ub == 0 => ua,
+        Op::Rem if is_signed => sa.wrapping_rem(sb) as u64,
+        Op::Rem => ua % ub,
+        Op::Neg => a.wrapping_neg(),
+        Op::Abs => sa.unsigned_abs(),
+        Op::Min if is_signed => sa.min(sb) as u64,
+        Op::Min => ua.min(ub),
+        Op::Max if is_signed => sa.max(sb) as u64,
+        Op::Max => ua.max(ub),
+        Op::And => a & b,
+        Op::Or => a | b,
+        Op::Xor => a ^ b,
+        Op::Not => !a,
+        Op::Shl => {
+            if (b as u32) < width {
+                a << (b as u32)
+            } else {
+                0
+            }
+        }
+        Op::Shr if is_signed => (sa >> (b as u32).min(width - 1).min(63)) as u64,
+        Op::Shr => {
+            if (b as u32) < width {
+                ua >> (b as u32)
+            } else {
+                0
+            }
+        }
+        Op::Bfi => {
+            // Insert `a` into `b` at bit `c`, `e` bits.
+            let (at, len) = (c as u32 & 255, e as u32 & 255);
+            let ones = if len >= 64 { u64::MAX } else { (1 << len) - 1 };
+            let ones = if at >= width { 0 } else { ones << at };
+            (b & !ones) | ((a << at.min(63)) & ones)
+        }
+        Op::Bfe => {
+            let (at, len) = (b as u32 & 255, c as u32 & 255);
+            let v = if at >= width { 0 } else { ua >> at };
+            if len >= width { v } else { v & ((1 << len) - 1) }
+        }
+        Op::Prmt => {
+            let all = (ub << 32) | ua;
+            (0..4).fold(0, |v, k| {
+                let s = c >> (4 * k) & 15;
+                let byte = all >> (8 * (s & 7)) & 0xff;
+                let byte = if s & 8 != 0 { if byte & 0x80 != 0 { 0xff } else { 0 } } else { byte };
+                v | byte << (8 * k)
+            })
+        }
+        Op::Popc => ua.count_ones().into(),
+        Op::Clz => (ua.leading_zeros() - (64 - width)).into(),
+        Op::Dp4a(x, y) => {
+            let byte = |v: u64, k: u32, signed: bool| {
+                let b = (v >> (8 * k)) as u8;
+                if signed { i64::from(b as i8) } else { i64::from(b) }
+            };
+            (signed(c, Ty::S(4)) + (0..4).map(|k| byte(a, k, x) * byte(b, k, y)).sum::<i64>()) as u64
+        }
+        Op::Selp => {
+            if c != 0 {
+                a
+            } else {
+                b
+            }
+        }
+        Op::Setp(cmp) => {
+            let order = if is_signed { sa.cmp(&sb) } else { ua.cmp(&ub) };
+            return compare(cmp, Some(order)).into();
+        }
+        // To an integer from a float: towards zero, or the nearest.
+        Op::Cvt(Ty::F32, whole) => {
+            let x = if whole { f(a).round_ties_even() } else { f(a) };
+            if is_signed { x as i32 as u64 } else { u64::from(x as u32) }
+        }
+        Op::Cvt(Ty::F64, _) => {
+            if is_signed {
+                d(a) as i32 as u64
+            } else {
+                u64::from(d(a) as u32)
+            }
+        }
+        Op::Cvt(from @ Ty::S(_), _) => signed(a, from) as u64,
+        Op::Cvt(from, _) => mask(a, from),
+        _ => panic!("{}, line {}: {:?} of {ty:?}", kernel.name, i.line, i.op),
+    };
+    mask(v, ty)
+}
+
+/// `mma.m16n8k32` on bytes: fragments as the instruction's description lays them over lanes.
+fn mma(i: &Instr, warp: &mut [Thread]) {
+    let byte = |v: u64, k: usize, signed: bool| {
+        let b = (v >> (8 * k)) as u8;
+        if signed { i32::from(b as i8) } else { i32::from(b) }
+    };
+    let (mut a, mut b) = ([[0i32; 32]; 16], [[0i32; 8]; 32]);
+    for (lane, t) in warp.iter().enumerate() {
+        let (g, q) = (lane / 4, lane % 4);
+        for r in 0..4 {
+            let v = value(t, i.s[r]);
+            for k in 0..4 {
+                a[g + 8 * (r % 2)][q * 4 + k + 16 * (r / 2)] = byte(v, k, i.at & 1 != 0);
+            }
+        }
+        for r in 0..2 {
+            let v = value(t, i.s[4 + r]);
+            for k in 0..4 {
+                b[q * 4 + k + 16 * r][g] = byte(v, k, i.at & 2 != 0);
+            }
+        }
+    }
+    for lane in 0..32 {
+        let (g, q) = (lane / 4, lane % 4);
+        for r in 0..4 {
+            let (row, col) = (g + 8 * (r / 2), q * 2 + r % 2);
+            let sum = (0..32)
+                .fold(value(&warp[lane], i.s[6 + r]) as i32, |s, k| s.wrapping_add(a[row][k].wrapping_mul(b[k][col])));
+            warp[lane].registers[i.d[r] as usize] = u64::from(sum as u32);
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! The CUDA backend's kernels as they are committed give the CPU's bits: interpreted, so that no card is needed; with LOAF_TEST_CUDA set
+//! (`make test-cuda`), on the first card there is.
+#![cfg(target_os = "linux")]
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use loaf_bake::build::BuildOptions;
+use loaf_bake::weights::QuantOptions;
+use loaf_runtime::backend::DeviceError;
+use loaf_runtime::backend::cuda::driver::Driver;
+use loaf_runtime::backend::cuda::launch::Kernel;
+use loaf_runtime::backend::cuda::nvidia::Nvidia;
+use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions};
+use loaf_runtime::kernels::Kernels;
+use loaf_runtime::{Engine, EngineError, Model, Sequence, Session};
+use loaf_tests::gpu::{Emulated, Record, Work};
+use loaf_tests::{Expected, assert_bits, bake, decode_logits, fixtures, prefill_logits, session};
+
+/// Whether tests run on a card, which is quick enough for long texts.
+fn has_card() -> bool {
+    std::env::var_os("LOAF_TEST_CUDA").is_some()
+}
+
+fn driver() -> Box<dyn Driver> {
+    if has_card() {
+        return Box::new(Nvidia::open(0).unwrap_or_else(|e| panic!("{e}")));
+    }
+    Box::new(Emulated::new().0)
+}
+
+fn engine(model: &Model, options: CudaOptions) -> Engine {
+    let device = CudaDevice::on(model, driver(), options).unwrap_or_else(|e| panic!("{e}"));
+    Engine::on(model, Box::new(device))
+}
+
+fn cuda(model: &Model, options: CudaOptions) -> Session {
+    Session::new(engine(model, options)).expect("a slot")
+}
+
+/// One sequence, with the kernels that LOAF_CUDA_IMAGE names, if it does.
+fn options() -> CudaOptions {
+    static IMAGE: OnceLock<Option<Vec<u8>>> = OnceLock::new();
+    let read = || std::env::var_os("LOAF_CUDA_IMAGE").map(|path| std::fs::read(path).expect("compiled kernels"));
+    CudaOptions { image: IMAGE.get_or_init(read).clone(), ..CudaOptions::default() }
+}
+
+/// Every way to take a decode step.
+fn ways() -> [CudaOptions; 4] {
+    let of = |graphs, fused| CudaOptions { graphs, fused, ..options() };
+    [of(false, false), of(false, true), of(true, false), of(true, true)]
+}
+
+/// Plays a text in every way, half of it as a prompt; on a card it is played twice, and then by the token alone.
+fn check(name: &str, model: &Model, ids: &[u32]) {
+    let want = decode_logits(&mut session(model, Kernels::detect(), 1), ids);
+    let half = ids.len() / 2;
+    let all = ways();
+    // Interpreted, a graph is what it was captured from.
+    let ways = if has_card() { &all[..] } else { &all[2..] };
+    for options in ways {
+        let what = format!("{name}, graphs {}, fused {}", options.graphs, options.fused);
+        let mut cuda = cuda(model, options.clone());
+        let mut got = prefill_logits(&mut cuda, &ids[..half], &[half.min(100)]);
+        got.extend(decode_logits(&mut cuda, &ids[half..]));
+        assert_bits(&what, &got, &want);
+        if has_card() {
+            cuda.rewind(0).expect("the start");
+            assert_bits(&format!("{what}, by the token"), &decode_logits(&mut cuda, ids), &want);
+        }
+    }
+}
+
+fn text(vocab: u32, n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| (i * 37 + 5) % vocab).collect()
+}
+
+/// Tokens of a text: few where they are interpreted.
+fn length(few: usize) -> usize {
+    if has_card() { 120 } else { few }
+}
+
+#[test]
+fn every_family_has_the_bits_of_the_cpu() {
+    for name in fixtures("hf") {
+        let baked = bake(&name, &BuildOptions::default());
+        check(&name, &baked.loaf, &text(baked.loaf.plan().vocab, length(4)));
+    }
+}
+
+#[test]
+fn every_stored_format_has_the_bits_of_the_cpu() {
+    for name in fixtures("mlx") {
+        let baked = bake(&name, &BuildOptions::default());
+        check(&name, &baked.loaf, &text(baked.loaf.plan().vocab, length(4)));
+    }
+}
+
+#[test]
+fn every_width_has_the_bits_of_the_cpu() {
+    for (bits, group) in [(2, 32), (3, 64), (4, 32), (4, 64), (5, 32), (6, 64), (8, 32)] {
+        let quant = QuantOptions { bits: Some(bits), group, ..QuantOptions::default() };
+        let baked = bake("stories260k", &BuildOptions { quant, ..BuildOptions::default() });
+        check(&format!("stories260k q{bits}g{group}"), &baked.loaf, &text(500, length(2)));
+    }
+}
+
+/// Prompts whose products are tiles: several tiles of rows, and rows and outputs that do not fill the last.
+#[test]
+fn prompts_by_tiles_have_the_bits_of_the_cpu() {
+    let quant = |bits, group| QuantOptions { bits: Some(bits), group, ..QuantOptions::default() };
+    let made =
+        |bits, group| bake("stories260k", &BuildOptions { quant: quant(bits, group), ..BuildOptions::default() });
+    let mut all = vec![("q4g32", made(4, 32)), ("q4g64", made(4, 64)), ("q6g64", made(6, 64))];
+    for name in ["mlx/qwen3_5_mxfp4", "mlx/qwen3_moe_affine8", "mlx/qwen3_next_affine4"] {
+        all.push((name, bake(name, &BuildOptions::default())));
+    }
+    for (name, baked) in all {
+        let ids = text(baked.loaf.plan().vocab, 70);
+        let want = session(&baked.loaf, Kernels::detect(), 2).eval(&ids).expect("a prompt").to_vec();
+        let got = cuda(&baked.loaf, options()).eval(&ids).expect("a prompt").to_vec();
+        assert_bits(name, &[got], &[want]);
+    }
+}
+
+/// More than two blocks of attention, so that blocks are put aside and merged.
+#[test]
+fn long_texts_have_the_bits_of_the_cpu() {
+    let quant = QuantOptions { bits: Some(4), group: 64, ..QuantOptions::default() };
+    let baked = bake("stories260k", &BuildOptions { quant, ..BuildOptions::default() });
+    let (n, last) = if has_card() { (510, 130) } else { (257, 2) };
+    let ids = text(500, n);
+    let mut cpu = session(&baked.loaf, Kernels::detect(), 2);
+    let mut want = vec![cpu.eval(&ids[..n - last]).expect("a prompt").to_vec()];
+    want.extend(decode_logits(&mut cpu, &ids[n - last..]));
+    for options in ways().into_iter().skip(if has_card() { 0 } else { 3 }) {
+        let mut cuda = cuda(&baked.loaf, options.clone());
+        if !has_card() {
+            // A prompt of that length takes the interpreter too long: the CPU's state goes over.
+            let mut cpu = loaf_tests::engine(&baked.loaf, Kernels::detect(), 2, 1);
+            let mut sequence = cpu.sequence().expect("a slot");
+            cpu.eval(&mut sequence, &ids[..n - last]).expect("a prompt");
+            let snapshot = cpu.snapshot(&sequence).expect("memory");
+            let Session { engine, sequence } = cuda;
+            drop(sequence);
+            let mut engine = engine;
+            let sequence = engine.restore(&snapshot).expect("a slot");
+            cuda = Session { engine, sequence };
+        } else {
+            let got = cuda.eval(&ids[..n - last]).expect("a prompt").to_vec();
+            assert_bits("a long prompt", &[got], &want[..1]);
+        }
+        let got = decode_logits(&mut cuda, &ids[n - last..]);
+        assert_bits("after a long prompt", &got, &want[1..]);
+    }
+}
+
+#[test]
+fn rows_together_and_rows_taken_back_have_the_bits_of_rows_alone() {
+    for name in ["hf/qwen3", "hf/qwen3_next"] {
+        let baked = bake(name, &BuildOptions::default());
+        let ids = Expected::read(name).ids;
+        let want = decode_logits(&mut session(&baked.loaf, Kernels::detect(), 1), &ids[..10]);
+        let mut engine = engine(&baked.loaf, CudaOptions { slots: 3, ..options() });
+        let mut all: Vec<Sequence> = (0..3).map(|_| engine.sequence().expect("a slot")).collect();
+        // Prompts of three lengths in one step, then a token each, then some tokens of one of them.
+        let mut parts: Vec<(&mut Sequence, &[u32])> =
+            all.iter_mut().enumerate().map(|(i, s)| (s, &ids[..2 + i])).collect();
+        engine.prefill(&mut parts).expect("a step that fits");
+        let mut rows: Vec<(&mut Sequence, u32)> = all.iter_mut().enumerate().map(|(i, s)| (s, ids[2 + i])).collect();
+        engine.decode(&mut rows).expect("a step that fits");
+        for i in 0..3 {
+            assert_bits(name, &[engine.logits(i).to_vec()], &want[2 + i..3 + i]);
+        }
+        let mut wrong = ids[3..7].to_vec();
+        wrong[2] = (wrong[2] + 1) % baked.loaf.plan().vocab;
+        engine.extend(&mut all[0], &wrong).expect("a step that fits");
+        assert_bits(name, &[engine.logits(0).to_vec(), engine.logits(1).to_vec()], &want[3..5]);
+        engine.rewind(&mut all[0], 5).expect("the state after each row was kept");
+        let got = engine.decode_one(&mut all[0], ids[5]).expect("one token").to_vec();
+        assert_bits(name, &[got], &want[5..6]);
+        let mut fork = {
+            drop(all.pop());
+            engine.fork(&all[0]).expect("a slot")
+        };
+        let got = engine.decode_one(&mut fork, ids[6]).expect("one token").to_vec();
+        assert_bits(name, &[got], &want[6..7]);
+    }
+}
+
+#[test]
+fn snapshots_go_from_the_card_to_the_cpu_and_back() {
+    let name = "hf/qwen3_5";
+    let baked = bake(name, &BuildOptions::default());
+    let ids = Expected::read(name).ids;
+    let want = decode_logits(&mut session(&baked.loaf, Kernels::detect(), 1), &ids[..8]);
+    let mut card = engine(&baked.loaf, options());
+    let mut cpu = loaf_tests::engine(&baked.loaf, Kernels::detect(), 1, 1);
+    let mut first = card.sequence().expect("a slot");
+    card.eval(&mut first, &ids[..5]).expect("a prompt");
+    let snapshot = card.snapshot(&first).expect("memory");
+    let mut second = cpu.restore(&snapshot).expect("a slot");
+    let got = cpu.decode_one(&mut second, ids[5]).expect("one token").to_vec();
+    assert_bits("on the CPU", &[got], &want[5..6]);
+    let snapshot = cpu.snapshot(&second).expect("memory");
+    drop(first);
+    let mut third = card.restore(&snapshot).expect("a slot");
+    let got = card.decode_one(&mut third, ids[6]).expect("one token").to_vec();
+    assert_bits("on the card", &[got], &want[6..7]);
+}
+
+/// An interpreted card with a model on it, and what it was asked.
+fn recorded(model: &Model, options: CudaOptions) -> Result<(Engine, Arc<Mutex<Record>>), DeviceError> {
+    let (driver, record) = Emulated::new();
+    let device = CudaDevice::on(model, Box::new(driver), options)?;
+    Ok((Engine::on(model, Box::new(device)), record))
+}
+
+#[test]
+fn a_token_is_one_launch_and_one_wait() {
+    let baked = bake("hf/qwen3", &BuildOptions::default());
+    let (mut engine, record) = recorded(&baked.loaf, options()).expect("room");
+    let mut sequence = engine.sequence().expect("a slot");
+    engine.decode_one(&mut sequence, 1).expect("one token");
+    record.lock().expect("one thread").calls.clear();
+    for id in 2..5 {
+        engine.decode_one(&mut sequence, id).expect("one token");
+    }
+    let calls = record.lock().expect("one thread").calls.clone();
+    assert_eq!((calls.get("replay"), calls.get("wait")), (Some(&3), Some(&3)));
+    let others: Vec<_> = calls.keys().filter(|c| !matches!(**c, "replay" | "wait" | "wait_for")).collect();
+    assert!(others.is_empty(), "{others:?}");
+}
+
+/// Blocks of one launch must not depend on each other, apart from whichever comes last.
+#[test]
+fn the_order_of_blocks_does_not_matter() {
+    for name in ["hf/qwen3", "mlx/qwen3_moe_affine8"] {
+        let baked = bake(name, &BuildOptions::default());
+        let ids = text(baked.loaf.plan().vocab, 3);
+        let play = |backwards: bool| {
+            let (mut engine, record) = recorded(&baked.loaf, options()).expect("room");
+            record.lock().expect("one thread").backwards = backwards;
+            let mut sequence = engine.sequence().expect("a slot");
+            ids.iter().map(|id| engine.decode_one(&mut sequence, *id).expect("one token").to_vec()).collect::<Vec<_>>()
+        };
+        assert_bits(name, &play(true), &play(false));
+    }
+}
+
+#[test]
+fn a_fused_step_has_few_launches() {
+    let quant = QuantOptions { bits: Some(4), group: 32, ..QuantOptions::default() };
+    let baked = bake("stories260k", &BuildOptions { quant, ..BuildOptions::default() });
+    let count = |fused: bool| {
+        let (mut engine, record) = recorded(&baked.loaf, CudaOptions { fused, ..options() }).expect("room");
+        let mut sequence = engine.sequence().expect("a slot");
+        engine.decode_one(&mut sequence, 1).expect("one token");
+        let record = record.lock().expect("one thread");
+        let launches = record.work.iter().filter_map(|w| match w {
+            Work::Launch(kernel, ..) => Some(record.names[*kernel].clone()),
+            _ => None,
+        });
+        launches.collect::<Vec<_>>()
+    };
+    let layers = baked.loaf.plan().states.len() / 2;
+    let (fused, single) = (count(true), count(false).len());
+    // Embedding, table of rotations, head; projections, attention, output, gate, up, down.
+    // Gate and up are two products here, so that the gate is a launch too, and the last is in f32.
+    assert!(fused.len() <= 3 + 7 * layers && 2 * fused.len() < single, "{single} records: {fused:?}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_allocated() {
+    let baked = bake("hf/qwen3", &BuildOptions::default());
+    let (driver, record) = Emulated::new();
+    record.lock().expect("one thread").free = Some(64 << 20);
+    let error = CudaDevice::on(&baked.loaf, Box::new(driver), CudaOptions::default()).err().expect("no room");
+    let text = error.to_string();
+    assert!(matches!(error, DeviceError::Memory { .. }) && text.contains("has 64 MiB free; expected"), "{text}");
+    assert!(!text.contains('\n') && record.lock().expect("one thread").calls.is_empty(), "{text}");
+}
+
+#[test]
+fn faults_of_the_driver_are_one_line_each() {
+    let baked = bake("hf/qwen3", &BuildOptions::default());
+    for call in ["allocate", "pinned", "load"] {
+        let (driver, record) = Emulated::new();
+        record.lock().expect("one thread").fails = Some((call, 0));
+        let error = CudaDevice::on(&baked.loaf, Box::new(driver), CudaOptions::default()).err().expect(call);
+        assert!(error.to_string().contains("CUDA_ERROR_UNKNOWN") && !error.to_string().contains('\n'), "{error}");
+    }
+    // A card that goes away in mid-token.
+    let (mut engine, record) = recorded(&baked.loaf, options()).expect("room");
+    let mut sequence = engine.sequence().expect("a slot");
+    engine.decode_one(&mut sequence, 1).expect("one token");
+    record.lock().expect("one thread").fails = Some(("replay", 0));
+    let error = engine.decode_one(&mut sequence, 2).expect_err("a replay that fails");
+    assert!(matches!(error, EngineError::Device(DeviceError::Failed(_))), "{error}");
+    assert_eq!(sequence.position(), 1, "a token that failed is not the sequence's");
+}
+
+#[test]
+fn no_driver_is_one_line() {
+    if has_card() {
+        return;
+    }
+    let baked = bake("hf/qwen3", &BuildOptions::default());
+    match CudaDevice::open(&baked.loaf, CudaOptions::default()) {
+        Ok(_) => println!("there is a card here"),
+        Err(e) => assert!(matches!(e, DeviceError::Missing(_)) && !e.to_string().contains('\n'), "{e}"),
+    }
+}
+
+/// What the compiled kernels take: name, registers of a thread, bytes of stack of a thread.
+fn resources(cubin: &[u8]) -> Vec<(String, u32, u32)> {
+    let u = |at: usize, n: usize| cubin[at..at + n].iter().rev().fold(0usize, |v, b| v << 8 | usize::from(*b));
+    let name = |at: usize| {
+        let end = at + cubin[at..].iter().position(|b| *b == 0).expect("a string that ends");
+        String::from_utf8_lossy(&cubin[at..end]).into_owned()
+    };
+    // ELF: sections of 64 bytes each; symbols of 24; what the driver is told of functions is in `.nv.info`.
+    let (start, count, strings) = (u(0x28, 8), u(0x3c, 2), u(0x3e, 2));
+    let section = |i: usize| start + 64 * i;
+    let (place, size) = (|i: usize| u(section(i) + 24, 8), |i: usize| u(section(i) + 32, 8));
+    let symbols = (0..count).find(|i| u(section(*i) + 4, 4) == 2).expect("symbols");
+    let symbol = |i: usize| name(place(u(section(symbols) + 40, 4)) + u(place(symbols) + 24 * i, 4));
+    let info =
+        (0..count).find(|i| name(place(strings) + u(section(*i), 4)) == ".nv.info").expect("what the driver is told");
+    let (mut at, end) = (place(info), place(info) + size(info));
+    let mut out: Vec<(String, u32, u32)> = Vec::new();
+    while at < end {
+        let (form, kind, len) = (cubin[at], cubin[at + 1], u(at + 2, 2));
+        at += 4;
+        if form == 4 {
+            let which = if len >= 8 { symbol(u(at, 4)) } else { String::new() };
+            let entry = out.iter().position(|e| e.0 == which).unwrap_or_else(|| {
+                out.push((which, 0, 0));
+                out.len() - 1
+            });
+            match kind {
+                0x2f => out[entry].1 = u(at + 4, 4) as u32,
+                0x11 => out[entry].2 = u(at + 4, 4) as u32,
+                _ => {}
+            }
+            at += len;
+        }
+    }
+    out.retain(|e| Kernel::NAMES.contains(&e.0.as_str()));
+    out
+}
+
+#[test]
+fn compiled_kernels_keep_to_their_registers_and_stack() {
+    let cubin = include_bytes!("../../runtime/src/backend/cuda/kernels/loaf.sm_90a.cubin");
+    let all = resources(cubin);
+    assert_eq!(all.len(), Kernel::NAMES.len(), "{all:?}");
+    for (name, registers, stack) in all {
+        // Threads of a block: what the launches ask for.
+        let threads = match name.as_str() {
+            "expert_sort" => 1024,
+            "gdn_scan_128" => 64,
+            _ => 256,
+        };
+        assert!(registers > 0 && registers * threads <= 65536, "{name}: {registers} registers of {threads} threads");
+        // The scan holds 128 rows of state in registers, and the convolution its taps, of which it knows no number.
+        let most = if name.starts_with("conv") || name == "gdn_scan_128" { 128 } else { 16 };
+        assert!(stack <= most, "{name}: expected at most {most} bytes of stack, found {stack}");
+    }
+}
+
+/// What is committed is what the sources compile to, where the compiler is at hand.
+#[test]
+fn compiled_kernels_are_those_of_their_sources() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../runtime/src/backend/cuda/kernels/build.py");
+    match std::process::Command::new("python3").args([script, "--check", "--if-there"]).output() {
+        Ok(out) => {
+            let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+            print!("{text}");
+            assert!(out.status.success(), "{text}");
+        }
+        Err(e) => println!("no python3 here: {e}"),
+    }
+}
+
+/// Mixtures and hybrids whose routers, gates and experts are quantised, too.
+#[test]
+fn quantised_hybrids_have_the_bits_of_the_cpu() {
+    let quant = QuantOptions { bits: Some(4), group: 32, ..QuantOptions::default() };
+    for name in ["hf/qwen3_next", "hf/qwen3_5_moe", "hf/qwen3"] {
+        let baked = bake(name, &BuildOptions { quant: quant.clone(), ..BuildOptions::default() });
+        check(name, &baked.loaf, &text(baked.loaf.plan().vocab, length(4)));
+    }
+}

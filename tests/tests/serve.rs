@@ -1,0 +1,561 @@
+//! The server over real sockets: what each surface says and refuses, and what no client can do to it.
+
+use std::io::{BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use loaf_serve::api::App;
+use loaf_serve::cache::CacheOptions;
+use loaf_serve::hub::HubOptions;
+use loaf_serve::server::{Server, ServerOptions};
+use loaf_tests::serving::{Running, Setup, data_lines, read_reply, request, talker};
+use serde_json::{Value, json};
+
+fn dense() -> &'static Path {
+    static MODEL: OnceLock<(tempfile::TempDir, std::path::PathBuf)> = OnceLock::new();
+    let make = || {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let path = talker(dir.path(), "hf/qwen3", 4096);
+        (dir, path)
+    };
+    &MODEL.get_or_init(make).1
+}
+
+/// The server that most tests share.
+fn server() -> &'static Running {
+    static SERVER: OnceLock<Running> = OnceLock::new();
+    SERVER.get_or_init(|| Setup::of(dense()).start())
+}
+
+fn chat(more: Value) -> Value {
+    let mut body = json!({
+        "messages": [{ "role": "user", "content": "Name a river." }], "max_tokens": 8, "temperature": 0.8, "seed": 3,
+    });
+    for (name, value) in more.as_object().cloned().unwrap_or_default() {
+        body[name] = value;
+    }
+    body
+}
+
+fn text(more: Value) -> Value {
+    let mut body = json!({ "prompt": "Once upon a time", "max_tokens": 8, "seed": 3, "temperature": 0.8 });
+    for (name, value) in more.as_object().cloned().unwrap_or_default() {
+        body[name] = value;
+    }
+    body
+}
+
+/// Waits for something that has to become true soon.
+fn soon(what: &str, mut is: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_stream_says_what_a_whole_answer_says() {
+    for body in [chat(json!({})), chat(json!({ "n": 2, "logprobs": true, "top_logprobs": 2 }))] {
+        let whole = server().post("/v1/chat/completions", &body).json();
+        let mut streamed = body.clone();
+        (streamed["stream"], streamed["stream_options"]) = (true.into(), json!({ "include_usage": true }));
+        let events = server().post("/v1/chat/completions", &streamed).events();
+        let choices = whole["choices"].as_array().expect("choices");
+        assert_eq!(choices.len() as u64, body["n"].as_u64().unwrap_or(1));
+        for (i, choice) in choices.iter().enumerate() {
+            let of = |e: &Value| e["choices"].as_array().and_then(|c| c.first().cloned()).filter(|c| c["index"] == i);
+            let mine: Vec<Value> = events.iter().filter_map(of).collect();
+            let said: String = mine.iter().filter_map(|c| c["delta"]["content"].as_str()).collect();
+            assert_eq!(said, choice["message"]["content"]);
+            assert_eq!(mine.last().expect("an end")["finish_reason"], choice["finish_reason"]);
+            let probs: Vec<&Value> =
+                mine.iter().filter_map(|c| c["logprobs"]["content"].as_array()).flatten().collect();
+            let all = choice["logprobs"]["content"].as_array().cloned().unwrap_or_default();
+            assert_eq!(probs, all.iter().collect::<Vec<_>>());
+            if body["logprobs"] == true {
+                assert!(
+                    all.len() == 8 && all.iter().all(|t| t["top_logprobs"].as_array().is_some_and(|t| t.len() == 2))
+                );
+            }
+        }
+        let usage = &events.last().expect("usage")["usage"];
+        assert_eq!(usage["completion_tokens"], whole["usage"]["completion_tokens"]);
+        assert!(usage["prompt_tokens_details"]["cached_tokens"].as_u64().is_some_and(|n| n > 0), "it was asked before");
+    }
+    let whole = server().post("/v1/completions", &text(json!({ "logprobs": 2, "echo": true }))).json();
+    let events =
+        server().post("/v1/completions", &text(json!({ "logprobs": 2, "echo": true, "stream": true }))).events();
+    let said: String = events.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
+    assert_eq!(said, whole["choices"][0]["text"]);
+    assert!(said.starts_with("Once upon a time"));
+    let probs = &whole["choices"][0]["logprobs"];
+    assert_eq!(probs["token_logprobs"][0], Value::Null);
+    let n = whole["usage"]["prompt_tokens"].as_u64().expect("a number") + 8;
+    assert_eq!(probs["tokens"].as_array().map(|t| t.len() as u64), Some(n));
+}
+
+#[test]
+fn choices_are_those_of_their_seeds() {
+    let both = server().post("/v1/completions", &text(json!({ "n": 2 }))).json();
+    let one = |seed: u64| {
+        server().post("/v1/completions", &text(json!({ "seed": seed }))).json()["choices"][0]["text"].clone()
+    };
+    assert_eq!([both["choices"][0]["text"].clone(), both["choices"][1]["text"].clone()], [one(3), one(4)]);
+    assert_ne!(one(3), one(4));
+    // Greedy answers need no seed.
+    let greedy = || {
+        let mut body = text(json!({ "temperature": 0 }));
+        body.as_object_mut().expect("an object").remove("seed");
+        server().post("/v1/completions", &body).json()["choices"][0]["text"].clone()
+    };
+    assert_eq!(greedy(), greedy());
+}
+
+#[test]
+fn penalties_biases_and_stops_do_what_they_say() {
+    let ids = |more: Value| {
+        let mut body = text(json!({ "return_token_ids": true, "max_tokens": 12 }));
+        for (name, value) in more.as_object().cloned().unwrap_or_default() {
+            body[name] = value;
+        }
+        server().post("/v1/completions", &body).json()["choices"][0].clone()
+    };
+    let plain = ids(json!({}));
+    let all = |c: &Value| c["token_ids"].as_array().cloned().unwrap_or_default();
+    assert_eq!((all(&plain).len(), plain["finish_reason"].as_str()), (12, Some("length")));
+    let forced = ids(json!({ "logit_bias": { "77": 100 } }));
+    assert!(all(&forced).iter().all(|id| *id == 77), "{forced}");
+    let first = all(&plain)[0].to_string();
+    let banned = ids(json!({ "logit_bias": { first: -100 } }));
+    assert_ne!(all(&banned)[0], all(&plain)[0]);
+    let penalised = ids(json!({ "logit_bias": { "77": 50 }, "presence_penalty": 100, "temperature": 0 }));
+    assert_eq!(all(&penalised).iter().filter(|id| **id == 77).count(), 1, "{penalised}");
+    // A stop text ends the answer before it.
+    let said = plain["text"].as_str().expect("a text");
+    let middle: String = said.chars().skip(said.chars().count() / 2).take(2).collect();
+    let stopped = ids(json!({ "stop": [middle] }));
+    assert_eq!(stopped["finish_reason"], "stop");
+    assert_eq!(stopped["text"].as_str(), said.split_once(&middle).map(|s| s.0));
+    let none = ids(json!({ "max_tokens": 0 }));
+    assert_eq!((none["text"].as_str(), none["finish_reason"].as_str()), (Some(""), Some("length")));
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    let chats = [
+        (json!({ "response_format": { "type": "json_object" } }), "response_format.type"),
+        (json!({ "tool_choice": "required" }), "tool_choice"),
+        (json!({ "temprature": 1 }), "temprature"),
+        (json!({ "temperature": -1 }), "temperature"),
+        (json!({ "temperature": "hot" }), "temperature"),
+        (json!({ "top_logprobs": 3 }), "top_logprobs"),
+        (json!({ "n": 0 }), "n"),
+        (json!({ "n": 1000 }), "n"),
+        (json!({ "seed": 1.5 }), "seed"),
+        (json!({ "logit_bias": { "99999": 1 } }), "logit_bias"),
+        (json!({ "stop": [""] }), "stop"),
+        (json!({ "messages": [] }), "messages"),
+        (json!({ "messages": 7 }), "messages"),
+        (json!({ "audio": { "voice": "x" } }), "audio"),
+        (json!({ "stream_options": { "include_usage": true } }), "stream_options"),
+        (
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }] }),
+            "messages[0].content[0]",
+        ),
+    ];
+    for (more, name) in chats {
+        let reply = server().post("/v1/chat/completions", &chat(more));
+        let message = reply.error(400);
+        assert!(message.starts_with(name), "{name}: {message}");
+        let value: Value = serde_json::from_slice(&reply.body).expect("JSON");
+        assert_eq!(value["error"]["param"], name);
+    }
+    for (more, name) in [
+        (json!({ "suffix": "x" }), "suffix"),
+        (json!({ "best_of": 3 }), "best_of"),
+        (json!({ "prompt": [] }), "prompt"),
+    ] {
+        let message = server().post("/v1/completions", &text(more)).error(400);
+        assert!(message.starts_with(name), "{name}: {message}");
+    }
+    assert!(server().post("/v1/completions", &text(json!({ "prompt": [99999] }))).error(400).contains("99999"));
+    let long = "word ".repeat(9000);
+    assert!(server().post("/v1/completions", &text(json!({ "prompt": long }))).error(400).contains("4096"));
+    assert!(server().post("/v1/chat/completions", &chat(json!({ "model": "gpt-9" }))).error(404).contains("gpt-9"));
+    assert!(
+        server().post("/v1/embeddings", &json!({ "input": "x", "dimensions": 3 })).error(400).starts_with("dimensions")
+    );
+    assert!(server().post("/nowhere", &json!({})).error(404).contains("/nowhere"));
+    assert_eq!(server().get("/v1/completions").error(405), "/v1/completions: expected POST, found GET");
+    assert_eq!(server().raw(&request("/v1/messages", "[1]")).status, 400);
+    for bad in ["", "{", "[]", "\u{0}", "{\"prompt\": \"\\ud800\"}", &"[".repeat(5000)] {
+        let reply = server().raw(&request("/v1/completions", bad));
+        assert!(reply.error(400).starts_with("body: "), "{bad:?}");
+    }
+    let mut bytes = request("/v1/completions", "{\"prompt\": \"??\"}");
+    let at = bytes.len() - 3;
+    bytes[at] = 0xff;
+    assert!(server().raw(&bytes).error(400).starts_with("body: "));
+}
+
+#[test]
+fn responses_go_on_from_earlier_ones() {
+    let ask = |more: Value| {
+        let mut body = json!({ "input": "Name a river.", "seed": 5, "temperature": 0.7, "max_output_tokens": 6 });
+        for (name, value) in more.as_object().cloned().unwrap_or_default() {
+            body[name] = value;
+        }
+        server().post("/v1/responses", &body)
+    };
+    let first = ask(json!({})).json();
+    assert_eq!((first["object"].as_str(), first["status"].as_str()), (Some("response"), Some("incomplete")));
+    let said = first["output"][0]["content"][0]["text"].as_str().expect("a text");
+    let id = first["id"].as_str().expect("an id");
+    let next = ask(json!({ "input": "And a lake.", "previous_response_id": id })).json();
+    // The same as with the whole conversation in one request.
+    let items = json!([
+        { "role": "user", "content": "Name a river." },
+        { "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": said }] },
+        { "role": "user", "content": "And a lake." },
+    ]);
+    let whole = ask(json!({ "input": items, "store": false })).json();
+    assert_eq!(next["output"][0]["content"], whole["output"][0]["content"]);
+    assert!(next["usage"]["input_tokens_details"]["cached_tokens"].as_u64().is_some_and(|n| n > 0));
+    assert_eq!(server().get(&format!("/v1/responses/{id}")).json()["output"], first["output"]);
+    let gone = whole["id"].as_str().expect("an id");
+    assert!(ask(json!({ "previous_response_id": gone })).error(404).contains(gone));
+    let reply = ask(json!({ "stream": true }));
+    let events = data_lines(reply.text());
+    let names: Vec<&str> = events.iter().filter_map(|e| e["type"].as_str()).collect();
+    assert_eq!(
+        names[..4],
+        ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    );
+    assert_eq!(names.last(), Some(&"response.incomplete"));
+    let streamed: String = events
+        .iter()
+        .filter(|e| e["type"] == "response.output_text.delta")
+        .filter_map(|e| e["delta"].as_str())
+        .collect();
+    assert_eq!(streamed, said);
+    assert!(events.iter().enumerate().all(|(i, e)| e["sequence_number"] == i));
+    assert_eq!(events.last().expect("an end")["response"]["output"][0]["content"], first["output"][0]["content"]);
+}
+
+#[test]
+fn messages_speak_as_anthropics_clients_do() {
+    let body = |more: Value| {
+        let messages = json!([{ "role": "user", "content": [{ "type": "text", "text": "Name a river." }] }]);
+        let mut body =
+            json!({ "system": "Be brief.", "messages": messages, "max_tokens": 6, "seed": 5, "temperature": 0.7 });
+        for (name, value) in more.as_object().cloned().unwrap_or_default() {
+            body[name] = value;
+        }
+        body
+    };
+    let whole = server().post("/v1/messages", &body(json!({}))).json();
+    assert_eq!((whole["type"].as_str(), whole["stop_reason"].as_str()), (Some("message"), Some("max_tokens")));
+    let said = whole["content"][0]["text"].as_str().expect("a text");
+    let reply = server().post("/v1/messages", &body(json!({ "stream": true })));
+    let events = data_lines(reply.text());
+    let names: Vec<&str> = events.iter().filter_map(|e| e["type"].as_str()).collect();
+    assert_eq!((names[0], names[1]), ("message_start", "content_block_start"));
+    assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
+    let streamed: String = events.iter().filter_map(|e| e["delta"]["text"].as_str()).collect();
+    assert_eq!(streamed, said);
+    let end = &events[names.len() - 2];
+    assert_eq!((&end["delta"]["stop_reason"], &end["usage"]["output_tokens"]), (&json!("max_tokens"), &json!(6)));
+    let counted = json!({ "system": "Be brief.", "messages": body(json!({}))["messages"] });
+    let count = server().post("/v1/messages/count_tokens", &counted).json()["input_tokens"].as_u64();
+    let usage = &end["usage"];
+    let both = usage["input_tokens"].as_u64().zip(usage["cache_read_input_tokens"].as_u64()).map(|(a, b)| a + b);
+    assert_eq!(count, both);
+    let stop: String = said.chars().skip(2).take(2).collect();
+    let stopped = server().post("/v1/messages", &body(json!({ "stop_sequences": [stop] }))).json();
+    assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!(stop)));
+    let mut without = body(json!({}));
+    without.as_object_mut().expect("an object").remove("max_tokens");
+    let refused = server().post("/v1/messages", &without);
+    let value: Value = serde_json::from_slice(&refused.body).expect("JSON");
+    assert_eq!((refused.status, &value["type"]), (400, &json!("error")));
+    assert!(value["error"]["message"].as_str().is_some_and(|m| m.starts_with("max_tokens")));
+}
+
+#[test]
+fn embeddings_tokens_and_reports_are_there() {
+    let texts = json!(["A fox.", "A hen and a fox by the river, and the mill behind them.", "A fox."]);
+    let out = server().post("/v1/embeddings", &json!({ "input": texts })).json();
+    let vector = |i: usize| -> Vec<f64> {
+        out["data"][i]["embedding"].as_array().expect("a vector").iter().filter_map(Value::as_f64).collect()
+    };
+    assert_eq!(vector(0), vector(2));
+    assert_ne!(vector(0), vector(1));
+    let length: f64 = vector(1).iter().map(|x| x * x).sum();
+    assert!((length - 1.0).abs() < 1e-5, "{length}");
+    let last = server().post("/v1/embeddings", &json!({ "input": "A fox.", "pooling": "last" })).json();
+    assert_ne!(last["data"][0]["embedding"], out["data"][0]["embedding"]);
+    assert_eq!((&out["pooling"], &last["pooling"]), (&json!("mean"), &json!("last")));
+    let coded = server().post("/v1/embeddings", &json!({ "input": "A fox.", "encoding_format": "base64" })).json();
+    assert!(coded["data"][0]["embedding"].is_string());
+    let ids = server().post("/tokenize", &json!({ "content": "Once upon a time <|im_end|>" })).json()["tokens"].clone();
+    assert!(ids.as_array().is_some_and(|ids| !ids.contains(&json!(3002))), "typed text spells no special token: {ids}");
+    assert_eq!(
+        server().post("/detokenize", &json!({ "tokens": ids })).json()["content"],
+        "Once upon a time <|im_end|>"
+    );
+    assert_eq!(server().get("/health").json()["status"], "ok");
+    assert_eq!(server().get("/v1/models").json()["data"][0]["id"], "m");
+    assert_eq!(server().get("/v1/models/m").json()["context"], 4096);
+    let metrics = server().get("/metrics");
+    assert!(
+        metrics.text().contains("loaf_slots{model=\"m\"} 4")
+            && metrics.text().contains("# TYPE loaf_steps_total counter")
+    );
+    assert!(server().get("/").text().starts_with("<!doctype html>"));
+    assert_eq!(server().get("/openapi.json").json()["openapi"], "3.1.0");
+}
+
+#[test]
+fn a_full_queue_says_so_and_those_who_leave_make_room() {
+    let hub = HubOptions { parallel: 1, queue: 2, ..HubOptions::default() };
+    let server = Setup { hub, ..Setup::of(dense()) }.start();
+    let long = request(
+        "/v1/completions",
+        &text(json!({ "max_tokens": 3000, "stream": true, "ignore_eos": true })).to_string(),
+    );
+    let begin = || {
+        let mut stream = server.connect();
+        stream.write_all(&long).expect("a server that listens");
+        stream
+    };
+    let runs = begin();
+    let model = &server.models[0];
+    soon("one runs", || model.gauges().running == 1);
+    let waits = [begin(), begin()];
+    soon("two wait", || model.gauges().waiting == 2);
+    let refused = server.post("/v1/completions", &text(json!({})));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert!(refused.error(429).contains("queue"));
+    // The one that runs is gone within a step, and one that waits without ever having run.
+    drop(runs);
+    let [first, second] = waits;
+    drop(second);
+    soon("the first of those that wait runs alone", || {
+        let now = model.gauges();
+        (now.running, now.waiting, model.metrics.gone.get()) == (1, 0, 2)
+    });
+    drop(first);
+    soon("nothing is left", || model.gauges().running == 0 && model.metrics.gone.get() == 3);
+    assert_eq!(server.post("/v1/completions", &text(json!({}))).status, 200);
+}
+
+#[test]
+fn a_hundred_clients_that_leave_at_any_moment_leave_nothing_behind() {
+    let cache = CacheOptions { memory: 8 << 20, block: 16, ..CacheOptions::default() };
+    let hub = HubOptions { parallel: 3, queue: 200, cache, ..HubOptions::default() };
+    let server = Setup { hub, ..Setup::of(dense()) }.start();
+    let model = &server.models[0];
+    for i in 0u64..100 {
+        let prompt = format!("{} once upon a time {i}", "and then ".repeat((i % 7 * 40) as usize));
+        let body = text(json!({ "prompt": prompt, "max_tokens": 400, "stream": i % 2 == 0, "ignore_eos": true }));
+        let mut stream = server.connect();
+        let bytes = request("/v1/completions", &body.to_string());
+        let sent = if i % 5 == 0 { bytes.len() / 2 } else { bytes.len() };
+        stream.write_all(&bytes[..sent]).expect("a server that listens");
+        std::thread::sleep(Duration::from_millis(i * 7 % 23));
+        if i % 3 == 0 {
+            let mut some = [0; 200];
+            stream.set_read_timeout(Some(Duration::from_millis(20))).expect("a time limit");
+            let _ = stream.read(&mut some);
+        }
+        drop(stream);
+    }
+    soon("all are gone", || model.gauges().running == 0 && model.gauges().waiting == 0);
+    let now = model.gauges();
+    assert_eq!(now.slots_free + now.idle, now.slots, "{now:?}");
+    assert!(now.cache_bytes <= now.cache_budget, "{now:?}");
+    let clean = Setup::of(dense()).start();
+    let answer = |server: &Running| server.post("/v1/completions", &text(json!({}))).json()["choices"].clone();
+    assert_eq!(answer(&server), answer(&clean));
+}
+
+#[test]
+fn strangers_are_bounded() {
+    let limits = ServerOptions {
+        body: 10_000,
+        connections: 3,
+        reading: Duration::from_millis(400),
+        listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+        ..ServerOptions::default()
+    };
+    let server = Setup { server: limits, ..Setup::of(dense()) }.start();
+    let large = text(json!({ "prompt": "x".repeat(20_000) })).to_string();
+    assert!(server.raw(&request("/v1/completions", &large)).error(413).contains("10000"));
+    let chunked =
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n";
+    let mut bytes = chunked.as_bytes().to_vec();
+    for _ in 0..20 {
+        bytes.extend_from_slice(format!("3e8\r\n{}\r\n", "x".repeat(1000)).as_bytes());
+    }
+    assert_eq!(server.raw(&bytes).status, 413);
+    for head in [format!("x: {}\r\n", "y".repeat(200_000)), "x: y\r\n".repeat(500)] {
+        let reply = server.raw(format!("GET /health HTTP/1.1\r\nhost: localhost\r\n{head}\r\n").as_bytes());
+        assert_eq!(reply.status, 431);
+    }
+    // More connections than there may be, none of which says anything: they are cut off, and others get their turn.
+    let silent: Vec<_> = (0..6).map(|_| server.connect()).collect();
+    assert_eq!(server.get("/health").status, 200);
+    for mut stream in silent {
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time limit");
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).expect("the server ends it");
+    }
+    // A body that does not come.
+    let mut slow = server.connect();
+    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
+        .expect("it listens");
+    assert_eq!(read_reply(&mut BufReader::new(slow)).expect("a response").status, 408);
+    for bad in [
+        &b"\x16\x03\x01\x02\x00\x01"[..],
+        b"GET / HTTP/1.1\r\nhost\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
+    ] {
+        let mut stream = server.connect();
+        stream.write_all(bad).expect("it listens");
+        let _ = stream.shutdown(Shutdown::Write);
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&rest));
+    }
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn other_names_other_origins_and_no_key_are_turned_away() {
+    let get = |server: &Running, headers: &str| {
+        server.raw(format!("GET /v1/models HTTP/1.1\r\n{headers}connection: close\r\n\r\n").as_bytes()).status
+    };
+    let plain = server();
+    assert_eq!(get(plain, "host: localhost:8080\r\n"), 200);
+    assert_eq!(get(plain, "host: 127.0.0.1\r\nauthorization: Bearer whatever\r\n"), 200);
+    assert_eq!(get(plain, "host: evil.example\r\n"), 403);
+    assert_eq!(get(plain, "host: localhost\r\norigin: http://evil.example\r\n"), 403);
+    assert_eq!(get(plain, "host: localhost:1\r\norigin: http://localhost:1\r\n"), 200);
+    assert_eq!(get(plain, "host: localhost\r\nhost: evil.example\r\n"), 400);
+    let keys = vec!["a-key-that-is-long".to_owned(), "another-key-of-ours".to_owned()];
+    let local = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
+    let options =
+        ServerOptions { listen: local, keys, hosts: vec!["box.example".to_owned()], ..ServerOptions::default() };
+    let locked = Setup { server: options, ..Setup::of(dense()) }.start();
+    assert_eq!(get(&locked, "host: localhost\r\n"), 401);
+    assert_eq!(get(&locked, "host: localhost\r\nauthorization: Bearer a-key-that-is-lonG\r\n"), 401);
+    assert_eq!(get(&locked, "host: box.example\r\nauthorization: Bearer a-key-that-is-long\r\n"), 200);
+    assert_eq!(get(&locked, "host: localhost\r\nx-api-key: another-key-of-ours\r\n"), 200);
+    assert_eq!(locked.get("/health").status, 200);
+    // Others can reach this address, so it takes a key.
+    let open = ServerOptions { listen: vec![SocketAddr::from(([0, 0, 0, 0], 0))], ..ServerOptions::default() };
+    let refused = Server::start(App::new(server().models.clone(), None), Vec::new(), open);
+    assert!(refused.err().is_some_and(|e| e.contains("--api-key-file")));
+}
+
+#[test]
+fn a_stop_lets_answers_end_and_takes_no_more() {
+    let hub = HubOptions { parallel: 1, ..HubOptions::default() };
+    let server = Setup { hub, ..Setup::of(dense()) }.start();
+    let body = text(json!({ "max_tokens": 300, "stream": true, "ignore_eos": true }));
+    let alone = server.post("/v1/completions", &text(json!({ "max_tokens": 300, "ignore_eos": true }))).json();
+    let mut stream = server.connect();
+    stream.write_all(&request("/v1/completions", &body.to_string())).expect("it listens");
+    soon("it runs", || server.models[0].gauges().running == 1);
+    let mut waits = server.connect();
+    waits.write_all(&request("/v1/completions", &body.to_string())).expect("it listens");
+    soon("another waits", || server.models[0].gauges().waiting == 1);
+    let reader = std::thread::spawn(move || read_reply(&mut BufReader::new(stream)).expect("a response").events());
+    let address = server.address.expect("an address");
+    drop(server);
+    let events = reader.join().expect("a thread that ends");
+    let said: String = events.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
+    assert_eq!(said, alone["choices"][0]["text"].as_str().expect("a text"));
+    let told = read_reply(&mut BufReader::new(waits)).expect("a response");
+    assert!(told.text().contains("stopping"), "{}", told.text());
+    assert!(std::net::TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn a_model_that_nobody_asks_goes_and_comes_back() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let cache = CacheOptions { folder: Some(dir.path().to_owned()), block: 16, ..CacheOptions::default() };
+    let hub = HubOptions { idle_unload: Some(Duration::from_millis(150)), cache, ..HubOptions::default() };
+    let mut setup = Setup { hub, ..Setup::of(dense()) };
+    setup.models.push(("second".to_owned(), dense().to_owned()));
+    let server = setup.start();
+    let body = text(
+        json!({ "prompt": "Once upon a time there was a fox by the river who met a hen and asked her the way to the mill" }),
+    );
+    let first = server.post("/v1/completions", &body).json();
+    soon("both go", || server.models.iter().all(|m| !m.is_loaded()));
+    assert_eq!(server.get("/v1/models").json()["data"][1]["loaded"], false);
+    let again = server.post("/v1/completions", &body).json();
+    assert_eq!(again["choices"], first["choices"]);
+    assert!(again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().is_some_and(|n| n >= 16), "{again}");
+    let mut named = body.clone();
+    named["model"] = "second".into();
+    let second = server.post("/v1/completions", &named).json();
+    assert_eq!((&second["choices"], second["model"].as_str()), (&first["choices"], Some("second")));
+    assert!(server.models[0].metrics.unloads.get() >= 1 && server.models[0].metrics.loads.get() >= 2);
+}
+
+#[cfg(unix)]
+#[test]
+fn the_socket_is_ours_alone_and_speaks_lines_and_http() {
+    use std::io::BufRead;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (path, log) = (dir.path().join("loaf.sock"), dir.path().join("audit.jsonl"));
+    let start = || {
+        let options = ServerOptions { listen: Vec::new(), socket: Some(path.clone()), ..ServerOptions::default() };
+        Setup { server: options, audit: Some((log.clone(), false)), ..Setup::of(dense()) }.start()
+    };
+    let server = start();
+    let mode = std::fs::metadata(&path).expect("a socket").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut stream = UnixStream::connect(&path).expect("a server that listens");
+    let lines = format!("{}\n\n{}\n{{bad\n", text(json!({ "id": 1 })), chat(json!({ "id": "two", "n": 2 })));
+    stream.write_all(lines.as_bytes()).expect("it listens");
+    stream.shutdown(Shutdown::Write).expect("an open connection");
+    let events: Vec<Value> =
+        BufReader::new(stream).lines().map(|l| serde_json::from_str(&l.expect("a line")).expect("JSON")).collect();
+    let of = |id: Value, event: &str| {
+        events.iter().filter(|e| e["id"] == id && e["event"] == event).cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (of(json!(1), "token").len(), of(json!("two"), "done").len(), of(Value::Null, "error").len()),
+        (8, 2, 1)
+    );
+    let said: String = of(json!(1), "token").iter().filter_map(|e| e["text"].as_str()).collect();
+    let done = &of(json!(1), "done")[0];
+    assert_eq!(done["text"].as_str(), Some(said.as_str()));
+    let mut http = UnixStream::connect(&path).expect("it listens");
+    http.write_all(&request("/v1/completions", &text(json!({})).to_string())).expect("it listens");
+    let reply = read_reply(&mut BufReader::new(http)).expect("a response").json();
+    assert_eq!(reply["choices"][0]["text"].as_str(), Some(said.as_str()));
+    // Only one server at a time; what is left of one that was killed is no server.
+    assert!(loaf_serve::socket::bind(&path).err().is_some_and(|e| e.contains("another program")));
+    drop(server);
+    assert!(!path.exists());
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a stale socket"));
+    drop(start());
+    std::fs::write(&path, "precious").expect("a file");
+    assert!(loaf_serve::socket::bind(&path).is_err_and(|e| e.contains("expected a socket")));
+    let log = std::fs::read_to_string(&log).expect("a log");
+    let entries: Vec<Value> = log.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    assert_eq!(entries.len(), 3);
+    let (a, c) = (&entries[0], &entries[2]);
+    assert_eq!((&a["seed"], &a["answers"][0]["output"]), (&json!(3), &c["answers"][0]["output"]));
+    assert!(a["time"].as_f64().is_some_and(|t| t > 1.7e9) && a["artifact"].as_str().is_some_and(|a| a.len() >= 32));
+    assert!(!log.contains("Once upon"), "texts are logged on request alone");
+}
