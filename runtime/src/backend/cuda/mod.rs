@@ -249,7 +249,9 @@ fn check_formats(plan: &Plan) -> Result<(), DeviceError> {
     for template in &plan.templates {
         for record in records(&template.words).flatten() {
             let spec = record.kind.spec();
-            let Some(format) = spec.format_attr().and_then(|i| WeightFormat::from_code(record.attrs[i])) else { continue };
+            let Some(format) = spec.format_attr().and_then(|i| WeightFormat::from_code(record.attrs[i])) else {
+                continue;
+            };
             match format {
                 WeightFormat::Block(_) => return Err(DeviceError::Unsupported("GGUF's block formats")),
                 // Their products load sixteen bytes at a time, and have no other way.
