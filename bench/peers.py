@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Loaf beside llama.cpp: the same weights, shapes and threads, in turns, in one run. `make bench-peers` calls this.
 
-Everything it installs, makes and writes lies in bench/.local, which is not committed: a virtual environment with llama.cpp
-(inside llama-cpp-python, built here with -DGGML_NATIVE=ON, or for the instruction set that --isa names, which Loaf is then held
-to as well) and the gguf package; models with random weights (peer_models.py);
-results.md and results.json. Delete the folder to begin anew.
+Everything it installs, makes and writes lies in bench/.local, which is not committed: a virtual environment with cmake and the gguf
+package; llama.cpp, which comes inside the source package llama-cpp-python, built with -DGGML_NATIVE=ON, or for the instruction
+set that --isa names, which Loaf is then held to as well (its library alone: half an hour of one core); models with random weights
+(peer_models.py); results.md and results.json, or results-ISA. Delete the folder to begin anew.
+
+A table is made in pieces, if need be: --add keeps the samples of earlier runs on the same machine, and --before names a command that
+every measured process is started by, such as `nice -n -5`. With --rounds 0 models are made and nothing is measured.
 
 How it measures:
 - A loaf is baked from the same bf16 numbers that llama.cpp's own quantiser turns into Q4_0, Q4_K_M or Q8_0. Every tensor of the
@@ -29,13 +32,17 @@ import os
 import re
 import statistics
 import subprocess
+import shlex
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LOCAL = HERE / ".local"
-VENV, PEER = LOCAL / "venv", LOCAL / "llama_peer"
+VENV = LOCAL / "venv"
+# The source package that carries llama.cpp.
+SOURCE = ("llama-cpp-python", "0.3.36")
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", HERE.parent / "target")) / "release"
 LOAF, BAKE = TARGET / "loaf", TARGET / "bake"
 
@@ -64,28 +71,41 @@ def run(*args, **options):
 
 
 def set_up(isa):
-    """Installs what is not there yet; returns only inside the virtual environment."""
-    global VENV, PEER
-    if isa != "native":
-        VENV, PEER = VENV.with_name(f"venv-{isa}"), PEER.with_name(f"llama_peer-{isa}")
+    """Installs what is not there yet, and names the peer; returns only inside the virtual environment."""
+    global PEER
+    PEER = LOCAL / f"llama_peer-{isa}"
     python = VENV / "bin" / "python"
     marker = VENV / "complete"
     wanted = (HERE / "requirements.txt").read_text()
     if not marker.exists() or marker.read_text() != wanted:
-        print("installing llama.cpp from source, which takes some minutes", flush=True)
         LOCAL.mkdir(exist_ok=True)
         run(sys.executable, "-m", "venv", VENV)
-        env = {**os.environ, "CMAKE_ARGS": " ".join(ISAS[isa][0]), "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())}
-        run(python, "-m", "pip", "install", "--no-binary", "llama-cpp-python", "-r", HERE / "requirements.txt", env=env)
+        run(python, "-m", "pip", "install", "-r", HERE / "requirements.txt")
         marker.write_text(wanted)
     if Path(sys.prefix).resolve() != VENV.resolve():
         os.execv(python, [str(python), *sys.argv])
-    site = next(VENV.glob("lib/python*/site-packages"))
-    source, lib = HERE / "llama_peer.c", site / "llama_cpp" / "lib"
-    if not PEER.exists() or PEER.stat().st_mtime < max(source.stat().st_mtime, marker.stat().st_mtime):
+    source = LOCAL / "-".join(SOURCE) / "vendor" / "llama.cpp"
+    if not source.exists():
+        run(python, "-m", "pip", "download", "--no-deps", "--no-binary", SOURCE[0], "==".join(SOURCE), "-d", LOCAL)
+        package, = LOCAL.glob(f"llama_cpp_python-{SOURCE[1]}.tar.gz")
+        with tarfile.open(package) as tar:
+            tar.extractall(LOCAL, filter="data")
+        (LOCAL / package.name.removesuffix(".tar.gz")).rename(source.parent.parent)
+    build = LOCAL / f"build-{isa}"
+    marker = build / "complete"
+    wanted = " ".join([*SOURCE, *ISAS[isa][0]])
+    if not marker.exists() or marker.read_text() != wanted:
+        print("building llama.cpp, which takes some minutes", flush=True)
+        tools = {**os.environ, "PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+        options = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DCMAKE_BUILD_RPATH=$ORIGIN", *ISAS[isa][0]]
+        run("cmake", "-S", source, "-B", build, *options, env=tools)
+        run("cmake", "--build", build, "--target", "llama", "--parallel", os.cpu_count(), env=tools)
+        marker.write_text(wanted)
+    ours, lib = HERE / "llama_peer.c", build / "bin"
+    if not PEER.exists() or PEER.stat().st_mtime < max(ours.stat().st_mtime, marker.stat().st_mtime):
         libraries = ["-lllama", "-lggml", "-lggml-base", "-lggml-cpu"]
-        run(os.environ.get("CC", "cc"), "-O2", "-Wall", f"-I{site / 'include'}", source, "-o", PEER, f"-L{lib}", *libraries,
-            f"-Wl,-rpath,{lib}")
+        run(os.environ.get("CC", "cc"), "-O2", "-Wall", f"-I{source / 'include'}", f"-I{source / 'ggml' / 'include'}", ours, "-o", PEER,
+            f"-L{lib}", *libraries, f"-Wl,-rpath,{lib}")
     run("cargo", "build", "--release", "-p", "loaf-cli", "-p", "loaf-bake", cwd=HERE.parent)
 
 
@@ -194,9 +214,9 @@ sys.exit(p.returncode or not first)
 """
 
 
-def timed(args):
+def timed(before, args):
     """A process's seconds from exec to its first byte of output, and its peak memory in bytes."""
-    seconds, peak = run(sys.executable, "-I", "-S", "-c", TIMER, *args).split()
+    seconds, peak = run(*before, sys.executable, "-I", "-S", "-c", TIMER, *args).split()
     return float(seconds), int(peak) * 1024
 
 
@@ -220,7 +240,7 @@ class Figures:
 
 def measure(model, a, figures, notes):
     """One round of one model: every engine and mode once, in turns."""
-    threads, repeat = a.threads, a.repeat
+    threads, repeat, before = a.threads, a.repeat, shlex.split(a.before)
     loaves = [("loaf", model["loaf"])] + ([("loaf-4bit", model["all4"])] if model["all4"] else [])
     modes = [(r, f) for r in (0, 1) for f in (0, 1)]
     plan = [("loaf", who, path) for who, path in loaves]
@@ -231,7 +251,7 @@ def measure(model, a, figures, notes):
         notes["load"].append(os.getloadavg()[0])
         if engine == "loaf":
             for n in PREFILLS:
-                out = json.loads(run(LOAF, "bench", "-m", what, "--prefill", n, "--decode", DECODE if n == PREFILLS[-1] else 0,
+                out = json.loads(run(*before, LOAF, "bench", "-m", what, "--prefill", n, "--decode", DECODE if n == PREFILLS[-1] else 0,
                                      "--threads", threads, "--repeat", repeat, "--json"))
                 figures.add(f"prefill {n}", who, out["prefill_tok_s"]["median"])
                 notes["bandwidth"].append(out["read_bandwidth_gb_s"])
@@ -240,15 +260,15 @@ def measure(model, a, figures, notes):
                     notes[f"{who} bytes"] = out["decode_bytes_per_token"]
                     figures.add("decode, % of bandwidth", who, out["decode_percent_of_bandwidth"]["median"])
             for n in a.contexts:
-                out = json.loads(run(LOAF, "bench", "-m", what, "--prefill", 0, "--decode", DEEP, "--context", n,
+                out = json.loads(run(*before, LOAF, "bench", "-m", what, "--prefill", 0, "--decode", DEEP, "--context", n,
                                      "--threads", threads, "--repeat", repeat, "--json"))
                 figures.add(f"decode at {n}", who, out["decode_tok_s"]["median"])
             start = [LOAF, "run", "-m", what, "--ids", 1, "-n", 1, "--greedy", "--threads", threads]
         else:
             peer = [PEER, model["gguf"], threads, *what]
-            lines = run(*peer, "speed", ",".join(map(str, PREFILLS)), DECODE, repeat).splitlines()
+            lines = run(*before, *peer, "speed", ",".join(map(str, PREFILLS)), DECODE, repeat).splitlines()
             for n in a.contexts:
-                lines += run(*peer, "depth", n, DEEP, repeat).splitlines()
+                lines += run(*before, *peer, "depth", n, DEEP, repeat).splitlines()
             seconds = {}
             for line in lines:
                 name, value = line.split()
@@ -258,7 +278,7 @@ def measure(model, a, figures, notes):
                 figure = f"{part[0]} at {part[3]}" if "at" in part else f"{part[0]} {part[1]}"
                 figures.add(figure, who, int(part[1]) / statistics.median(values))
             start = [*peer, "startup"]
-        took = [timed(start) for _ in range(repeat)]
+        took = [timed(before, start) for _ in range(repeat)]
         figures.add("start-up, s", who, statistics.median(t for t, _ in took))
         figures.add("peak memory of one token, MiB", who, max(m for _, m in took) / 2**20)
 
@@ -281,7 +301,7 @@ def report(name, mix, model, figures, notes):
     bandwidth = notes["bandwidth"]
     lines += [f"Read bandwidth {spread(bandwidth)} GB/s; load average {spread(notes['load'])}; {notes['rounds']} rounds; median (least–most).", ""]
     lines += ["| | loaf | llama.cpp | its best mode | ratio | wanted | loaf, all 4 bits |", "|---|---:|---:|---|---:|---:|---:|"]
-    data = {"figures": figures.samples, "read_bandwidth_gb_s": bandwidth, "load": notes["load"], "ratios": {}}
+    data = {"figures": figures.samples, "read_bandwidth_gb_s": bandwidth, "load": notes["load"], "rounds": notes["rounds"], "ratios": {}}
     for figure in figures.samples:
         lower = figure in LOWER
         ours, theirs = figures.best(figure, "loaf", lower), figures.best(figure, "llama.cpp", lower)
@@ -349,6 +369,8 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of either [default: all]")
     parser.add_argument("--full", action="store_true",
                         help="also Qwen3.6-35B-A3B at its true size, Q4_0: 40 GB of disk, and memory to keep 20 GB cached")
+    parser.add_argument("--add", action="store_true", help="keep the samples of earlier runs")
+    parser.add_argument("--before", default="", help="a command that starts every measured process")
     parser.add_argument("--same-file", action="store_true",
                         help="bake loaves from llama.cpp's files; also of Q5_K_M, Q6_K and IQ4_XS")
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), help="contexts to decode at; empty for none")
@@ -366,20 +388,30 @@ def main():
     lines = ["# Loaf beside llama.cpp", "", f"{about['cpu']}, {about['cores']} cores, {' '.join(about['features'])}; kernels: {a.isa}; {a.threads} threads.", "",
              f"llama.cpp: {about['llama_cpp']}", "", "Speeds in tokens per second.", ""]
     results = {"machine": about, "threads": a.threads, "models": {}}
+    out = LOCAL / ("results" if a.isa == "native" else f"results-{a.isa}")
+    if a.add and out.with_suffix(".json").exists():
+        saved = json.loads(out.with_suffix(".json").read_text())
+        if saved["machine"] == about and saved["threads"] == a.threads:
+            results = saved
     for name, mix in wanted:
         model = make_models(models, name, mix, a.contexts, a.same_file)
         figures, notes = Figures(), {"rounds": 0, "load": [], "bandwidth": []}
+        if earlier := results["models"].get(f"{name}/{mix}"):
+            figures.samples, notes["rounds"] = earlier["figures"], earlier["rounds"]
+            notes["load"], notes["bandwidth"] = earlier["load"], earlier["read_bandwidth_gb_s"]
         for _ in range(a.rounds):
             measure(model, a, figures, notes)
             notes["rounds"] += 1
+        if not notes["rounds"]:
+            continue
         table, data = report(name, mix, model, figures, notes)
         print("\n".join(table), flush=True)
         lines += table
         results["models"][f"{name}/{mix}"] = data
         # After every model, so that an interrupted run keeps what it has.
-        (LOCAL / "results.md").write_text("\n".join(lines))
-        (LOCAL / "results.json").write_text(json.dumps(results, indent=1))
-    print(f"saved in {LOCAL / 'results.md'} and results.json")
+        out.with_suffix(".md").write_text("\n".join(lines))
+        out.with_suffix(".json").write_text(json.dumps(results, indent=1))
+    print(f"saved in {out}.md and {out.name}.json")
 
 
 if __name__ == "__main__":

@@ -24,11 +24,14 @@ What always holds: (seed, split) gives the same pairs on every machine; standard
 
 import argparse
 import glob
+import math
 import os
 import random
 import re
 import sys
+from itertools import accumulate
 
+from chains import Bound, GROUP, MAKES, gerund, original, slots_of, thing
 from compose import ATTRIBUTES, CONSUMERS, DIR_ATTRIBUTES, FOR_BARE, FOR_DIRS, FOR_LINKS, MODIFIERS, ONLY_DIRS, TYPES
 from grammar import CLOSE, FENCE, OPEN, bucket, expand, fill, parse, tidy
 from slots import KINDS, NUMBERS, ORDINALS
@@ -56,8 +59,15 @@ class Context:
         self.values = {}
         self.keys = []       # pairs of parts used together
         self.open_slots = 0
+        self.bound = None    # what "it" is
+        self.place = ""      # the words that say where, once drawn
 
     def draw(self, name, kind):
+        if self.bound is not None:
+            text = self.bound.draw(kind, self.rng)
+            if text is not None:
+                self.values["dir" if kind == "in" else name] = self.bound.value
+                return text
         for _ in range(20):
             text, value = KINDS[kind](self)
             if name == "in":
@@ -70,6 +80,8 @@ class Context:
             raise Retry
         self.open_slots += kind not in ("in", "ext", "dotext", "delim", "mode", "col", "size", "age", "agea", "mins", "small", "secs") or (kind == "in" and value not in (".", "~", ".."))
         self.values[name] = value
+        if kind == "in":
+            self.place = text
         return text
 
     def say(self, nodes, task=None, index=0, count=1):
@@ -104,6 +116,11 @@ class Task:
         self.count = len(self.nouns) + len(self.verbs)
         self.nouns = [(i, parse(p)) for i, p in enumerate(self.nouns)]
         self.verbs = [(i + len(self.nouns), parse(p)) for i, p in enumerate(self.verbs)]
+        self.noun_weights, self.verb_weights = ([0.5 + math.log2(1 + p.wordings) for _, p in ps] for ps in (self.nouns, self.verbs))
+        self.noun_part = sum(self.noun_weights) / (sum(self.noun_weights) + sum(self.verb_weights))
+        # What people ask for every day is asked for in more ways, and drawn more often.
+        self.weight = min(6.0, 0.6 + 0.4 * self.count) * (2.0 if self.command in EVERYDAY else 1.0)
+        self.thing, self.original = thing(self.command), original(self.command)
         words = self.command.split()
         self.pipeable = self.kind == "|" and words[0] in PIPEABLE and not any(
             w in self.command for w in ("head -n", "tail -n", "END", "wc -", "--count", "-sd,", "-q ", "rev-parse", "--show-current", "http_code", "ppid", " -h", "shortlog"))
@@ -119,7 +136,7 @@ def load_tasks():
                     continue
                 if line[:2] in ("= ", "| ", "- "):
                     task = known.get(line[2:])
-                    if path.endswith("everyday.tasks"):
+                    if os.path.basename(path) in COMMON:
                         EVERYDAY.add(line[2:])
                     if task is None:
                         task = known[line[2:]] = Task(line[0], line[2:])
@@ -158,14 +175,33 @@ def plain(text):
     return " ".join(text.lower().split()).strip(" .?!")
 
 
+COMMON = ("everyday.tasks", "wordings.tasks", "everywhere.tasks", "lines.tasks")
 EVERYDAY = set()     # commands whose every pattern is trained
 TASKS = load_tasks()
 NOT_COMMANDS = load_patterns("outside.txt")
 CLOSED = load_closed()
 LINES = [t for t in TASKS if t.pipeable]
 NOUNS = [t for t in LINES if t.nouns]
-ACTIONS = [t for t in TASKS if t.kind == "=" and not t.command.endswith("&")]
-OUTPUTS = [t for t in TASKS if t.kind in "=|" and not t.command.endswith("&")]
+
+
+class Pool:
+    """Tasks drawn by weight."""
+
+    def __init__(self, tasks):
+        self.tasks, self.sums = tasks, list(accumulate(t.weight for t in tasks))
+
+    def draw(self, rng):
+        return rng.choices(self.tasks, cum_weights=self.sums)[0]
+
+
+EVERY, NOUN_POOL, LINE_POOL = Pool(TASKS), Pool(NOUNS), Pool(LINES)
+ACTIONS = Pool([t for t in TASKS if t.kind == "=" and not t.command.endswith("&")])
+OUTPUTS = Pool([t for t in TASKS if t.kind in "=|" and not t.command.endswith("&")])
+FIRST = Pool([t for t in TASKS if t.kind == "=" and not t.command.endswith("&") and (t.thing or t.original)])
+FOLLOW = {group: Pool([t for t in TASKS if not MAKES.match(t.command) and not t.command.endswith("&") and [GROUP.get(k) for k in slots_of(t.command).values()].count(group) == 1
+                       and not t.command.startswith(("cp -r {a", "rsync"))])
+          for group in sorted(set(GROUP.values()))}
+ENTER = next(t for t in TASKS if t.command == "cd {path}")
 SHOW = parse("<show>")
 DETERMINER = parse("(all|all the|the||the|all of the|)")
 
@@ -177,17 +213,17 @@ def is_question(text):
 def verb_phrase(ctx, task):
     """A request for a task as a verb phrase (or a question, or a fragment)."""
     rng = ctx.rng
-    if task.nouns and (not task.verbs or rng.random() < 0.5):
-        i, nodes = rng.choice(task.nouns)
+    if task.nouns and rng.random() < task.noun_part:
+        i, nodes = rng.choices(task.nouns, task.noun_weights)[0]
         noun = ctx.say(nodes, task.command, i, task.count)
         return noun_request(ctx, noun)
-    i, nodes = rng.choice(task.verbs)
+    i, nodes = rng.choices(task.verbs, task.verb_weights)[0]
     return ctx.say(nodes, task.command, i, task.count)
 
 
 def noun_request(ctx, noun):
     r = ctx.rng.random()
-    if r < 0.70:
+    if r < 0.62:
         return ctx.say(SHOW) + " " + ctx.say(DETERMINER) + " " + noun
     if r < 0.85:
         return noun
@@ -313,7 +349,9 @@ def modified(ctx, text, command, name, noun):
     return text, command
 
 
-CONNECTORS = [" and then ", ", then ", " and ", ", and then ", " then ", " and after that ", "; then "]
+CONNECTORS = [" and then ", ", then ", " and ", " and ", " and ", ", and then ", " then ", " and after that ", "; then ", ", after that ", ". then ", ", and ", " and afterwards ",
+              " && ", "; ", " and finally ", " and also ", ", and also ", " and when that is done ", ", next ", " and if that works ", ". after that "]
+MARKED = re.compile(r"\b(it|them|there|that|this|the (?:file|folder|directory|archive|copy|original))\b")
 
 
 def outside(ctx):
@@ -335,54 +373,125 @@ def raw(ctx):
     r = rng.random()
     if ctx.split == "combinations":
         r = 0.45 + 0.55 * r
-    if r < 0.58:
-        task = rng.choice(TASKS)
+    if r < 0.45:
+        task = EVERY.draw(rng)
         text = verb_phrase(ctx, task)
         command = fill(task.command, ctx.values)
         if rng.random() < 0.02 and ctx.split == "train" and "{a" not in task.command:
             return OPEN + command + CLOSE, command, task.command  # who types the command gets the command
-        return text, command, task.command
-    if r < 0.80:
+        return place_first(ctx, text), command, task.command
+    if r < 0.62:
         text, command, lines, name, noun = find_request(ctx)
         if lines and rng.random() < 0.25:
             text, command = modified(ctx, text, command, name, noun)
-            name += "+pipe"
-        return text, command, name
-    if r < 0.92:
+            return text, command, name + "+pipe"
+        return place_first(ctx, text), command, name
+    if r < 0.72:
         if rng.random() < 0.45:
-            task = rng.choice(NOUNS)
+            task = NOUN_POOL.draw(rng)
             i, nodes = rng.choice(task.nouns)
             noun = ctx.say(nodes, task.command, i, task.count)
             text = ctx.say(SHOW) + " " + ctx.say(DETERMINER) + " " + noun
         else:
-            task = rng.choice(LINES)
+            task = LINE_POOL.draw(rng)
             noun = None
             text = verb_phrase(ctx, task)
         text, command = modified(ctx, text, fill(task.command, ctx.values), task.command, noun)
         return text, command, "pipe"
-    texts, commands, names = [], [], []
-    for n in range(2 if rng.random() < 0.9 else 3):
-        ctx.values = {}
-        task = rng.choice(ACTIONS if n == 0 or rng.random() < 0.7 else OUTPUTS)
-        text = verb_phrase(ctx, task)
+    return chain(ctx)
+
+
+def place_first(ctx, text):
+    """At times the place comes first: "in src, how many files are there"."""
+    if ctx.place and ctx.rng.random() < 0.10 and text.count(ctx.place) == 1 and not ctx.place.startswith("there"):
+        rest = tidy(text.replace(ctx.place, ""))
+        if rest and "," not in rest:
+            return ctx.place + ctx.rng.choice([", ", ", ", " ", ": "]) + rest
+    return text
+
+
+def step(ctx, task):
+    """The next step as (text, command): its own slots, apart from what is bound."""
+    ctx.values = {}
+    return verb_phrase(ctx, task), fill(task.command, ctx.values)
+
+
+def chain(ctx):
+    """Two or three tasks one after the other."""
+    rng = ctx.rng
+    r = rng.random()
+    if r < 0.45:  # the second does something with what the first made or used
+        first = FIRST.draw(rng)
+        text, command = step(ctx, first)
         if is_question(text):
             raise Retry
-        texts.append(text)
-        commands.append(fill(task.command, ctx.values))
-        names.append(task.command)
-    ctx.keys += [f"{a}*{b}" for a, b in zip(names, names[1:])]
+        group, value, names = first.thing or first.original + (["the original"],)
+        if first.original and rng.random() < 0.3:
+            (group, value), names = first.original, ["the original", "the original", "the old one", "the source"]
+        ctx.bound = Bound(group, fill(value, ctx.values), names, rng)
+        second = FOLLOW[group].draw(rng)
+        then, more = step(ctx, second)
+        then = ctx.bound.finish(tidy(then)) if ctx.bound.used else None
+        ctx.bound = None
+        if then is None or then.count(",") > 1:
+            raise Retry
+        steps = [(first, text, command), (second, then, more)]
+    elif r < 0.55:  # first go somewhere
+        text, command = step(ctx, ENTER)
+        second = OUTPUTS.draw(rng)
+        steps = [(ENTER, text, command), (second, *step(ctx, second))]
+    elif r < 0.62:  # "show the a and the b"
+        one, two = NOUN_POOL.draw(rng), NOUN_POOL.draw(rng)
+        parts = []
+        for task in (one, two):
+            ctx.values = {}
+            i, nodes = rng.choice(task.nouns)
+            parts.append((ctx.say(nodes, task.command, i, task.count), fill(task.command, ctx.values)))
+        ctx.keys.append(f"{one.command}*{two.command}")
+        the = rng.choice(["the ", "", "the ", "my "])
+        if one is two or ("- " in one.kind):
+            raise Retry
+        return ctx.say(SHOW) + " " + the + parts[0][0] + rng.choice([" and ", " and also ", " and then ", " as well as "]) + the + parts[1][0], " && ".join(c for _, c in parts), "chain"
+    else:
+        steps = []
+        for n in range(2 if rng.random() < 0.88 else 3):
+            task = (ACTIONS if rng.random() < (0.75 if n == 0 else 0.6) else OUTPUTS).draw(rng)
+            steps.append((task, *step(ctx, task)))
+    ctx.keys += [f"{a[0].command}*{b[0].command}" for a, b in zip(steps, steps[1:])]
+    texts, command = [t for _, t, _ in steps], " && ".join(c for _, _, c in steps)
+    asks = [is_question(t) for t in texts]
+    if asks[0] or any(asks[1:-1]):
+        raise Retry
+    if asks[-1]:
+        return " and then ".join(texts[:-1]) + rng.choice([" and tell me ", ", then tell me ", ". ", " and check ", " and then find out ", " and see "]) + texts[-1], command, "chain"
+    r = rng.random()
+    if len(texts) == 2 and r < 0.12:
+        if MARKED.search(texts[1]):
+            r = 0.05
+        which = gerund(tidy(texts[0] if r < 0.08 else texts[1]))
+        if which is not None and r < 0.05:
+            return rng.choice(["after ", "once done with "]) + which + rng.choice([", ", " "]) + texts[1], command, "chain"
+        if which is not None and r < 0.08:
+            return texts[1] + rng.choice([" after ", ", after "]) + which, command, "chain"
+        if which is not None:
+            return rng.choice([f"before {which}, {texts[0]}", f"{texts[0]} before {which}", f"{texts[0]} before {which}"]), command, "chain"
     text = texts[0]
     for t in texts[1:]:
         text += rng.choice(CONNECTORS) + t
     if rng.random() < 0.06:
         text = "first " + text
-    return text, " && ".join(commands), "chain"
+    return text, command, "chain"
 
 
 WRAPPERS = ["please {}", "{} please", "{}, please", "can you {}", "could you {}", "how do I {}", "how to {}", "how can I {}", "I want to {}", "I need to {}",
             "i'd like to {}", "help me {}", "a command to {}", "command to {}", "give me a command to {}", "what's the command to {}", "show me how to {}", "is there a way to {}",
-            "{} for me", "I would like to {}", "how would I {}", "what is the command to {}", "let's {}", "we need to {}", "now {}", "quickly {}", "just {}", "would you {}", "tell me how to {}"]
-ASKING = ("can you", "could you", "how", "what", "is there", "would you")
+            "{} for me", "I would like to {}", "how would I {}", "what is the command to {}", "let's {}", "we need to {}", "now {}", "quickly {}", "just {}", "would you {}", "tell me how to {}",
+            "hey, {}", "ok, {}", "ok {}", "now {}", "then {}", "so {}", "hi, {}", "{} now", "{} if you can", "{}, thanks", "{} thanks", "{} thank you", "I'd like you to {}", "I have to {}", "we want to {}", "I must {}",
+            "try to {}", "go ahead and {}", "can we {}", "can I {}", "will you {}", "could you please {}", "can you please {}", "please can you {}", "how does one {}", "how do you {}", "how do we {}", "what do I type to {}",
+            "which command will {}", "shell command to {}", "bash: {}", "linux: {}", "one-liner to {}", "i need a command to {}", "my task is to {}", "help: {}", "simply {}", "I want you to {}", "it would be nice to {}",
+            "i wanna {}", "gotta {}", "need to {}", "want to {}", "how to quickly {}", "is it possible to {}", "{} asap", "{} real quick", "{} for me please", "I was asked to {}", "what would {}", "all I want is to {}"]
+QUESTION_WRAPPERS = ["tell me {}", "can you tell me {}", "I want to know {}", "do you know {}", "I wonder {}", "please tell me {}", "{} please", "ok, {}", "hey, {}", "find out {}", "show me {}", "check {}", "I'd like to know {}", "so {}", "let me know {}"]
+ASKING = ("can you", "could you", "how", "what", "is there", "would you", "will you", "can we", "can I", "please can", "is it", "which", "do you")
 PROTECTED = set(NUMBERS) | set(ORDINALS) | {"thirty", "forty", "fifty", "hundred"}
 
 
@@ -392,7 +501,7 @@ def typo(word, rng):
     r = rng.random()
     if r < 0.35:
         return word[:i] + word[i + 1:]
-    if r < 0.70:
+    if r < 0.62:
         return word[:i] + word[i + 1] + word[i] + word[i + 2:]
     if r < 0.85:
         return word[:i] + word[i] + word[i:]
@@ -417,7 +526,35 @@ SYNONYMS = {
     "download": ["fetch", "get", "grab"], "switch": ["change", "go", "move"], "changes": ["modifications", "edits"], "want": ["would like", "wish", "need"],
     "please": ["pls", "plz", "kindly"], "without": ["excluding", "minus"], "save": ["write", "store", "put"], "programs": ["applications", "apps"],
 }
-DROPPED = {"the", "a", "an", "my", "me", "of", "please"}
+SYNONYMS.update({
+    "get": ["fetch", "show", "give me", "obtain", "retrieve"], "give": ["hand", "show"], "see": ["view", "look at", "check", "show"], "check": ["see", "look", "verify", "test", "find out", "inspect"],
+    "make": ["create", "build", "produce", "set up"], "add": ["put", "insert", "attach", "append", "include"], "put": ["place", "store", "add", "drop"], "erase": ["delete", "remove", "wipe"],
+    "search": ["look", "hunt", "grep", "scan", "seek"], "look": ["search", "check"], "locate": ["find", "search for", "where is"], "open": ["view", "launch", "bring up"], "run": ["execute", "start", "launch", "call", "do"],
+    "execute": ["run", "start", "launch"], "stop": ["end", "halt", "shut down", "terminate", "kill", "quit"], "kill": ["stop", "end", "terminate", "quit", "shut down"], "restart": ["reboot", "bounce", "start again", "relaunch", "re-start"],
+    "rename": ["call", "change the name of", "retitle", "rename"], "install": ["get", "add", "set up", "put on"], "uninstall": ["remove", "delete", "take off"], "update": ["refresh", "renew"],
+    "build": ["compile", "make", "construct"], "compile": ["build", "make"], "unpack": ["extract", "unzip", "open", "decompress", "uncompress"], "extract": ["unpack", "get", "pull out", "take"], "pack": ["bundle", "compress", "archive", "wrap up"],
+    "archive": ["tarball", "package", "bundle"], "tarball": ["archive", "tar file", "tar"], "send": ["transfer", "copy", "push", "upload"], "upload": ["send", "transfer", "push", "copy"], "fetch": ["get", "download"],
+    "log": ["logs", "logfile", "log output"], "logs": ["log", "log output", "log messages"], "watch": ["follow", "monitor", "observe", "keep an eye on"], "follow": ["watch", "tail", "monitor"], "monitor": ["watch", "observe"],
+    "running": ["active", "live", "up"], "process": ["program", "task", "job"], "program": ["application", "app", "process"], "service": ["daemon", "server"], "server": ["machine", "host", "box"], "host": ["server", "machine"],
+    "file": ["document"], "files": ["documents", "items"], "text": ["string", "words"], "string": ["text"], "word": ["term", "string"], "words": ["terms"], "empty": ["blank"], "blank": ["empty"], "hidden": ["dot", "invisible"],
+    "big": ["large", "huge"], "large": ["big", "huge"], "small": ["little", "tiny"], "old": ["outdated", "stale", "ancient"], "new": ["fresh", "brand new"], "current": ["present", "this"], "recent": ["latest", "newest", "last"], "latest": ["newest", "most recent", "last"],
+    "total": ["overall", "complete", "whole"], "whole": ["entire", "complete", "full"], "entire": ["whole", "complete"], "size": ["sizes", "space"], "sort": ["order", "arrange", "rank"], "order": ["sort", "arrange"], "number": ["amount"],
+    "many": ["much"], "user": ["account", "login"], "users": ["accounts", "people"], "group": ["team"], "password": ["passwd", "pw"], "port": ["tcp port"], "address": ["addr"], "image": ["picture", "img"], "picture": ["image", "photo", "pic"],
+    "video": ["movie", "clip", "film"], "audio": ["sound"], "commit": ["check in", "record"], "commits": ["changesets", "revisions"], "changes": ["edits", "modifications", "work"], "undo": ["revert", "take back", "roll back", "cancel"], "discard": ["throw away", "drop", "undo", "forget"],
+    "merge": ["join", "combine", "bring in"], "join": ["merge", "combine", "concatenate", "glue"], "combine": ["merge", "join"], "split": ["cut", "divide", "break"], "compare": ["diff", "contrast"], "difference": ["differences", "diff"], "differences": ["difference", "diff", "changes"],
+    "write": ["save", "put", "store"], "store": ["save", "keep", "put"], "append": ["add", "attach", "tack"], "insert": ["add", "put"], "swap": ["exchange", "switch"], "change": ["alter", "modify", "set", "edit", "switch"], "set": ["change", "make", "put"],
+    "edit": ["change", "modify", "open"], "enable": ["turn on", "activate", "switch on"], "disable": ["turn off", "deactivate", "switch off"], "allow": ["let", "permit", "enable"], "block": ["deny", "forbid", "close"], "clean": ["clear", "tidy"], "clear": ["empty", "clean", "wipe"],
+    "test": ["check", "try"], "tests": ["test suite", "unit tests", "specs"], "project": ["code", "repo", "app"], "dependencies": ["deps", "packages", "libs"], "packages": ["programs", "software"], "package": ["program", "lib", "tool"], "version": ["release", "ver"],
+    "container": ["docker container", "ctr"], "containers": ["docker containers"], "pods": ["kubernetes pods", "k8s pods"], "directory": ["folder", "dir"], "home": ["home folder", "home directory"], "owner": ["possessor", "user"], "contain": ["have", "include", "mention", "hold"],
+    "contains": ["has", "includes", "mentions"], "occurrences": ["instances", "appearances", "matches", "mentions"], "occurrence": ["instance", "appearance", "match", "mention"], "matching": ["containing", "with", "that match"], "starting": ["beginning"], "ending": ["finishing"], "first": ["top", "leading"],
+    "under": ["in", "below", "inside", "beneath"], "inside": ["in", "within", "under"], "within": ["inside", "in"], "into": ["to", "in"], "recursively": ["with all subfolders", "including subfolders", "and subfolders"], "permanently": ["for good", "forever"], "including": ["with", "plus"],
+    "print": ["show", "output", "echo", "display", "list"], "tell": ["show", "let"], "need": ["want", "require"], "use": ["take", "consume", "need"], "using": ["with", "via", "through"], "all": ["every", "all of the", "all the", "each of the"],
+    "average": ["mean"], "sum": ["total", "add up"], "row": ["line"], "rows": ["lines"], "columns": ["fields"], "field": ["column", "value"], "remote": ["server", "origin"], "tag": ["label", "mark"], "machine": ["computer", "system", "box", "pc", "server"], "disk": ["drive", "hard drive", "hdd"],
+    "space": ["room", "storage"], "free": ["available", "unused"], "usage": ["use", "consumption"], "uses": ["takes", "consumes", "needs"], "quickly": ["fast"], "seconds": ["secs", "s"], "minutes": ["mins", "min"], "backup": ["back up", "safety copy", "copy"], "shrink": ["compress", "make smaller"],
+})
+DROPPED = {"the", "a", "an", "my", "me", "of", "please", "all", "is", "are", "to", "that", "for", "with", "file", "called", "named", "do", "I", "from", "there", "it"}
+HARMLESS = {"the", "a", "an", "my", "me", "please", "of"}
+FILLERS = ["just", "quickly", "please", "now", "actually", "somehow", "really", "also", "simply", "then", "again"]
 
 
 def fenced_words(text):
@@ -431,15 +568,21 @@ def fenced_words(text):
     return pieces
 
 
-def reword(text, rng):
-    """Synonyms for a word or two, or small words left out, as in notes to oneself."""
+def reword(text, rng, tiny=False):
+    """Synonyms for a word or two or three, small words left out as in notes to oneself, a filler slipped in."""
     pieces = fenced_words(text)
-    if rng.random() < 0.3:
-        kept = [(t, inside) for t, inside in pieces if inside or t.lower() not in DROPPED or rng.random() < 0.3]
+    r = rng.random()
+    if r < 0.3:
+        chance, small = (0.3, HARMLESS) if tiny or rng.random() < 0.55 else (0.5, DROPPED)
+        kept = [(t, inside) for t, inside in pieces if inside or t.lower() not in small or rng.random() < chance]
         return " ".join(t for t, _ in kept) or text
     spots = [i for i, (t, inside) in enumerate(pieces) if not inside and t in SYNONYMS]
-    for i in rng.sample(spots, min(len(spots), 1 if rng.random() < 0.6 else 2)):
+    for i in rng.sample(spots, min(len(spots), rng.choice((1, 1, 1, 2, 2, 3)))):
         pieces[i] = (rng.choice(SYNONYMS[pieces[i][0]]), False)
+    if r > 0.92 and not tiny:
+        outer = [i for i, (t, inside) in enumerate(pieces) if not inside]
+        if outer:
+            pieces.insert(rng.choice(outer), (rng.choice(FILLERS), False))
     return " ".join(t for t, _ in pieces)
 
 
@@ -447,8 +590,13 @@ def misspell(text, rng):
     """Typos in one or two plain words; fenced slots, numbers and short words stay whole."""
     pieces = fenced_words(text)
     spots = [i for i, (t, inside) in enumerate(pieces) if not inside and t.isalpha() and len(t) >= 4 and t.lower() not in PROTECTED]
-    for i in rng.sample(spots, min(len(spots), 1 if rng.random() < 0.75 else 2)):
+    for i in rng.sample(spots, min(len(spots), rng.choice((1, 1, 1, 1, 2, 2, 3)))):
         pieces[i] = (typo(pieces[i][0], rng), False)
+    if rng.random() < 0.08:  # a space forgotten or slipped in
+        outer = [i for i in range(len(pieces) - 1) if not pieces[i][1] and not pieces[i + 1][1] and pieces[i][0].isalpha()]
+        if outer:
+            i = rng.choice(outer)
+            pieces[i:i + 2] = [(pieces[i][0] + pieces[i + 1][0], False)]
     return " ".join(t for t, _ in pieces)
 
 
@@ -457,17 +605,22 @@ def dress(text, rng):
     text = tidy(text)
     if text[0] == OPEN and text[-1] == CLOSE and text.count(OPEN) == 1 and " " in text:
         return FENCE.sub("", text)
-    if rng.random() < 0.25:
+    if rng.random() < 0.45:
         text = reword(text, rng)
     asking = is_question(text)
-    if not asking and rng.random() < 0.38:
-        wrapper = rng.choice(WRAPPERS)
+    if rng.random() < (0.10 if asking else 0.40):
+        wrapper = rng.choice(QUESTION_WRAPPERS if asking else WRAPPERS)
         text = wrapper.format(text) if "{" not in text else wrapper.replace("{}", text)
-        asking = wrapper.startswith(ASKING)
-    if rng.random() < 0.08:
+        asking = asking or wrapper.startswith(ASKING)
+    if rng.random() < 0.13:
         text = misspell(text, rng)
-    if rng.random() < 0.25 and text[0] != OPEN:
+    r = rng.random()
+    if r < 0.25 and text[0] != OPEN:
         text = text[0].upper() + text[1:]
+    elif r < 0.45 and OPEN not in text[:2]:  # all small letters
+        text = " ".join(t if inside else t.lower() for t, inside in fenced_words(text))
+    elif r < 0.46:
+        text = " ".join(t if inside else t.upper() for t, inside in fenced_words(text))
     r = rng.random()
     if asking:
         text += "?" if r < 0.5 else ""
@@ -492,7 +645,7 @@ def sample(rng, split="train", tiny=False):
         if split == "slots" and not ctx.open_slots:
             continue
         if tiny:
-            return FENCE.sub("", reword(tidy(text), rng) if rng.random() < 0.5 else tidy(text)), command, name
+            return FENCE.sub("", reword(tidy(text), rng, True) if rng.random() < 0.5 else tidy(text)), command, name
         request = dress(text, rng)
         if plain(request) not in CLOSED:
             return request, command, name

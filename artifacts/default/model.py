@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 
 CONFIG = {
-    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "vocab_size": 2048, "hidden_size": 256, "num_hidden_layers": 8,
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "vocab_size": 2048, "hidden_size": 320, "num_hidden_layers": 8,
     "full_attention_interval": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "partial_rotary_factor": 0.25, "rope_theta": 10000.0,
     "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
-    "num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 128, "intermediate_size": 512,
+    "num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 128, "intermediate_size": 640,
     "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "router_aux_loss_coef": 0.001, "output_router_logits": False,
     "hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "attention_dropout": 0.0, "max_position_embeddings": 1024,
     "tie_word_embeddings": True, "initializer_range": 0.02, "use_cache": True, "rope_scaling": None,

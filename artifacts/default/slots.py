@@ -69,6 +69,7 @@ EXTENSIONS = """rs py js ts java rb go md txt log json yaml yml html css sh csv 
 cc jpg jpeg png gif svg bmp webp mp3 mp4 wav flac ogg mkv avi mov zip tar gz bz2 xz 7z rar conf cfg ini env bak tmp old orig swp doc
 docx xls xlsx ppt odt tex bib ipynb jsx tsx vue scss less dart ex erl clj scala r jl m mm cs fs vb asm o so a lock diff patch map pem
 key crt iso img deb rpm apk jar war class wasm proto graphql tsv parquet db sqlite dat bin pyc rst""".split()
+COMMON_EXTENSIONS = "txt md log py rs js json csv html css sh yaml yml toml pdf jpg png conf xml sql c cpp ts zip".split()
 NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty".split()
 TENS = {30: "thirty", 40: "forty", 50: "fifty", 100: "a hundred"}
 ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
@@ -91,8 +92,23 @@ def pseudo(rng):
     return word + (rng.choice(CONSONANTS) if rng.random() < 0.4 else "")
 
 
+# Words of commands and requests, which are names as well.
+COMMAND_WORDS = """list find sort copy move delete remove count show print make test run start stop open read write size date time head tail cut tree tar zip
+file folder directory name line word column user group port docker git log commit branch push pull cat grep echo kill top sed awk curl ssh join split merge diff patch
+touch link mount watch history install update build clean check search replace rename create new old latest backup archive extract process service system network disk
+memory server client python node cargo rust bash shell script command help info version status main total number text data config key value user job task today
+yesterday week month year hour minute second all-files my-file new-folder temp hidden empty big small last first""".split()
+
+
+def letters(rng):
+    """Letters and digits without sense: x7k2, qzpt, A9."""
+    pool = rng.choice(["abcdefghijklmnopqrstuvwxyz", "abcdefghijklmnopqrstuvwxyz0123456789", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"])
+    return rng.choice("abcdefghijklmnopqrstuvwxyz") + "".join(rng.choice(pool) for _ in range(rng.randint(1, 9)))
+
+
 def word(rng):
-    return rng.choice(WORDS) if rng.random() < 0.7 else pseudo(rng)
+    r = rng.random()
+    return rng.choice(WORDS) if r < 0.62 else pseudo(rng) if r < 0.82 else rng.choice(COMMAND_WORDS) if r < 0.90 else letters(rng)
 
 
 def stem(rng):
@@ -106,9 +122,12 @@ def stem(rng):
         return word(rng) + rng.choice(["", "-", "_"]) + str(rng.randint(1, 99 if rng.random() < 0.7 else 2030))
     if r < 0.88:
         return word(rng) + rng.choice(WORDS).capitalize()
-    if r < 0.94:
+    if r < 0.92:
         return word(rng).capitalize()
-    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(rng.randint(3, 8))).lstrip("0123456789") or "x1"
+    if r < 0.96:  # long ones: final_report-v2, IMG_2041
+        parts = [word(rng) for _ in range(rng.randint(2, 3))] + [rng.choice(["v2", "final", str(rng.randint(1, 2030)), f"{rng.randint(1, 12):02d}", "new", "old", "copy"])]
+        return rng.choice("-_").join(parts) if rng.random() < 0.8 else rng.choice(["IMG", "DSC", "scan", "VID", "Screenshot"]) + rng.choice("_-") + str(rng.randint(1, 9999))
+    return letters(rng)
 
 
 def identifier(rng):
@@ -116,6 +135,8 @@ def identifier(rng):
     r = rng.random()
     if r < 0.35:
         return word(rng)
+    if r < 0.37:
+        return letters(rng)
     if r < 0.50:
         return word(rng).upper()
     if r < 0.62:
@@ -135,8 +156,13 @@ def identifier(rng):
 def filename(rng):
     r = rng.random()
     if r < 0.04:
-        return rng.choice(["Makefile", "Dockerfile", "README", "LICENSE", ".bashrc", ".env", ".gitignore", "hosts", "Cargo.toml"])
-    name = stem(rng) + "." + rng.choice(EXTENSIONS)
+        return rng.choice(["Makefile", "Dockerfile", "README", "LICENSE", ".bashrc", ".env", ".gitignore", "hosts", "Cargo.toml", "README.md", "package.json",
+                           "docker-compose.yml", "requirements.txt", "main.py", "index.html", "notes.txt", "todo.md", ".zshrc", "~/.bashrc", "~/.ssh/config", "/etc/hosts", "/etc/fstab", "/etc/passwd"])
+    name = stem(rng) + "." + (rng.choice(EXTENSIONS) if rng.random() < 0.5 else rng.choice(COMMON_EXTENSIONS))
+    if 0.04 <= r < 0.06:
+        return stem(rng) + "." + rng.choice(["log.1", "tar.gz", "sql.gz", "conf.d", "min.js", "test.ts", "log.2.gz", "d.ts", f"{rng.randint(2015, 2030)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}.log"])
+    if r > 0.97:
+        return stem(rng)
     if r < 0.16:
         return dirname(rng) + "/" + name
     return name
@@ -150,8 +176,10 @@ def dirname(rng):
     r = rng.random()
     if r < 0.68:
         return simple_dir(rng)
-    if r < 0.84:
+    if r < 0.81:
         return simple_dir(rng) + "/" + simple_dir(rng)
+    if r < 0.84:
+        return simple_dir(rng) + "/" + simple_dir(rng) + "/" + simple_dir(rng)
     if r < 0.92:
         return rng.choice(ABSOLUTE) if rng.random() < 0.5 else rng.choice(ABSOLUTE) + "/" + simple_dir(rng)
     return rng.choice(["~/", "../", "./"]) + simple_dir(rng)

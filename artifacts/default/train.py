@@ -129,7 +129,7 @@ def main():
     reloaded = M.load_checkpoint(args.out).to(device)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
-    for label, bits in (("saved checkpoint, float32", None), ("q8", 8), ("q6", 6), ("q5", 5), ("q4", 4)):
+    for label, bits in (("saved checkpoint, float32", None), ("q8", 8), ("q4", 4)):
         if bits:
             reloaded = M.quantise_(M.load_checkpoint(args.out).to(device), bits)
         say(label + " " + evaluate.brief(reloaded, framing, args.final, autocast=False))

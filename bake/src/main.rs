@@ -1,5 +1,7 @@
 //! `bake`: builds loaves and looks into them.
 
+mod remote;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -148,8 +150,9 @@ enum Command {
 #[derive(Args)]
 struct BuildArgs {
     /// Folder with config.json and weights (Hugging Face safetensors or an MLX conversion), or a GGUF file; of a split
-    /// model any part, the others lying beside it, or all parts.
-    #[arg(required = true)]
+    /// model any part, the others lying beside it, or all parts. hf:OWNER/NAME is a repository on the Hugging Face hub,
+    /// hf:OWNER/NAME:FILE.gguf a file in one: from the cache on this disk, or downloaded into it.
+    #[arg(required = true, value_name = "SOURCE")]
     source: Vec<PathBuf>,
     /// The loaf to write.
     #[arg(short, long)]
@@ -515,7 +518,8 @@ fn print(text: &str) -> Result<()> {
 fn run_build(args: &BuildArgs) -> Result<()> {
     let bars = Bars(std::sync::Mutex::new(ProgressBar::hidden()));
     let options = args.options.options();
-    let report = match args.source.as_slice() {
+    let sources = remote::sources(&args.source)?;
+    let report = match sources.as_slice() {
         [one] => build(one, &args.output, &options, &bars)?,
         parts => build_from(Checkpoint::open_gguf(parts)?, &args.output, &options, &bars)?,
     };

@@ -36,10 +36,18 @@ fn operand(dtype: DType, rows: usize, heads: usize, dim: usize) -> RawOperand {
             _ => state,
         }
     };
-    // As the tensors of a loaf are.
-    let words: Vec<u64> = (0..bytes.div_ceil(8) + 512).map(|_| word()).collect();
-    let at = words.as_ptr().align_offset(4096);
-    RawOperand { ptr: words.leak()[at..].as_mut_ptr().cast(), dtype, row_stride: heads * dim, head_stride: dim }
+    // As the tensors of a loaf are: on page boundaries, large ones in large pages.
+    let page: usize = if bytes > 4 << 20 { 2 << 20 } else { 4096 };
+    let words = vec![0u64; bytes.div_ceil(8) + page / 8].leak();
+    let at = words.as_ptr().align_offset(page);
+    let words = &mut words[at..];
+    #[cfg(target_os = "linux")]
+    // SAFETY: advice about memory that is ours; nothing depends on the answer.
+    unsafe {
+        libc::madvise(words.as_mut_ptr().cast(), bytes / page * page, libc::MADV_HUGEPAGE);
+    }
+    words.iter_mut().for_each(|w| *w = word());
+    RawOperand { ptr: words.as_mut_ptr().cast(), dtype, row_stride: heads * dim, head_stride: dim }
 }
 
 /// Operands of a call, contiguous, absent where the format has none.

@@ -9,7 +9,7 @@ use loaf_tests::command_line;
 #[test]
 fn the_built_in_model_is_the_locked_artifact() {
     let bytes = builtin::LOAF.expect("built with its model");
-    assert!(bytes.len() <= 8_000_000, "{} bytes", bytes.len());
+    assert!(bytes.len() <= 12_000_000, "{} bytes", bytes.len());
     let id = Container::open(bytes).expect("a loaf").artifact_id().to_string();
     let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../artifacts/lock.toml")).expect("a lock");
     let entry = lock.split("[[artifact]]").find(|e| e.contains("name = \"default\"")).expect("an entry");
@@ -33,7 +33,7 @@ fn requests_become_commands() {
 #[test]
 fn warnings_come_in_chat_as_in_run() {
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let mut lines = "delete the folder build and everything in it\nwhat is the capital of France\n".as_bytes();
+    let mut lines = "delete the folder build and everything in it\nremove the background from this photo\n".as_bytes();
     let mut io = Io::new(&mut lines, &mut out, &mut err, &|_| None);
     assert_eq!(main(["loaf", "chat"].map(Into::into), &mut io), 0);
     let err = String::from_utf8(err).expect("UTF-8");
@@ -45,7 +45,15 @@ fn destructive_commands_come_with_a_warning_and_guesses_say_so() {
     let (code, out, err) = command_line(["loaf", "run", "delete the folder build and everything in it"]);
     assert_eq!((code, out.as_str()), (0, "rm -r build\n"));
     assert!(err.starts_with("loaf: warning: it removes folders") && err.lines().count() == 1, "{err}");
-    let (code, _, err) = command_line(["loaf", "run", "what is the capital of France"]);
+    let (code, _, err) = command_line(["loaf", "run", "remove the background from this photo"]);
     assert_eq!(code, 0);
     assert!(err.starts_with("loaf: unsure: "), "{err}");
+}
+
+#[test]
+fn what_no_command_answers_is_refused_by_a_comment() {
+    for request in ["what is the capital of France", "write me a poem about the sea"] {
+        let (code, out, _) = command_line(["loaf", "run", request]);
+        assert_eq!((code, out.as_str()), (0, "# I don't know a command for that\n"), "{request}");
+    }
 }

@@ -24,9 +24,10 @@ fn edges() -> BTreeMap<String, Vec<String>> {
 #[test]
 fn crates_depend_on_each_other_one_way() {
     let expected = [
-        ("loaf-bake", vec!["formats", "recipes", "template"]),
-        ("loaf-cli", vec!["formats", "runtime", "serve"]),
+        ("loaf-bake", vec!["formats", "hub", "recipes", "template"]),
+        ("loaf-cli", vec!["formats", "hub", "runtime", "serve"]),
         ("loaf-formats", vec![]),
+        ("loaf-hub", vec![]),
         ("loaf-recipes", vec!["formats"]),
         ("loaf-runtime", vec!["formats", "template"]),
         ("loaf-serve", vec!["formats", "runtime"]),

@@ -48,6 +48,8 @@ fn environment() -> String {
   LOAF_HOME   folder of models/ and config.toml; without it they are in
               ~/.local/share/loaf and ~/.config/loaf, or where XDG_DATA_HOME and
               XDG_CONFIG_HOME say
+  HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_ENDPOINT
+              for 'loaf pull', as for other programs of the Hugging Face hub
   LOAF_ISA    kernels to use, of those this CPU has (the same results with all):
               {}
   NO_COLOR    no colour, if set to anything
@@ -102,6 +104,11 @@ pub(crate) enum Command {
     List(ListArgs),
     /// Remove models that 'loaf list' shows.
     Rm(RmArgs),
+    /// Fetch a loaf from the Hugging Face hub and give it a name here.
+    ///
+    /// The one command that uses the network, and only for what the Hugging Face cache lacks. A download that stops is taken
+    /// up by the next call; what arrives is checked. Of a file that is no loaf the path in the cache is printed.
+    Pull(PullArgs),
     /// Print completions for a shell, to be put where it looks for them.
     Completions(CompletionsArgs),
     /// Print the manual page: 'loaf man | man -l -'.
@@ -136,7 +143,7 @@ impl SmallCommand {
 impl Command {
     /// Whether there is a model in it, and so a use for settings.
     pub fn runs_a_model(&self) -> bool {
-        !matches!(self, Command::List(_) | Command::Rm(_) | Command::Completions(_) | Command::Man)
+        !matches!(self, Command::List(_) | Command::Rm(_) | Command::Pull(_) | Command::Completions(_) | Command::Man)
     }
 
     /// Puts the settings where the arguments say nothing, and the running program where it carries a loaf.
@@ -150,7 +157,7 @@ impl Command {
             Command::Check(args) => (&mut args.model, None, None),
             Command::Info(args) => (&mut args.model, None, None),
             Command::Verify(args) => (&mut args.model, None, None),
-            Command::List(_) | Command::Rm(_) | Command::Completions(_) | Command::Man => return,
+            Command::List(_) | Command::Rm(_) | Command::Pull(_) | Command::Completions(_) | Command::Man => return,
         };
         model.program = program.map(Path::to_path_buf);
         model.configured = config.model.clone();
@@ -522,6 +529,16 @@ pub(crate) struct ListArgs {
     /// Print one JSON object instead: folder, models
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct PullArgs {
+    /// hf:OWNER/NAME[@REVISION][:FILE]; without FILE the repository's one loaf
+    #[arg(value_name = "SOURCE")]
+    pub source: String,
+    /// The name it gets here [default: the file's]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
 }
 
 #[derive(ClapArgs)]

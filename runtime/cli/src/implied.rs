@@ -30,8 +30,8 @@ pub(crate) fn command(mut args: Vec<OsString>, known: &[&str], terminal: bool) -
         return Ok(Implied::Command(args));
     };
     if known.contains(&first.as_str()) || ["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
-        // `loaf info model.loaf` is `loaf info -m model.loaf`; `rm` has names.
-        if first != "rm" && args.get(2).is_some_and(|arg| is_loaf(arg)) {
+        // `loaf info model.loaf` is `loaf info -m model.loaf`; `rm` and `pull` have names.
+        if first != "rm" && first != "pull" && args.get(2).is_some_and(|arg| is_loaf(arg)) {
             args.insert(2, "-m".into());
         }
         return Ok(Implied::Command(args));

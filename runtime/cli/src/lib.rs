@@ -1,4 +1,4 @@
-//! The command line: `loaf run`, `chat`, `serve`, `score`, `bench`, `check`, `info`, `verify`, `list`, `rm` and what goes with them.
+//! The command line: `loaf run`, `chat`, `serve`, `score`, `bench`, `check`, `info`, `verify`, `list`, `rm`, `pull` and what goes with them.
 //!
 //! [`main`] is the whole program but for the process around it, so that tests call it with their own streams; [`main_of`]
 //! is the same for a program that carries its loaf, and [`small`] is the program that `bake executable` puts before one. What
@@ -24,6 +24,7 @@ mod manual;
 mod model;
 pub mod models;
 mod progress;
+mod pull;
 mod run;
 mod score;
 mod serve;
@@ -188,6 +189,7 @@ impl Front for Args {
             Command::Verify(args) => verify::verify(&args, io),
             Command::List(args) => models::list(&args, io),
             Command::Rm(args) => models::remove(&args, io),
+            Command::Pull(args) => pull::pull(&args, io),
             Command::Completions(args) => manual::completions(&args, io),
             Command::Man => manual::man(io),
         }

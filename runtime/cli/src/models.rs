@@ -27,7 +27,7 @@ pub(crate) fn named(name: &Path, io: &Io<'_>) -> Option<PathBuf> {
 }
 
 /// A name that leads to no other folder.
-fn plain(name: &str) -> Option<&str> {
+pub(crate) fn plain(name: &str) -> Option<&str> {
     let fine = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\']);
     fine.then_some(name)
 }
@@ -46,7 +46,7 @@ fn all(folder: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
     Ok(models)
 }
 
-const NO_HOME: &str = "no folder for models: set LOAF_HOME, or HOME";
+pub(crate) const NO_HOME: &str = "no folder for models: set LOAF_HOME, or HOME";
 
 pub(crate) fn list(args: &ListArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let folder = folder(io).ok_or_else(|| Failure::usage(NO_HOME))?;

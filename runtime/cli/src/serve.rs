@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+use loaf_runtime::Model;
 use loaf_runtime::engine::{Engine, EngineOptions};
 use loaf_runtime::threads::threads_for;
 use loaf_serve::api::App;
@@ -123,23 +124,35 @@ fn named(args: &ServeArgs, io: &Io<'_>) -> Result<Vec<Named>, Failure> {
 /// How engines are made, as the arguments and the environment say.
 fn engines(args: &ServeArgs, io: &Io<'_>) -> Result<OpenEngine, Failure> {
     let threads = args.compute.threads.map(usize::from);
-    match args.compute.backend {
-        BackendArg::Cpu => {
-            let kernels = model::kernels(io)?;
-            Ok(Box::new(move |model, slots| {
-                let threads = threads.unwrap_or_else(|| threads_for(model.plan()));
-                Engine::new(model, EngineOptions { threads, kernels, slots })
-                    .map_err(|e| format!("{e}; serve with a smaller --parallel, or bake with a smaller --context"))
-            }))
+    let kernels = model::kernels(io)?;
+    let open_gpu = io.gpu;
+    let backend = args.compute.backend;
+    let cpu = move |model: &Model, slots| {
+        let threads = threads.unwrap_or_else(|| threads_for(model.plan()));
+        Engine::new(model, EngineOptions { threads, kernels, slots })
+            .map_err(|e| format!("{e}; serve with a smaller --parallel, or bake with a smaller --context"))
+    };
+    Ok(Box::new(move |loaf, slots| {
+        let gpu = || {
+            let open = open_gpu.ok_or_else(|| "CUDA: this program was built without it".to_owned())?;
+            open(loaf).map_err(|e| e.to_string())
+        };
+        match backend {
+            BackendArg::Cpu => cpu(loaf, slots),
+            BackendArg::Cuda => Ok(Engine::on(loaf, gpu()?.into_device())),
+            BackendArg::Auto => match gpu() {
+                Ok(gpu) => Ok(Engine::on(loaf, gpu.into_device())),
+                Err(_) => cpu(loaf, slots),
+            },
+            BackendArg::Mlx | BackendArg::MlxCpu => {
+                let device = model::device(loaf, backend == BackendArg::Mlx).map_err(|e| match e {
+                    Failure::Usage(why) | Failure::Runtime(why) => why,
+                    Failure::Closed => "closed".to_owned(),
+                })?;
+                Ok(Engine::on(loaf, device))
+            }
         }
-        backend => Ok(Box::new(move |loaf, _| {
-            let device = model::device(loaf, backend == BackendArg::Mlx).map_err(|e| match e {
-                Failure::Usage(why) | Failure::Runtime(why) => why,
-                Failure::Closed => "closed".to_owned(),
-            })?;
-            Ok(Engine::on(loaf, device))
-        })),
-    }
+    }))
 }
 
 /// Keys, one a line; what begins with '#' is a comment.

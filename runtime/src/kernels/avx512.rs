@@ -6,9 +6,7 @@ use std::arch::x86_64::*;
 
 use loaf_formats::dtype::DType;
 
-use super::EIGHT;
 use super::avx2::{Avx2, E2M1_LUT, unpack32};
-use super::elementwise::floats;
 use super::rows::{Rows, Spans, dots_by_span};
 use super::simd::{TABLE_LUT, layout};
 use super::wide::Wide;
@@ -84,13 +82,6 @@ unsafe fn gather(kind: u8, p: *const u8) -> __m512i {
 unsafe fn pair(low: __m256i, high: __m256i) -> __m512i {
     // SAFETY: register operations.
     unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high) }
-}
-
-/// Two eights as one vector.
-#[inline(always)]
-unsafe fn eights(low: __m256, high: __m256) -> __m512 {
-    // SAFETY: register operations.
-    unsafe { _mm512_insertf32x8::<1>(_mm512_castps256_ps512(low), high) }
 }
 
 /// Four vectors as a square matrix of 128-bit elements, transposed.
@@ -481,35 +472,28 @@ impl Wide for Avx512<false> {
         unsafe { _mm512_sub_ps(a, b) }
     }
     #[inline(always)]
-    unsafe fn rows(dtype: DType, rows: &[*const u8], i: usize, n: usize) -> __m512 {
-        // SAFETY: as `load`.
+    unsafe fn row(dtype: DType, row: *const u8, i: usize, n: usize) -> __m512 {
+        // SAFETY: as `load`; masked lanes are not read.
         unsafe {
-            let (p, q) = (rows[0].add(i * dtype.bytes() as usize), rows[1].add(i * dtype.bytes() as usize));
+            let p = row.add(i * dtype.bytes() as usize);
             match dtype {
+                DType::F32 => Self::load_n(p.cast(), n),
                 DType::U8 => {
                     // As Avx2's `load_e4m3`.
-                    let v = _mm_unpacklo_epi64(_mm_loadl_epi64(p.cast()), _mm_loadl_epi64(q.cast()));
-                    let v = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(v));
-                    let v = _mm256_and_si256(v, _mm256_set1_epi16(!0x4000));
+                    let v = _mm256_cvtepi8_epi16(_mm_maskz_loadu_epi8(first(n), p.cast()));
+                    let v = _mm256_and_si256(_mm256_slli_epi16::<7>(v), _mm256_set1_epi16(!0x4000));
                     _mm512_mul_ps(_mm512_cvtph_ps(v), _mm512_set1_ps(256.0))
                 }
-                DType::F16 | DType::BF16 if n == EIGHT => {
-                    let low = _mm256_castsi128_si256(_mm_loadu_si128(p.cast()));
-                    let v = _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(q.cast()));
+                _ => {
+                    let v = _mm256_maskz_loadu_epi16(first(n), p.cast());
                     if dtype == DType::F16 {
                         _mm512_cvtph_ps(v)
                     } else {
                         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(v)))
                     }
                 }
-                _ => eights(floats::<Avx2>(dtype, p, 0, n), floats::<Avx2>(dtype, q, 0, n)),
             }
         }
-    }
-    #[inline(always)]
-    unsafe fn each(x: &[f32; EIGHT]) -> __m512 {
-        // SAFETY: as `splat`.
-        unsafe { eights(_mm256_set1_ps(x[0]), _mm256_set1_ps(x[1])) }
     }
     #[inline(always)]
     unsafe fn repeat(p: *const f32) -> __m512 {
@@ -520,6 +504,18 @@ impl Wide for Avx512<false> {
     unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
         // SAFETY: the same condition.
         unsafe { <Self as Rows>::fma(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn halves(a: [__m512; 8]) -> [__m512; 4] {
+        let mut out = [a[0]; 4];
+        // SAFETY: as `splat`.
+        unsafe {
+            for i in 0..4 {
+                let (x, y) = (a[2 * i], a[2 * i + 1]);
+                out[i] = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(x, y), _mm512_shuffle_f32x4::<0xee>(x, y));
+            }
+        }
+        out
     }
     #[inline(always)]
     unsafe fn trees(a: [__m512; 4]) -> __m256 {

@@ -1,18 +1,17 @@
-//! Dense matmuls in f32: 32 accumulators a dot, they and their tree fixed by the contract. Vectors of sixteen lanes hold the eights
-//! of two weight rows.
+//! Dense matmuls in f32: 32 accumulators a dot, they and their tree fixed by the contract. They are two vectors of sixteen lanes, or
+//! four of eight: *parts*.
 //!
 //! Few activation rows: weight rows are streamed straight from memory, as many together as there are registers for their
 //! accumulators. More: eight weight rows are decoded once into a panel in scratch, which several activation rows at a time then
-//! meet.
+//! meet, one part after the other.
 
 use std::ops::Range;
 
 use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 use loaf_formats::op::{OpAttrs, expert_linear_dense as expert_op, linear_dense as linear_op};
 
-use super::dots::{Panel, Sums, eight_of, folded, long_dots, repeated};
+use super::dots::folded;
 use super::elementwise::store;
-use super::rows::PerLane;
 use super::scratch::Scratch;
 use super::simd::Simd;
 use super::wide::Wide;
@@ -60,8 +59,7 @@ struct Block {
     dtype: DType,
     rows: [*const u8; DENSE_ROWS],
     scales: [*const u8; DENSE_ROWS],
-    /// Where the next block's rows start, which need not exist, and bytes from a row to the next.
-    ahead: *const u8,
+    /// Bytes from a row to the next.
     row_bytes: usize,
     inp: usize,
 }
@@ -71,9 +69,8 @@ impl Block {
     #[inline(always)]
     unsafe fn new(dtype: DType, w: &Planes, row: usize, valid: usize, inp: usize) -> Block {
         let row_bytes = w[0].row_stride * w[0].dtype.bytes() as usize;
-        let ahead = w[0].ptr.wrapping_add((row + DENSE_ROWS) * row_bytes);
         let none = [std::ptr::null(); DENSE_ROWS];
-        let mut block = Block { dtype, rows: none, scales: none, ahead, row_bytes, inp };
+        let mut block = Block { dtype, rows: none, scales: none, row_bytes, inp };
         for i in 0..DENSE_ROWS {
             // SAFETY: existing rows.
             unsafe {
@@ -87,51 +84,70 @@ impl Block {
     }
 }
 
-/// Eight columns of a [`Block`], from `$i` on: runs `$body` for each of the `$count` vectors `$v` of its rows from row `$first` on, `$w` being
-/// their `$n` decoded weights.
-macro_rules! columns {
-    ($W:ty, $block:expr, $first:expr, $count:expr, $scales:expr, $i:ident, $n:expr, |$v:ident, $w:ident| $body:expr) => {
-        for $v in 0..$count {
-            let mut $w = <$W>::rows($block.dtype, &$block.rows[$first + $v * <$W>::EIGHTS..], $i, $n);
-            if $block.dtype == DType::U8 {
-                $w = <$W>::mul($w, $scales[$v]);
-            }
-            $body;
-        }
-    };
+/// Vectors of a dot's 32 accumulators.
+#[inline(always)]
+const fn parts<W: Wide>() -> usize {
+    4 / W::EIGHTS
 }
 
-/// Runs `$whole` for every whole 32 columns from `$i` on and `$rest` for the last, if they are fewer; before that asks for the next block's, and
-/// gets the scales of `$count` vectors of rows from row `$first` on.
+/// Weight rows of a tile.
+const TILE: usize = 4;
+
+/// Where in a panel of rows of `inp` elements the vectors of a tile's rows are: what a tile reads in turn lies together, so that it
+/// fits into the first cache whatever the length of rows.
+#[inline(always)]
+fn place<W: Wide>(inp: usize, first: usize, part: usize, chunk: usize) -> usize {
+    ((first / TILE * parts::<W>() + part) * inp.div_ceil(CHUNK) + chunk) * TILE * EIGHT * W::EIGHTS
+}
+
+/// A dot's parts folded to one vector.
+#[inline(always)]
+unsafe fn fold_parts<W: Wide>(a: [W::V; 4]) -> W::V {
+    // SAFETY: register operations.
+    unsafe { if parts::<W>() == 2 { W::add(a[0], a[1]) } else { W::add(W::add(a[0], a[2]), W::add(a[1], a[3])) } }
+}
+
+/// The dots whose folded parts these are.
+#[inline(always)]
+unsafe fn dots_of<W: Wide>(sums: [W::V; EIGHT], inp: usize) -> <W::S as Simd>::F {
+    // SAFETY: register operations.
+    unsafe { folded::<W>(W::halves(sums), inp) }
+}
+
+/// Runs `$body` for every [`CHUNK`] of columns, from `$i` on; before that asks for what comes later in memory, and gets the scales of `$count` rows
+/// from row `$first` on.
 macro_rules! chunks {
-    ($W:ty, $block:expr, $first:expr, $count:expr, |$i:ident, $scales:ident| $whole:expr, $rest:expr) => {{
+    ($W:ty, $block:expr, $first:expr, $count:expr, |$i:ident, $scales:ident| $body:expr) => {{
         // The next block is the next bytes; asked for in order of address, they come fastest.
-        let ahead = $block.ahead.wrapping_add($first * $block.row_bytes);
-        let bytes = CHUNK * $count * <$W>::EIGHTS * $block.dtype.bytes() as usize;
+        let from = $block.rows[0].wrapping_add((DENSE_ROWS + $first) * $block.row_bytes);
+        let bytes = CHUNK * $count * $block.dtype.bytes() as usize;
         let mut $i = 0;
         while $i < $block.inp {
             for line in (0..bytes).step_by(64) {
-                <$W as Wide>::S::prefetch(ahead.wrapping_add($i / CHUNK * bytes + line));
+                <$W as Wide>::S::prefetch(from.wrapping_add($i / CHUNK * bytes + line));
             }
             let mut $scales = [<$W>::splat(1.0); $count];
             if $block.dtype == DType::U8 {
-                for v in 0..$count {
-                    let mut each = [0.0; EIGHT];
-                    for j in 0..<$W>::EIGHTS {
-                        each[j] = math::e8m0(*$block.scales[$first + v * <$W>::EIGHTS + j].add($i / CHUNK));
-                    }
-                    $scales[v] = <$W>::each(&each);
+                for k in 0..$count {
+                    $scales[k] = <$W>::splat(math::e8m0(*$block.scales[$first + k].add($i / CHUNK)));
                 }
             }
-            // A row of bytes is whole groups.
-            if $block.dtype == DType::U8 || $i + CHUNK <= $block.inp {
-                $whole;
-            } else {
-                $rest;
-            }
+            $body;
             $i += CHUNK;
         }
     }};
+}
+
+impl Block {
+    /// Elements `e..e + n` of row `k`, decoded.
+    #[inline(always)]
+    unsafe fn decoded<W: Wide>(&self, k: usize, scale: W::V, e: usize, n: usize) -> W::V {
+        // SAFETY: elements of the row.
+        unsafe {
+            let w = W::row(self.dtype, self.rows[k], e, n);
+            if self.dtype == DType::U8 { W::mul(w, scale) } else { w }
+        }
+    }
 }
 
 #[inline(always)]
@@ -182,7 +198,6 @@ unsafe fn multiply<W: Wide>(
     };
     for first in units.map(|u| u * DENSE_ROWS) {
         let valid = DENSE_ROWS.min(out - first);
-        let columns = Panel::of_columns::<W>(panel, inp);
         // In each arm the compiler knows the type.
         macro_rules! of_type {
             ($dtype:expr) => {{
@@ -193,11 +208,11 @@ unsafe fn multiply<W: Wide>(
                         for i in 0..slots.n {
                             let (x, y) = slots.at(i);
                             let dots =
-                                if W::EIGHTS == 2 { stream::<W, 4>(&block, x) } else { stream::<W, 2>(&block, x) };
+                                if W::EIGHTS == 2 { stream::<W, 8>(&block, x) } else { stream::<W, 2>(&block, x) };
                             store::<W::S>(y.add(first), dots, valid);
                         }
                     } else {
-                        if W::EIGHTS == 2 { fill::<W, 4>(&block, columns) } else { fill::<W, 8>(&block, columns) }
+                        fill::<W>(&block, panel);
                     }
                 }
             }};
@@ -210,131 +225,168 @@ unsafe fn multiply<W: Wide>(
         }
         if slots.n > STREAMED {
             // SAFETY: as above.
-            unsafe { meet::<W>(columns, slots, first, valid, inp) }
+            unsafe { meet::<W>(panel, slots, first, valid, inp) }
         }
     }
 }
 
-/// Decodes eight weight rows, `K` vectors, into a panel.
+/// Decodes eight weight rows into a panel.
 #[inline(always)]
-unsafe fn fill<W: Wide, const K: usize>(block: &Block, panel: Panel) {
-    // SAFETY: rows of `inp` elements; the panel holds them, padded.
+unsafe fn fill<W: Wide>(block: &Block, panel: *mut f32) {
+    let lanes = EIGHT * W::EIGHTS;
+    // SAFETY: rows of `inp` elements; the panel holds them, padded to whole chunks.
     unsafe {
-        macro_rules! part {
-            ($part:ident, $e:expr, $n:expr, $scales:ident) => {
-                let (e, to) = ($e, panel.at.add(panel.parts[$part] + $e / CHUNK * panel.round).cast_mut());
-                columns!(W, block, 0, K, $scales, e, $n, |v, w| W::store(to.add(v * panel.vector), w))
-            };
-        }
-        chunks!(
-            W,
-            block,
-            0,
-            K,
-            |i, scales| for part in 0..4 {
-                part!(part, i + part * EIGHT, EIGHT, scales);
-            },
-            for part in 0..(block.inp - i).div_ceil(EIGHT) {
-                part!(part, i + part * EIGHT, EIGHT.min(block.inp - i - part * EIGHT), scales);
+        chunks!(W, block, 0, DENSE_ROWS, |i, scales| {
+            for part in 0..parts::<W>() {
+                let e = i + part * lanes;
+                // A row of bytes is whole groups.
+                let n = if block.dtype == DType::U8 || i + CHUNK <= block.inp {
+                    lanes
+                } else {
+                    lanes.min(block.inp.saturating_sub(e))
+                };
+                for k in 0..DENSE_ROWS {
+                    let to = panel.add(place::<W>(block.inp, k, part, i / CHUNK) + k % TILE * lanes);
+                    if n == lanes {
+                        W::store(to, block.decoded::<W>(k, scales[k], e, lanes));
+                    } else if n > 0 {
+                        W::store(to, block.decoded::<W>(k, scales[k], e, n));
+                    }
+                }
             }
-        );
+        });
     }
 }
 
-/// Lane dots of eight weight rows with one activation row, `K` vectors of them at a time.
+/// Lane dots of eight weight rows with one activation row, `K` of them at a time.
 #[inline(always)]
 unsafe fn stream<W: Wide, const K: usize>(block: &Block, x: *const f32) -> <W::S as Simd>::F {
+    let lanes = EIGHT * W::EIGHTS;
     // SAFETY: each row and `x` have `inp` elements.
     unsafe {
         let mut sums = [W::splat(0.0); EIGHT];
-        for vector in (0..EIGHT / W::EIGHTS).step_by(K) {
-            let first = vector * W::EIGHTS;
+        for first in (0..EIGHT).step_by(K) {
             let mut acc = [[W::splat(0.0); K]; 4];
-            chunks!(
-                W,
-                block,
-                first,
-                K,
-                |i, scales| for part in 0..4 {
-                    let e = i + part * EIGHT;
-                    let x = W::repeat(x.add(e));
-                    columns!(W, block, first, K, scales, e, EIGHT, |v, w| acc[part][v] = W::fma(x, w, acc[part][v]))
-                },
-                {
+            chunks!(W, block, first, K, |i, scales| {
+                // A row of bytes is whole groups.
+                if block.dtype == DType::U8 || i + CHUNK <= block.inp {
+                    for part in 0..parts::<W>() {
+                        let e = i + part * lanes;
+                        let x = W::load(x.add(e));
+                        for k in 0..K {
+                            let w = block.decoded::<W>(first + k, scales[k], e, lanes);
+                            acc[part][k] = W::fma(x, w, acc[part][k]);
+                        }
+                    }
+                } else {
                     // In memory: where an index is computed there are no registers.
                     let mut parked = acc;
                     for (part, sums) in std::hint::black_box(&mut parked).iter_mut().enumerate() {
-                        let e = i + part * EIGHT;
+                        let e = i + part * lanes;
                         if e < block.inp {
-                            let n = EIGHT.min(block.inp - e);
-                            let x = repeated::<W>(x.add(e), n);
-                            columns!(W, block, first, K, scales, e, n, |v, w| sums[v] = W::fma(x, w, sums[v]))
+                            let n = lanes.min(block.inp - e);
+                            let x = W::load_n(x.add(e), n);
+                            for k in 0..K {
+                                let w = block.decoded::<W>(first + k, scales[k], e, n);
+                                sums[k] = W::fma(x, w, sums[k]);
+                            }
                         }
                     }
                     acc = parked;
                 }
-            );
+            });
             for k in 0..K {
-                sums[vector + k] = W::add(W::add(acc[0][k], acc[2][k]), W::add(acc[1][k], acc[3][k]));
+                sums[first + k] = fold_parts::<W>([acc[0][k], acc[1][k], acc[2][k], acc[3][k]]);
             }
         }
-        folded::<W>(eight_of::<W>(&sums[..EIGHT / W::EIGHTS]), block.inp)
+        dots_of::<W>(sums, block.inp)
     }
 }
 
 /// A panel of eight weight rows against every slot; outputs from `first`, `valid` of them.
 #[inline(always)]
-unsafe fn meet<W: Wide>(panel: Panel, slots: &Slots<'_>, first: usize, valid: usize, inp: usize) {
+unsafe fn meet<W: Wide>(panel: *const f32, slots: &Slots<'_>, first: usize, valid: usize, inp: usize) {
     let mut i = 0;
     while i < slots.n {
         macro_rules! tile {
-            ($V:literal, $R:literal) => {{
+            ($R:literal) => {{
                 // SAFETY: slots past the last repeat it: the same values are stored again.
                 unsafe {
                     let at: [(*const f32, *mut f32); $R] = std::array::from_fn(|j| slots.at((i + j).min(slots.n - 1)));
-                    let rows = $V * W::EIGHTS;
-                    for part in (0..DENSE_ROWS).step_by(rows) {
-                        let panel = panel.from(part / W::EIGHTS);
-                        let sums = tile::<W, $V, $R>(panel, &at.map(|(x, _)| x), inp);
-                        for j in 0..$R {
-                            let count = rows.min(valid.saturating_sub(part));
-                            std::ptr::copy_nonoverlapping(
-                                sums.as_ptr().add(j * rows),
-                                at[j].1.add(first + part),
-                                count,
-                            );
-                        }
+                    let mut sums = [[W::splat(0.0); EIGHT]; $R];
+                    for part in (0..DENSE_ROWS).step_by(TILE) {
+                        tile::<W, $R>(panel, &at.map(|(x, _)| x), inp, part, &mut sums);
+                    }
+                    for j in 0..$R {
+                        store::<W::S>(at[j].1.add(first), dots_of::<W>(sums[j], inp), valid);
                     }
                     i += $R;
                 }
             }};
         }
         match (W::EIGHTS, slots.n - i) {
-            (2, 1) => tile!(4, 1),
-            (2, 2..=3) => tile!(4, 3),
-            (2, _) => tile!(4, 6),
-            (_, 1) => tile!(8, 1),
-            _ => tile!(4, 2),
+            (_, 1) => tile!(1),
+            (2, 2..=3) => tile!(3),
+            (2, _) => tile!(6),
+            _ => tile!(2),
         }
     }
 }
 
-/// Lane dots of `V` vectors of panel rows with `R` activation rows, those of a row together.
+/// Lane dots, but for their last folds, of `R` activation rows with [`TILE`] rows of a panel from `first` on, one part after the other, so
+/// that the registers hold many pairs of rows: what is loaded then serves many products.
 #[inline(always)]
-unsafe fn tile<W: Wide, const V: usize, const R: usize>(panel: Panel, x: &[*const f32; R], inp: usize) -> [f32; 48] {
-    let keys = EIGHT / W::EIGHTS;
-    let mut dots = [0.0; 48];
-    // SAFETY: a panel padded to whole eights, `inp` elements of each activation row.
+unsafe fn tile<W: Wide, const R: usize>(
+    panel: *const f32,
+    x: &[*const f32; R],
+    inp: usize,
+    first: usize,
+    sums: &mut [[W::V; EIGHT]; R],
+) {
+    let (lanes, whole) = (EIGHT * W::EIGHTS, inp - inp % CHUNK);
+    // In the order of their folds.
+    let order: &[usize] = if parts::<W>() == 2 { &[0, 1] } else { &[0, 2, 1, 3] };
+    // SAFETY: a panel padded to whole chunks, `inp` elements of each activation row.
     unsafe {
-        let mut sums = Sums::new();
-        long_dots::<W, R, V>(x, panel, inp, &mut sums);
-        for c in 0..R * V / keys {
-            let mut some = W::Keys::all(W::splat(0.0));
-            for k in 0..keys {
-                some[k] = sums.folded::<W>((c * keys + k) / V, (c * keys + k) % V);
+        let mut parked = [[[W::splat(0.0); TILE]; R]; 2];
+        // In memory, where the compiler would have them in registers that the loop needs.
+        let parked = std::hint::black_box(&mut parked);
+        for (turn, &part) in order.iter().enumerate() {
+            let mut at = panel.add(place::<W>(inp, first, part, 0));
+            let mut acc = [[W::splat(0.0); TILE]; R];
+            let mut i = part * lanes;
+            while i < whole {
+                let mut w = [W::splat(0.0); TILE];
+                for k in 0..TILE {
+                    w[k] = W::load(at.add(k * lanes));
+                }
+                for r in 0..R {
+                    let x = W::load(x[r].add(i));
+                    for k in 0..TILE {
+                        acc[r][k] = W::fma(x, w[k], acc[r][k]);
+                    }
+                }
+                at = at.add(TILE * lanes);
+                i += CHUNK;
             }
-            <W::S as Simd>::store(dots.as_mut_ptr().add(c * EIGHT), folded::<W>(some, inp));
+            if i < inp {
+                for r in 0..R {
+                    let x = W::load_n(x[r].add(i), lanes.min(inp - i));
+                    for k in 0..TILE {
+                        acc[r][k] = W::fma(x, W::load(at.add(k * lanes)), acc[r][k]);
+                    }
+                }
+            }
+            for r in 0..R {
+                for k in 0..TILE {
+                    let sum = if turn % 2 == 1 { W::add(parked[turn / 2][r][k], acc[r][k]) } else { acc[r][k] };
+                    if turn + 1 < order.len() {
+                        parked[turn / 2][r][k] = sum;
+                    } else {
+                        sums[r][first + k] = if turn == 3 { W::add(parked[0][r][k], sum) } else { sum };
+                    }
+                }
+            }
         }
     }
-    dots
 }

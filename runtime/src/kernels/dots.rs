@@ -1,10 +1,8 @@
-//! Lane dots of a few rows with a few others held in a panel: what attention scores and dense matmuls are made of.
+//! Lane dots of a few rows with a few others held in a panel, as attention scores need them: short ones. (Dense matmuls have their
+//! own.)
 //!
-//! A lane dot has 32 accumulators, four eights, which are four sums of their own until the end. They are not computed all at once,
-//! so that registers go to different pairs of rows and every load serves several products: one after the other in long rows
-//! ([`long_dots`]), two at a time in short ones ([`short_dots`]), where parking sums in memory would cost.
-
-use std::mem::MaybeUninit;
+//! A lane dot has 32 accumulators, four eights, which are four sums of their own until the end. Two of them are computed at a time,
+//! so that registers go to different pairs of rows and every load serves several products.
 
 use loaf_formats::op::LANES;
 
@@ -31,13 +29,6 @@ impl Panel {
     pub(super) fn of_rows<W: Wide>(at: *const f32, padded: usize) -> Panel {
         let eight = EIGHT * W::EIGHTS;
         Panel { at, parts: [0, eight, 2 * eight, 3 * eight], round: 4 * eight, vector: W::EIGHTS * padded }
-    }
-
-    /// Eight rows of `inputs` elements side by side, the eights of each sum together.
-    #[inline(always)]
-    pub(super) fn of_columns<W: Wide>(at: *const f32, inputs: usize) -> Panel {
-        let part = inputs.div_ceil(LANES) * EIGHT * EIGHT;
-        Panel { at, parts: [0, part, 2 * part, 3 * part], round: EIGHT * EIGHT, vector: EIGHT * W::EIGHTS }
     }
 
     /// The panel from vector `k` on.
@@ -90,84 +81,6 @@ pub(super) unsafe fn short_dots<W: Wide, const Q: usize, const K: usize>(
             }
         }
         out
-    }
-}
-
-/// The four sums of `Q` rows with `K` vectors of a panel.
-pub(super) struct Sums<V, const Q: usize, const K: usize>(MaybeUninit<[[[V; K]; Q]; 4]>);
-
-impl<V: Copy, const Q: usize, const K: usize> Sums<V, Q, K> {
-    #[inline(always)]
-    pub(super) fn new() -> Self {
-        Sums(MaybeUninit::uninit())
-    }
-
-    /// Folds by 16 and 8: what is left of row `q` and vector `k`.
-    #[inline(always)]
-    pub(super) unsafe fn folded<W: Wide<V = V>>(&self, q: usize, k: usize) -> V {
-        // SAFETY: `long_dots` has written all of them.
-        unsafe {
-            let sums = self.0.assume_init_ref();
-            W::add(W::add(sums[0][q][k], sums[2][q][k]), W::add(sums[1][q][k], sums[3][q][k]))
-        }
-    }
-}
-
-/// Lane dots, but for their folds, of `Q` rows of `n` elements with `K` vectors of a panel, which is padded with zeros to whole eights.
-#[inline(always)]
-pub(super) unsafe fn long_dots<W: Wide, const Q: usize, const K: usize>(
-    x: &[*const f32; Q],
-    panel: Panel,
-    n: usize,
-    sums: &mut Sums<W::V, Q, K>,
-) {
-    let (eights, rest) = (n / EIGHT, n % EIGHT);
-    // In memory, where the compiler would have them in registers that the loop needs.
-    let sums = std::hint::black_box(sums).0.as_mut_ptr().cast::<[[W::V; K]; Q]>();
-    // SAFETY: the caller names `n` elements of each row and the panel's.
-    unsafe {
-        for part in 0..4 {
-            let mut acc = [[W::splat(0.0); K]; Q];
-            let mut at = panel.at.add(panel.parts[part]);
-            let mut e = part;
-            while e < eights {
-                for q in 0..Q {
-                    let x = W::repeat(x[q].add(e * EIGHT));
-                    for k in 0..K {
-                        acc[q][k] = W::fma(x, W::load(at.add(k * panel.vector)), acc[q][k]);
-                    }
-                }
-                at = at.add(panel.round);
-                e += 4;
-            }
-            *sums.add(part) = acc;
-        }
-        if rest > 0 {
-            let acc = &mut *sums.add(eights % 4);
-            let at = panel.at.add(panel.parts[eights % 4] + eights / 4 * panel.round);
-            for q in 0..Q {
-                let x = repeated::<W>(x[q].add(eights * EIGHT), rest);
-                for k in 0..K {
-                    acc[q][k] = W::fma(x, W::load(at.add(k * panel.vector)), acc[q][k]);
-                }
-            }
-        }
-    }
-}
-
-/// The same `n <= 8` elements, then zeros, in every eight.
-#[inline(always)]
-pub(super) unsafe fn repeated<W: Wide>(x: *const f32, n: usize) -> W::V {
-    // SAFETY: the caller names `n` valid elements; short runs go through a buffer.
-    unsafe {
-        if n == EIGHT {
-            return W::repeat(x);
-        }
-        let mut buffer = [0.0; EIGHT];
-        for i in 0..n {
-            buffer[i] = *x.add(i);
-        }
-        W::repeat(buffer.as_ptr())
     }
 }
 

@@ -386,8 +386,9 @@ impl Kernels {
             has.then(|| {
                 let mut table = isa::avx512::table();
                 if is_x86_feature_detected!("avx512vbmi") {
-                    table[OpKind::LinearQuant as usize] = Some(isa::avx512_vbmi::product);
-                    table[OpKind::ExpertLinearQuant as usize] = Some(isa::avx512_vbmi::product);
+                    let product = if is_zen4() { isa::avx512_halves::product } else { isa::avx512_vbmi::product };
+                    table[OpKind::LinearQuant as usize] = Some(product);
+                    table[OpKind::ExpertLinearQuant as usize] = Some(product);
                 }
                 Kernels { isa: Isa::Avx512, table, split: Some(isa::avx512::SPLIT) }
             })
@@ -439,4 +440,15 @@ impl Kernels {
     pub fn get(&self, kind: OpKind) -> Option<Kernel> {
         self.table[kind as usize]
     }
+}
+
+/// Whether this CPU, which has AVX-512, is of AMD's family 19h: Zen 4, which runs it on units of 256 bits.
+#[cfg(target_arch = "x86_64")]
+fn is_zen4() -> bool {
+    use std::arch::x86_64::__cpuid;
+    // SAFETY: CPUs with AVX-512 have the instruction. (Later compilers know that it needs no such promise.)
+    #[allow(unused_unsafe)]
+    let (vendor, version) = unsafe { (__cpuid(0), __cpuid(1).eax) };
+    let family = (version >> 8 & 15) + (version >> 20 & 255);
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD" && family == 0x19
 }

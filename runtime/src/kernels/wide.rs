@@ -1,11 +1,11 @@
 //! Vectors of one or more *eights*, for what the contract gives eight lanes.
 //!
-//! In dots the eights of a 512-bit register belong to two keys, so that the last three folds of eight dots take no more steps than
-//! those of four. Where lanes are elements that do not meet (a weighted sum of values), the eights are simply consecutive.
+//! In attention's dots the eights of a 512-bit register belong to two keys, so that the last three folds of eight dots take no more
+//! steps than those of four. In dense matmuls, and where lanes are elements that do not meet (a weighted sum of values), the eights
+//! are simply consecutive.
 
 use loaf_formats::dtype::DType;
 
-use super::EIGHT;
 use super::elementwise::floats;
 use super::rows::PerLane;
 use super::simd::Simd;
@@ -32,14 +32,14 @@ pub(crate) trait Wide: Copy + 'static {
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
-    /// Elements `i..i + n`, `n <= 8`, of [`Wide::EIGHTS`] rows, an eight for each, widened; the rest zero. Bytes are E4M3.
-    unsafe fn rows(dtype: DType, rows: &[*const u8], i: usize, n: usize) -> Self::V;
-    /// A number for each eight.
-    unsafe fn each(x: &[f32; EIGHT]) -> Self::V;
+    /// Elements `i..i + n`, `n <= 8 * EIGHTS`, of a row, widened; the rest zero. Bytes are E4M3.
+    unsafe fn row(dtype: DType, row: *const u8, i: usize, n: usize) -> Self::V;
     /// The same eight in every eight.
     unsafe fn repeat(p: *const f32) -> Self::V;
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The eights of each of eight vectors added: of sixteens, the first half to the last.
+    unsafe fn halves(a: [Self::V; 8]) -> Self::Keys;
     /// The trees of eight eights, in order.
     unsafe fn trees(a: Self::Keys) -> <Self::S as Simd>::F;
 }
@@ -92,14 +92,9 @@ impl<S: Simd> Wide for S {
         unsafe { S::sub(a, b) }
     }
     #[inline(always)]
-    unsafe fn rows(dtype: DType, rows: &[*const u8], i: usize, n: usize) -> S::F {
+    unsafe fn row(dtype: DType, row: *const u8, i: usize, n: usize) -> S::F {
         // SAFETY: as `splat`.
-        unsafe { floats::<S>(dtype, rows[0], i, n) }
-    }
-    #[inline(always)]
-    unsafe fn each(x: &[f32; EIGHT]) -> S::F {
-        // SAFETY: as `splat`.
-        unsafe { S::splat(x[0]) }
+        unsafe { floats::<S>(dtype, row, i, n) }
     }
     #[inline(always)]
     unsafe fn repeat(p: *const f32) -> S::F {
@@ -110,6 +105,10 @@ impl<S: Simd> Wide for S {
     unsafe fn fma(a: S::F, b: S::F, c: S::F) -> S::F {
         // SAFETY: as `splat`.
         unsafe { S::fma(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn halves(a: [S::F; 8]) -> [S::F; 8] {
+        a
     }
     #[inline(always)]
     unsafe fn trees(a: [S::F; 8]) -> S::F {

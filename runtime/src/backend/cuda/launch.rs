@@ -56,12 +56,13 @@ kernels! {
     LinearQ4x1 = "linear_q4_1x1",
     LinearQ4x4 = "linear_q4_1x4",
     LinearQ4Rows = "linear_q4_8x4",
-    LinearE2m1x1 = "linear_e2m1_1x1",
     LinearE2m1x4 = "linear_e2m1_1x4",
     LinearE2m1Rows = "linear_e2m1_8x4",
-    LinearAnyx1 = "linear_any_1x1",
     LinearAnyx4 = "linear_any_1x4",
     LinearAnyRows = "linear_any_8x4",
+    TilesQ4 = "tiles_q4",
+    TilesE2m1 = "tiles_e2m1",
+    TilesAny = "tiles_any",
 }
 
 /// `struct Operand` of the kernels.
@@ -327,6 +328,10 @@ const MOST_SHARED: u32 = 100 << 10;
 const ATTENTION_HEADS: u32 = 4;
 /// Blocks that a row and group of heads is cut into where few rows are computed.
 pub const ATTENTION_SPLIT: u32 = 32;
+/// Rows, and outputs, of a tile of tensor cores.
+const TILE: u32 = 64;
+/// Rows from which on tiles are used.
+const TILES_FROM: u32 = 24;
 /// Rows of a convolution that one thread computes.
 const CONV_TILE: u64 = 32;
 
@@ -463,10 +468,23 @@ impl Linear {
             && self.plane_expert[0].is_multiple_of(16);
         let kernels = match format {
             WeightFormat::Affine { bits: 4, .. } if aligned => [K::LinearQ4x1, K::LinearQ4x4, K::LinearQ4Rows],
-            WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => [K::LinearE2m1x1, K::LinearE2m1x4, K::LinearE2m1Rows],
-            _ => [K::LinearAnyx1, K::LinearAnyx4, K::LinearAnyRows],
+            WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => [K::LinearE2m1x4, K::LinearE2m1x4, K::LinearE2m1Rows],
+            _ => [K::LinearAnyx4, K::LinearAnyx4, K::LinearAnyRows],
         };
         let group = format.activation_group().unwrap_or(32) as u32;
+        let x16 = [self.x[0], self.x_row, self.x_slot].iter().all(|n| n.is_multiple_of(16));
+        let slots = if self.order == 0 { self.rows } else { self.rows * self.k };
+        if self.stage == stage::CODES && slots >= TILES_FROM && group >= 32 && x16 {
+            // Every expert has a tile that it does not fill.
+            let tiles = slots.div_ceil(TILE) + if self.order == 0 { 0 } else { self.experts.min(slots) };
+            let kernel = match kernels[2] {
+                K::LinearQ4Rows => K::TilesQ4,
+                K::LinearE2m1Rows => K::TilesE2m1,
+                _ => K::TilesAny,
+            };
+            let shape = places(shape([self.outputs.div_ceil(TILE), 1, 1], 128, 0), tiles.into());
+            return Launch { kernel, shape, parameter: Parameter::Linear(self) };
+        }
         let pitch = 1024 / group + 1;
         let held = if self.flags & stage::HELD != 0 { 8 * self.inputs } else { 0 };
         let need = |r: u32, out: u32, warps: u32| {
@@ -477,7 +495,8 @@ impl Linear {
         let many = u64::from(self.outputs) * u64::from(count) >= u64::from(bases.multiprocessors) * 32;
         let pairs = self.flags & stage::PAIRS != 0;
         let (kernel, r, out) = match (one, many || pairs) {
-            (true, false) => (kernels[0], 1, 1),
+            (true, false) if kernels[0] == K::LinearQ4x1 => (kernels[0], 1, 1),
+            (true, false) => (kernels[1], 1, 4),
             (true, true) => (kernels[1], 1, 4),
             (false, _) => (kernels[2], 8, 4),
         };

@@ -6,11 +6,9 @@
 //! graph that was captured once for each number of rows: one launch and one wait a token.
 //!
 //! The kernels compute what [`formats::op`](loaf_formats::op) says, each rounding in its place, so results are the CPU's bit for bit, NaNs'
-//! payloads excepted. [docs/cuda.md] says how, and what it costs.
+//! payloads excepted. docs/cuda.md says how, and what it costs.
 //!
 //! What this does not do: it draws no graph of its own, and knows no model.
-//!
-//! [docs/cuda.md]: https://docs.rs/crate/loaf-runtime
 
 pub mod driver;
 pub mod launch;
@@ -20,8 +18,9 @@ mod steps;
 
 use std::time::Instant;
 
+use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::OpKind;
-use loaf_formats::plan::{Phase, Record, Template, records};
+use loaf_formats::plan::{Operand, Phase, Plan, Record, Template, records};
 
 use self::driver::{Driver, DriverError, Function, Graph, Pinned};
 use self::launch::{Kernel, Launch, launch};
@@ -109,6 +108,7 @@ impl CudaDevice {
                 return Err(DeviceError::Missing(text));
             }
         };
+        check_formats(plan)?;
         let rows = |phase| plan.templates_of(phase).map(|t| t.max_rows).max().unwrap_or(1);
         let slots = options.slots.max(1);
         let decode =
@@ -242,6 +242,29 @@ impl CudaDevice {
     pub fn driver(&mut self) -> &mut dyn Driver {
         &mut *self.driver
     }
+}
+
+/// Refuses weights that there are no kernels for.
+fn check_formats(plan: &Plan) -> Result<(), DeviceError> {
+    for template in &plan.templates {
+        for record in records(&template.words).flatten() {
+            let spec = record.kind.spec();
+            let Some(format) = spec.format_attr().and_then(|i| WeightFormat::from_code(record.attrs[i])) else { continue };
+            match format {
+                WeightFormat::Block(_) => return Err(DeviceError::Unsupported("GGUF's block formats")),
+                // Their products load sixteen bytes at a time, and have no other way.
+                WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => {
+                    let codes = spec.operands.iter().position(|o| o.is_plane()).map(|i| record.operand(i));
+                    let strides = |o: Operand| [o.offset, 4 * o.row_stride, 4 * u64::from(o.head_stride)];
+                    if codes.is_some_and(|o| !strides(o).iter().all(|n| n.is_multiple_of(16))) {
+                        return Err(DeviceError::Unsupported("E2M1 weights whose rows are not aligned to 16 bytes"));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
 }
 
 impl Device for CudaDevice {

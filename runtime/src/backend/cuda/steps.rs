@@ -90,6 +90,7 @@ impl Steps<'_> {
         }
         let mut made: Vec<Option<ValueId>> = Vec::new();
         let mut launches = Vec::new();
+        let mut finished = p.gate.is_none() && p.residual.is_none();
         for (n, &product) in p.products.iter().enumerate() {
             if self.records[product].kind != OpKind::LinearQuant {
                 return None;
@@ -118,8 +119,18 @@ impl Steps<'_> {
                 }
                 _ => return None,
             }
-            self.finish(&mut l, p, product, at.out, &mut made)?;
+            made.push(self.value(product, at.out));
+            if self.finish(&mut l, p, product, at.out, &mut made).is_some() {
+                finished = true;
+            }
             launches.push(l.launch(self.bases));
+        }
+        if !finished {
+            // What follows the products is computed by itself.
+            for &after in p.gate.iter().chain(&p.residual) {
+                launches.extend(self.single(after));
+                made.extend((0..self.schedule.nodes[after].operands.len()).map(|i| self.value(after, i)));
+            }
         }
         Self::are_all(fused, &made).then_some(launches)
     }
@@ -178,7 +189,7 @@ impl Steps<'_> {
         (dim == l.inputs as usize).then_some(())
     }
 
-    /// What becomes of a product's result.
+    /// Lets a product compute what becomes of its result, where it can.
     fn finish(
         &self,
         l: &mut Linear,
@@ -188,7 +199,6 @@ impl Steps<'_> {
         made: &mut Vec<Option<ValueId>>,
     ) -> Option<()> {
         let result = self.value(product, out);
-        made.push(result);
         if let Some(gate) = p.gate {
             let at = op::silu_mul::Operands::indices();
             let half = u64::from(l.outputs) / 2;

@@ -55,35 +55,49 @@ DEVICE void make_head(float *to, const float *x, u32 dim, const HeadNorm &norm, 
 // A cache's element as it will be read.
 DEVICE float cached(float x, u32 dtype) { return dtype == F16 ? half_to_float(float_to_half(x)) : x; }
 
-DEVICE void eight(float *to, u64 at, u32 dtype) {
-    if (dtype == F16) {
-        uint4 raw = *(const uint4 *)at;
-        u32 w[4] = {raw.x, raw.y, raw.z, raw.w};
+// Eight elements of a cache, f16 (SIZE 2) or f32.
+template <int SIZE> struct Eight {
+    uint4 raw[SIZE / 2];
+};
+
+template <int SIZE> DEVICE void widen_eight(float *to, const Eight<SIZE> &e) {
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            to[2 * i] = half_to_float((u16)w[i]);
-            to[2 * i + 1] = half_to_float((u16)(w[i] >> 16));
+    for (u32 i = 0; i < SIZE / 2; i++) {
+        u32 w[4] = {e.raw[i].x, e.raw[i].y, e.raw[i].z, e.raw[i].w};
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            if (SIZE == 2) {
+                to[2 * j] = half_to_float((u16)w[j]);
+                to[2 * j + 1] = half_to_float((u16)(w[j] >> 16));
+            } else {
+                to[4 * i + j] = __uint_as_float(w[j]);
+            }
         }
-    } else {
-        float4 a = ((const float4 *)at)[0], b = ((const float4 *)at)[1];
-        to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
-        to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
     }
 }
 
 // Scores of eight positions a warp, four lanes each: lane q of them has accumulators 8q .. 8q + 8. dim is a multiple of 32.
-DEVICE void scores_of_eight(const Attend &p, const float *q, u64 key, u32 n, float *s) {
-    u32 quarter = threadIdx.x & 3, size = p.k.dtype == F16 ? 2 : 4;
+template <int SIZE> DEVICE void scores_of_eight(const Attend &p, const float *q, u64 key, u32 n, float *s) {
+    u32 quarter = threadIdx.x & 3;
     float acc[HEADS][8];
 #pragma unroll
     for (u32 h = 0; h < HEADS; h++)
 #pragma unroll
         for (u32 i = 0; i < 8; i++) acc[h][i] = 0.0f;
-#pragma unroll 4
-    for (u32 t = 0; t < p.dim; t += 32) {
+    for (u32 t0 = 0; t0 < p.dim; t0 += 128) {
+        // Four loads at a time.
+        Eight<SIZE> raw[4];
+#pragma unroll
+        for (u32 l = 0; l < 4; l++)
+#pragma unroll
+            for (u32 i = 0; i < SIZE / 2; i++)
+                if (t0 + 32 * l < p.dim) raw[l].raw[i] = ((const uint4 *)(key + (t0 + 32 * l + 8 * quarter) * SIZE))[i];
+#pragma unroll
+      for (u32 l = 0; l < 4; l++) {
+        if (t0 + 32 * l >= p.dim) break;
         float k[8];
-        u32 i0 = t + 8 * quarter;
-        eight(k, key + i0 * size, p.k.dtype);
+        u32 i0 = t0 + 32 * l + 8 * quarter;
+        widen_eight<SIZE>(k, raw[l]);
 #pragma unroll
         for (u32 h = 0; h < HEADS; h++) {
             if (h >= n) break;
@@ -97,6 +111,7 @@ DEVICE void scores_of_eight(const Attend &p, const float *q, u64 key, u32 n, flo
             acc[h][6] = fmaf(b.z, k[6], acc[h][6]);
             acc[h][7] = fmaf(b.w, k[7], acc[h][7]);
         }
+      }
     }
 #pragma unroll
     for (u32 h = 0; h < HEADS; h++) {
@@ -204,8 +219,11 @@ extern "C" __global__ void __launch_bounds__(256) attention(const Attend p) {
                 }
                 bool seen = start + j >= from && start + j < to;
                 float s[HEADS];
-                scores_of_eight(p, q, keys + (seen && !(makes && start + j == pos) ? start + j : from < pos ? from : first_block * BLOCK) * p.k.row * size, n, s);
+                u64 key = keys + (seen && !(makes && start + j == pos) ? start + j : from) * p.k.row * size;
+                if (size == 2) scores_of_eight<2>(p, q, key, n, s);
+                else scores_of_eight<4>(p, q, key, n, s);
                 if (lane % 4 == 0)
+#pragma unroll
                     for (u32 h = 0; h < HEADS; h++)
                         if (h < n) w[h * BLOCK + j] = seen ? s[h] : 0.0f;
             }
@@ -224,7 +242,9 @@ extern "C" __global__ void __launch_bounds__(256) attention(const Attend p) {
             bool seen = start + j >= from && start + j < to;
             if (seen) scores(p, q, makes && start + j == pos ? 0 : keys + (start + j) * p.k.row * size, new_k, n, s);
             if (lane == 0)
-                for (u32 h = 0; h < n; h++) w[h * BLOCK + j] = seen ? s[h] : 0.0f;
+#pragma unroll
+                for (u32 h = 0; h < HEADS; h++)
+                    if (h < n) w[h * BLOCK + j] = seen ? s[h] : 0.0f;
         }
         __syncthreads();
         if (warp < n) {

@@ -6,7 +6,7 @@
 // the steps in between (the arithmetic is theirs). Weights of the first chunk are asked for before the wait for earlier kernels.
 
 // What the activations of a product are made from.
-enum { STAGE_CODES = 0, STAGE_PLAIN = 1, STAGE_NORM = 2, STAGE_SILU_MUL = 3, STAGE_SIGMOID_MUL = 4 };
+enum { STAGE_CODES = 0, STAGE_PLAIN = 1, STAGE_NORM = 2 };
 
 struct Linear {
     // The planes of the weight, and bytes from one row, and one expert, to the next.
@@ -92,6 +92,13 @@ template <int KIND> DEVICE void unpack(const uint4 &raw, const u32 *row, u32 bit
     }
 }
 
+// Bits of a parameter, and the number they are.
+DEVICE u32 parameter(const u8 *row, u32 dtype, u32 g) { return dtype == F32 ? ((const u32 *)row)[g] : ((const u16 *)row)[g]; }
+DEVICE float number(u32 bits, u32 dtype) {
+    return dtype == BF16 ? __uint_as_float(bits << 16) : dtype == F16 ? half_to_float((u16)bits) : __uint_as_float(bits);
+}
+DEVICE float block_scale(u32 bits, u32 kind) { return (kind == NVFP4 ? e4m3(bits) : e8m0(bits)) * 0.5f; }
+
 // Where the activations of a block lie in shared memory.
 struct Staged {
     i8 *codes;    // [R][inputs]
@@ -101,44 +108,50 @@ struct Staged {
 
 // One value that is to be quantised; `x` and `y` are one row's.
 DEVICE float staged_value(const Linear &p, const float *x, const float *y, float inv, u32 i) {
-    if (p.stage == STAGE_NORM) return (x[i] * inv) * y[i];
-    if (p.stage == STAGE_SILU_MUL) return silu_(x[i]) * y[i];
-    if (p.stage == STAGE_SIGMOID_MUL) return sigmoid_(x[i]) * y[i];
-    return x[i];
+    float v = x[i];
+    if (p.stage == STAGE_NORM) v = (v * inv) * y[i];
+    return finite(v);
 }
 
 // The factors of a norm, which nothing earlier makes.
 DEVICE void stage_factors(const Linear &p, float *y) {
     float offset = __uint_as_float(p.offset);
-    for (u32 i = threadIdx.x; i < p.inputs; i += blockDim.x) y[i] = offset + widen((const void *)p.y, p.y_dtype, i);
+    for (u32 base = threadIdx.x; base < p.inputs; base += 4 * blockDim.x) {
+        u32 raw[4];
+#pragma unroll
+        for (u32 t = 0; t < 4; t++) {
+            u32 i = base + t * blockDim.x;
+            raw[t] = i < p.inputs ? parameter((const u8 *)p.y, p.y_dtype, i) : 0;
+        }
+#pragma unroll
+        for (u32 t = 0; t < 4; t++)
+            if (base + t * blockDim.x < p.inputs) y[base + t * blockDim.x] = offset + number(raw[t], p.y_dtype);
+    }
 }
 
-// Quantises the groups of rows row0 .. row0 + n; `x` and `y` are the first row's.
-DEVICE void stage_groups(const Linear &p, const Staged &to, const float *x, u64 x_row, const float *y, u64 y_row, u32 n, float inv,
-                         u32 group) {
+// Quantises the groups of n rows; `x` and `y` are the first row's. Short on purpose: a kernel runs this once, so every instruction is
+// fetched for it.
+template <int R>
+DEVICE void stage_groups(const Linear &p, const Staged &to, const float *x, u64 x_row, const float *y, u32 n, float inv, u32 group) {
     u32 groups = p.inputs / group, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
 #pragma unroll 1
     for (u32 u = warp; u < n * groups; u += warps) {
-        u32 r = u / groups, g = u % groups, largest = 0;
-        float v[4];
-#pragma unroll
-        for (u32 t = 0; t < 4; t++) {
-            u32 i = t * 32 + lane;
-            v[t] = i < group ? finite(staged_value(p, x + r * x_row, y + r * y_row, inv, g * group + i)) : 0.0f;
+        u32 r = R == 1 ? 0 : u / groups, g = R == 1 ? u : u % groups, largest = 0;
+        const float *from = x + r * x_row;
+#pragma unroll 1
+        for (u32 i = lane; i < group; i += 32) {
+            float v = staged_value(p, from, y, inv, g * group + i);
             // Magnitudes are ordered as their bits are; a NaN is ignored.
-            u32 bits = v[t] == v[t] ? __float_as_uint(fabsf(v[t])) : 0;
+            u32 bits = v == v ? __float_as_uint(fabsf(v)) : 0;
             largest = largest > bits ? largest : bits;
         }
         float m = __uint_as_float(__reduce_max_sync(FULL, largest)), inverse = 127.0f / m;
         int sum = 0;
-#pragma unroll
-        for (u32 t = 0; t < 4; t++) {
-            u32 i = t * 32 + lane;
-            if (i < group) {
-                int q = activation_code(v[t], inverse, m == 0.0f);
-                to.codes[r * p.inputs + g * group + i] = (i8)q;
-                sum += q;
-            }
+#pragma unroll 1
+        for (u32 i = lane; i < group; i += 32) {
+            int q = activation_code(staged_value(p, from, y, inv, g * group + i), inverse, m == 0.0f);
+            to.codes[r * p.inputs + g * group + i] = (i8)q;
+            sum += q;
         }
         sum = __reduce_add_sync(FULL, sum);
         if (lane == 0) {
@@ -154,19 +167,30 @@ DEVICE void stage_held(const Linear &p, float *held, const float *x, float &inv)
     __shared__ float inverse_root;
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     bool leads = blockIdx.x == 0 && blockIdx.y == 0;
-    for (u32 i = threadIdx.x; i < p.inputs; i += blockDim.x) {
-        float v = x[i];
-        if (p.x2) {
-            v = v + ((const float *)p.x2)[i];
-            if (p.sum && leads) ((float *)p.sum)[i] = v;
+    for (u32 base = threadIdx.x; base < p.inputs; base += 4 * blockDim.x) {
+        float v[4], w[4];
+#pragma unroll
+        for (u32 t = 0; t < 4; t++) {
+            u32 i = base + t * blockDim.x;
+            v[t] = i < p.inputs ? x[i] : 0.0f;
+            if (p.x2) w[t] = i < p.inputs ? ((const float *)p.x2)[i] : 0.0f;
         }
-        held[i] = v;
+#pragma unroll
+        for (u32 t = 0; t < 4; t++) {
+            u32 i = base + t * blockDim.x;
+            if (i >= p.inputs) break;
+            if (p.x2) {
+                v[t] = v[t] + w[t];
+                if (p.sum && leads) ((float *)p.sum)[i] = v[t];
+            }
+            held[i] = v[t];
+        }
     }
     __syncthreads();
     if (p.stage == STAGE_NORM) {
         if (warp == 0) {
             float acc = 0.0f;
-#pragma unroll 8
+#pragma unroll 4
             for (u32 i = lane; i < p.inputs; i += 32) acc = fmaf(held[i], held[i], acc);
             inv = rms_inverse(acc, p.inputs, __uint_as_float(p.eps));
             if (lane == 0) inverse_root = inv;
@@ -179,7 +203,7 @@ DEVICE void stage_held(const Linear &p, float *held, const float *x, float &inv)
 }
 
 // Fills `to` for rows row0 .. row0 + n; `slot` is the slot that is read. `held` has room for a row and its norm's factors.
-DEVICE void stage(const Linear &p, const Staged &to, float *held, u32 row0, u32 n, u32 slot, u32 group) {
+template <int R> DEVICE void stage(const Linear &p, const Staged &to, float *held, u32 row0, u32 n, u32 slot, u32 group) {
     u32 groups = p.inputs / group;
     if (p.stage == STAGE_CODES) {
         u32 words = p.inputs / 4;
@@ -196,22 +220,21 @@ DEVICE void stage(const Linear &p, const Staged &to, float *held, u32 row0, u32 
         return;
     }
     const float *x = (const float *)p.x + row0 * p.x_row + slot * p.x_slot;
-    const float *y = (const float *)p.y + row0 * p.y_row + slot * p.y_slot;
     u64 x_row = p.x_row;
     float inv = 0.0f;
     if (p.flags & HELD) {
         stage_held(p, held, x, inv);
         x = held;
         x_row = 0;
-        if (p.stage == STAGE_NORM) y = held + p.inputs;
     }
-    stage_groups(p, to, x, x_row, y, p.y_row, n, inv, group);
+    stage_groups<R>(p, to, x, x_row, held + p.inputs, n, inv, group);
 }
-// Weights of one chunk that a lane has asked for.
+// Weights of one chunk that a lane has asked for, as they are stored: whoever converted them here would wait for each.
 template <int OUT> struct Asked {
     uint4 raw[OUT];
-    float scale[OUT][2], bias[OUT];
+    u32 scale[OUT], second[OUT], bias[OUT];
 };
+
 
 // The weight's row of a place among the outputs; past the last, the last.
 DEVICE u64 output_row(const Linear &p, u32 o) {
@@ -224,17 +247,17 @@ DEVICE void ask(Asked<OUT> &a, const Linear &p, const u8 *w, const u8 *s, const 
                 u32 dtype) {
     u32 u = chunk * 32 + (threadIdx.x & 31);
     if (u * 32 >= p.inputs) return;
-    u32 g = u * 32 / group;
+    u32 g = u * 32 >> (31 - __clz(group));
 #pragma unroll
     for (int o = 0; o < OUT; o++) {
         u64 row = output_row(p, o0 + o);
         if (KIND != KIND_ANY) a.raw[o] = *(const uint4 *)(w + row * p.w_row + u * 16);
         if (KIND == KIND_E2M1) {
-            a.scale[o][0] = scale_of(kind, s + row * p.s_row, dtype, g);
-            if (kind == NVFP4) a.scale[o][1] = scale_of(NVFP4, s + row * p.s_row, dtype, g + 1);
+            a.scale[o] = (s + row * p.s_row)[g];
+            if (kind == NVFP4) a.second[o] = (s + row * p.s_row)[g + 1];
         } else {
-            a.scale[o][0] = widen(s + row * p.s_row, dtype, g);
-            a.bias[o] = widen(b + row * p.b_row, dtype, g);
+            a.scale[o] = parameter(s + row * p.s_row, dtype, g);
+            a.bias[o] = parameter(b + row * p.b_row, dtype, g);
         }
     }
 }
@@ -244,7 +267,7 @@ DEVICE void ask(Asked<OUT> &a, const Linear &p, const u8 *w, const u8 *s, const 
 template <int KIND, int R, int OUT> DEVICE void linear(const Linear &p) {
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
     u32 kind = p.format & 255, bits = p.format >> 8 & 255, group = p.format >> 16 & 255, dtype = p.format >> 24 & 255;
-    u32 groups = p.inputs / group, chunks = (p.inputs + 1023) / 1024, pitch = 1024 / group + 1;
+    u32 shift = 31 - __clz(group), groups = p.inputs >> shift, chunks = (p.inputs + 1023) / 1024, pitch = (1024 >> shift) + 1;
     const u8 *w = (const u8 *)p.w, *s = (const u8 *)p.s, *b = (const u8 *)p.b;
     u32 o0 = (blockIdx.x * warps + warp) * OUT, step = gridDim.x * warps * OUT;
     u32 place = blockIdx.z * gridDim.y + blockIdx.y, row0 = place * R, slot = 0, in_slot = 0;
@@ -282,7 +305,7 @@ template <int KIND, int R, int OUT> DEVICE void linear(const Linear &p) {
     x.sum = x.scale + R * groups;
     float2 *pairs = (float2 *)(x.sum + R * groups) + warp * OUT * R * pitch;
     float *biases = (float *)((float2 *)(x.sum + R * groups) + warps * OUT * R * pitch) + warp * OUT * pitch;
-    stage(p, x, held, row0, n, in_slot, group);
+    stage<R>(p, x, held, row0, n, in_slot, group);
     __syncthreads();
     for (; o0 < p.outputs; o0 += step) {
         float acc = 0.0f;
@@ -291,7 +314,7 @@ template <int KIND, int R, int OUT> DEVICE void linear(const Linear &p) {
             bool more = c + 1 < chunks;
             u32 o1 = more ? o0 : o0 + step;
             if (o1 < p.outputs) ask<KIND, OUT>(next, p, w, s, b, o1, more ? c + 1 : 0, kind, group, dtype);
-            u32 u = c * 32 + lane, g0 = c * 1024 / group;
+            u32 u = c * 32 + lane, g0 = c * 1024 >> shift;
             bool inside = u * 32 < p.inputs;
 #pragma unroll
             for (int o = 0; o < OUT; o++) {
@@ -318,24 +341,25 @@ template <int KIND, int R, int OUT> DEVICE void linear(const Linear &p) {
                     if (KIND == KIND_E2M1 && group == 16) {
                         if (inside && r < n) {
                             u32 g = 2 * lane;
-                            pair[g] = make_float2(now.scale[o][0] * x.scale[r * groups + g0 + g], (float)d0);
-                            pair[g + 1] = make_float2(now.scale[o][1] * x.scale[r * groups + g0 + g + 1], (float)d1);
+                            pair[g] = make_float2(block_scale(now.scale[o], kind) * x.scale[r * groups + g0 + g], (float)d0);
+                            pair[g + 1] = make_float2(block_scale(now.second[o], kind) * x.scale[r * groups + g0 + g + 1], (float)d1);
                         }
                         continue;
                     }
                     int d = d0 + d1;
                     if (group >= 64) d += __shfl_xor_sync(FULL, d, 1);
                     if (group == 128) d += __shfl_xor_sync(FULL, d, 2);
-                    u32 lanes = group / 32, g = lane / lanes;
-                    if (inside && r < n && lane % lanes == 0) {
-                        pair[g] = make_float2(now.scale[o][0] * x.scale[r * groups + g0 + g], (float)d);
-                        if (KIND != KIND_E2M1 && r == 0) biases[o * pitch + g] = now.bias[o];
+                    u32 g = lane * 32 >> shift;
+                    if (inside && r < n && (lane * 32 & (group - 1)) == 0) {
+                        float scale = KIND == KIND_E2M1 ? block_scale(now.scale[o], kind) : number(now.scale[o], dtype);
+                        pair[g] = make_float2(scale * x.scale[r * groups + g0 + g], (float)d);
+                        if (KIND != KIND_E2M1 && r == 0) biases[o * pitch + g] = number(now.bias[o], dtype);
                     }
                 }
             }
             __syncwarp();
             if (lane < OUT * R) {
-                u32 o = lane / R, r = lane % R, many = groups - g0 < 1024 / group ? groups - g0 : 1024 / group;
+                u32 o = lane / R, r = lane % R, many = groups - g0 < pitch - 1 ? groups - g0 : pitch - 1;
                 const float2 *pair = pairs + lane * pitch;
                 const float *bias = biases + o * pitch, *sum = x.sum + r * groups + g0;
                 if (r < n) {
@@ -370,9 +394,7 @@ template <int KIND, int R, int OUT> DEVICE void linear(const Linear &p) {
 LINEAR(linear_q4_1x1, KIND_Q4, 1, 1)
 LINEAR(linear_q4_1x4, KIND_Q4, 1, 4)
 LINEAR(linear_q4_8x4, KIND_Q4, 8, 4)
-LINEAR(linear_e2m1_1x1, KIND_E2M1, 1, 1)
 LINEAR(linear_e2m1_1x4, KIND_E2M1, 1, 4)
 LINEAR(linear_e2m1_8x4, KIND_E2M1, 8, 4)
-LINEAR(linear_any_1x1, KIND_ANY, 1, 1)
 LINEAR(linear_any_1x4, KIND_ANY, 1, 4)
 LINEAR(linear_any_8x4, KIND_ANY, 8, 4)
