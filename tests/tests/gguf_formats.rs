@@ -208,10 +208,11 @@ fn llama_cpp_computes_the_same_but_for_what_int8_activations_explain() {
             (1..=4).map(|seed| from_exact(&interpreted(&path, &baked, &ids, Some(seed)))).fold(0.0, f32::max);
         let (ours, theirs) = (from_exact(&ours), from_exact(&theirs));
         println!("{name}: ours {ours:.5}, llama.cpp {theirs:.5}, explained {explained:.5}");
-        // Without int8 nothing but f32 sums in another order, and the six digits of the fixture, is left.
+        // Without int8 nothing but f32 sums in another order is left.
         let rounding = 2e-5;
         assert!(ours <= NOISE_FACTOR * explained + rounding, "{name}: {ours} of the scale, explained {explained}");
-        let most = NOISE_FACTOR * LARGER_GROUPS * explained + rounding;
+        // What every other implementation may differ by in f32 (`oracle.rs`): it has other sums, and another `exp`.
+        let most = NOISE_FACTOR * LARGER_GROUPS * explained + 1e-4;
         assert!(theirs <= most, "{name}: llama.cpp is {theirs} of the scale off, explained {explained}");
     }
 }
