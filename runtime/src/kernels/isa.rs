@@ -267,8 +267,8 @@ pub(super) mod avx512_halves {
     pub(in crate::kernels) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
         // Of an expert as many as there are rows, at most.
         let rows = match call.kind {
-            OpKind::LinearQuant => linear_quant::Attrs::of(call.attrs).rows,
-            _ => expert_linear_quant::Attrs::of(call.attrs).rows,
+            OpKind::LinearQuant => linear::Attrs::of(call.attrs).rows,
+            _ => expert_linear::Attrs::of(call.attrs).rows,
         };
         let product = if rows <= <Products<MADD> as Rows>::STREAMED { avx2::product } else { avx512_vbmi::product };
         // SAFETY: the kernel's contract, passed on; a CPU with AVX-512 has AVX2.
