@@ -68,8 +68,8 @@ fn inspect_shows_what_became_of_the_types_of_a_gguf_model() {
     stdout(&["build", concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/gguf/mixed/model.gguf"), "-o", &out]);
     let text = stdout(&["inspect", &out]);
     for line in [
-        "      1 Q4_K     as q4g32/f32    4.50 ->  6.00 bits a weight",
-        "      1 Q6_K     as f32          6.56 -> 32.00 bits a weight",
+        "      1 Q4_K     as q4_k         4.50 ->  4.50 bits a weight",
+        "      1 Q6_K     as q6_k         6.56 ->  6.56 bits a weight",
         "      1 Q5_1     as q5g32/f16    6.00 ->  6.00 bits a weight",
         "bits a weight\n",
     ] {

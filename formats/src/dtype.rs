@@ -146,6 +146,9 @@ impl WeightFormat {
     /// The inverse of the format's text.
     pub fn from_name(name: &str) -> Option<WeightFormat> {
         let dtype = |name: &str| DType::ALL.into_iter().find(|d| d.to_string() == name);
+        if let Some(block) = Block::ALL.into_iter().find(|b| b.name() == name) {
+            return Some(WeightFormat::Block(block));
+        }
         let format = match name {
             "mxfp4" => WeightFormat::Mxfp4,
             "nvfp4" => WeightFormat::Nvfp4,

@@ -619,8 +619,8 @@ fn extreme_codes_do_not_saturate(kernels: Kernels) {
         for rows in [1, 7] {
             for sign in [127u8, 127u8.wrapping_neg()] {
                 for weights in [0xff, 0x77, 0x00] {
-                    let group = format.group().unwrap();
-                    let attrs = vec![rows, 3 * group, 19, format.code()];
+                    let inputs = 3 * format.group().unwrap().max(format.unit());
+                    let attrs = vec![rows, inputs, 19, format.code()];
                     let mut case = Case::new(OpKind::LinearQuant, attrs, &mut rng);
                     case.buffers[0].as_mut().unwrap().memory.bytes_mut().fill(sign);
                     case.buffers[3].as_mut().unwrap().memory.bytes_mut().fill(weights);

@@ -142,7 +142,8 @@ fn records_that_are_not_what_the_manifest_says_are_found() {
     let refused = said(&|data| data[gap as usize] = 1, &|_| ());
     assert!(refused.contains("model.layers.0.mlp.switch_mlp.experts: expected zeros"), "{refused}");
     // As long, but in another order, of another shape or format, under another name, twice, not at all.
-    let edits: [(&str, &dyn Fn(&mut Value)); 7] = [
+    type Edit<'a> = (&'a str, &'a dyn Fn(&mut Value));
+    let edits: [Edit<'_>; 7] = [
         ("manifest, experts: expected", &|m| m["experts"][0]["matrices"].as_array_mut().expect("matrices").swap(0, 1)),
         ("manifest, experts: expected records of", &|m| m["experts"][0]["matrices"][0]["outputs"] = 22.into()),
         ("expected the name of a weight format", &|m| m["experts"][0]["matrices"][0]["format"] = "f3".into()),

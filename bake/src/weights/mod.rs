@@ -22,6 +22,9 @@ use loaf_formats::dtype::{DType, WeightFormat};
 use crate::checkpoint::{Error, Shard};
 use options::WIDTHS;
 
+/// Weights per scale of a router that nobody named: routers keep 8 bits in groups of this size.
+const ROUTER_GROUP: u8 = 64;
+
 pub use gguf::Becoming;
 pub use loaf_recipes::model::{WeightClass, WeightDecl};
 pub use options::{QuantOptions, QuantRule};
@@ -147,7 +150,7 @@ fn target_format(decl: &WeightDecl, dtype: DType, quant: &QuantOptions) -> Weigh
     let group = quant.group as u8;
     let (bits, group) = match (decl.class, asked_bits(decl, quant)) {
         (_, None | Some((None, _))) => return dense,
-        (WeightClass::Router, Some((Some(_), false))) => (8, 64),
+        (WeightClass::Router, Some((Some(_), false))) => (8, ROUTER_GROUP),
         (_, Some((Some(bits), _))) => (bits, group),
     };
     let affine = WeightFormat::Affine { bits, group, params: dtype };
@@ -172,7 +175,9 @@ pub fn quantisation_note(decls: &[WeightDecl], resolved: &[Resolved], quant: &Qu
     let reason = match dense.first() {
         _ if asked.is_empty() => "no weight that can be was asked for".to_string(),
         Some((decl, _)) => {
-            let (n, group, inputs) = (dense.len(), quant.group, decl.shape.last().copied().unwrap_or(0));
+            let fixed = decl.class == WeightClass::Router && asked_bits(decl, quant).is_some_and(|(_, named)| !named);
+            let group = if fixed { ROUTER_GROUP.into() } else { quant.group };
+            let (n, inputs) = (dense.len(), decl.shape.last().copied().unwrap_or(0));
             format!(
                 "{n} weights stay dense, since the group of {group} does not divide their inputs, such as {inputs} of {}",
                 decl.name

@@ -266,7 +266,7 @@ mod tests {
             split(template, false, &tools, &format!("Well.\n{one}\n{one}")),
             [text("Well."), call.clone(), call.clone()]
         );
-        assert_eq!(split(template, false, &tools, &one[..one.len() - 12]), [call.clone()]);
+        assert_eq!(split(template, false, &tools, &one[..one.len() - 12]), std::slice::from_ref(&call));
         let broken = "<tool_call>\n{\"name\": }\n</tool_call>";
         assert_eq!(split(template, false, &tools, broken), [text(broken)]);
         // Without tools on offer it is what it looks like.

@@ -250,11 +250,15 @@ impl Served {
                                 }
                             }
                         }
-                        scheduler.as_mut().map(|s| s.push(job, since));
+                        if let Some(s) = scheduler.as_mut() {
+                            s.push(job, since);
+                        }
                     }
                     Ok(Command::Stop) | Err(true) => {
                         stopping = true;
-                        scheduler.as_mut().map(|s| s.refuse_waiting("the server is stopping"));
+                        if let Some(s) = scheduler.as_mut() {
+                            s.refuse_waiting("the server is stopping");
+                        }
                         break;
                     }
                     Err(false) => break,

@@ -208,6 +208,7 @@ isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"), else no_product
 pub(super) mod avx_vnni {
     use super::*;
 
+    #[cfg(not(loaf_small))]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avxvnni"), avx2::product,
         44, 64 => Products<VEX>; 4, 32 => Products<VEX>; 2, 32 => Products<VEX>;
         2, 64 => Products<VEX>; 3, 32 => Products<VEX>; 3, 64 => Products<VEX>;
@@ -215,6 +216,16 @@ pub(super) mod avx_vnni {
         6, 64 => Products<VEX>; 8, 32 => Products<VEX>; 8, 64 => Products<VEX>;
         14, 32 => Products<VEX>; 24, 16 => Products<VEX>;
         22, 16 => Products<VEX>; 23, 16 => Products<VEX>; 26, 16 => Products<VEX>; 34, 32 => Products<VEX>;);
+
+    // Groups of 16 are AVX2's in the small program: a copy of a product is some 30 KB.
+    #[cfg(loaf_small)]
+    isa!(@products target_feature(enable = "avx2,fma,f16c,avxvnni"), avx2::product,
+        44, 64 => Products<VEX>; 4, 32 => Products<VEX>; 2, 32 => Products<VEX>;
+        2, 64 => Products<VEX>; 3, 32 => Products<VEX>; 3, 64 => Products<VEX>;
+        5, 32 => Products<VEX>; 5, 64 => Products<VEX>; 6, 32 => Products<VEX>;
+        6, 64 => Products<VEX>; 8, 32 => Products<VEX>; 8, 64 => Products<VEX>;
+        14, 32 => Products<VEX>; 24, 16 => Products<VEX>;
+        34, 32 => Products<VEX>;);
 }
 
 /// The same instructions as AVX-512 encodes them: of the layouts that the AVX-512 table has no better kernel for, and in debug
@@ -223,12 +234,16 @@ pub(super) mod avx_vnni {
 pub(super) mod avx_vnni_evex {
     use super::*;
 
-    #[cfg(not(debug_assertions))]
+    // The small program leaves these layouts to AVX2's kernels.
+    #[cfg(loaf_small)]
+    pub(in crate::kernels) use super::avx2::product;
+
+    #[cfg(not(any(debug_assertions, loaf_small)))]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
         2, 64 => Products<EVEX>; 3, 64 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 => Products<EVEX>;
         6, 64 => Products<EVEX>; 22, 16 => Products<EVEX>; 23, 16 => Products<EVEX>; 26, 16 => Products<EVEX>;);
 
-    #[cfg(debug_assertions)]
+    #[cfg(all(debug_assertions, not(loaf_small)))]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
         44, 64 => Products<EVEX>; 4, 32 => Products<EVEX>; 2, 64 => Products<EVEX>;
         3, 64 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 => Products<EVEX>;
@@ -251,11 +266,18 @@ isa!(avx512, Avx2, Avx512<false>,
 pub(super) mod avx512_vbmi {
     use super::*;
 
+    #[cfg(not(loaf_small))]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"),
         avx512::product,
         2, 64 => Avx512<true>; 2, 128 => Avx512<true>; 2, _ => Avx512<true>; 3, 64 => Avx512<true>;
         5, 64 => Avx512<true>; 5, _ => Avx512<true>; 6, 64 => Avx512<true>; 6, _ => Avx512<true>;
         22, 16 => Avx512<true>; 23, 16 => Avx512<true>; 26, 16 => Avx512<true>;);
+
+    #[cfg(loaf_small)]
+    isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"),
+        avx512::product,
+        2, 64 => Avx512<true>; 2, 128 => Avx512<true>; 2, _ => Avx512<true>; 3, 64 => Avx512<true>;
+        5, 64 => Avx512<true>; 5, _ => Avx512<true>; 6, 64 => Avx512<true>; 6, _ => Avx512<true>;);
 }
 
 /// Integer matmuls of CPUs that have all of AVX-512 but run it on units of 256 bits: one to three rows of activations are multiplied by

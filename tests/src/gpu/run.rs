@@ -403,8 +403,8 @@ fn integer(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
         Op::Mad => a.wrapping_mul(b).wrapping_add(c),
         Op::MulWide if is_signed => return sa.wrapping_mul(sb) as u64,
         Op::MulWide => return ua.wrapping_mul(ub),
-        Op::MulHi if is_signed => (i128::from(sa) * i128::from(sb) >> width) as u64,
-        Op::MulHi => (u128::from(ua) * u128::from(ub) >> width) as u64,
+        Op::MulHi if is_signed => ((i128::from(sa) * i128::from(sb)) >> width) as u64,
+        Op::MulHi => ((u128::from(ua) * u128::from(ub)) >> width) as u64,
         // Division by zero gives all ones there.
         Op::Div if ub == 0 => u64::MAX,
         Op::Div if is_signed => sa.wrapping_div(sb) as u64,

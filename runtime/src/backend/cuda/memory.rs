@@ -175,7 +175,8 @@ impl Memory {
 
     /// Sends the weights, in the order of the file.
     pub fn upload(&mut self, driver: &mut dyn Driver, data: &[u8]) -> Result<()> {
-        self.write(driver, &[self.weights..self.weights + data.len() as u64], data)
+        let all = self.weights..self.weights + data.len() as u64;
+        self.write(driver, std::slice::from_ref(&all), data)
     }
 
     /// Writes bytes to ranges of the device, one after the other, and waits.

@@ -202,7 +202,7 @@ impl Steps<'_> {
         if let Some(gate) = p.gate {
             let at = op::silu_mul::Operands::indices();
             let half = u64::from(l.outputs) / 2;
-            if p.products.len() != 1 || self.records[gate].kind != OpKind::SiluMul || l.outputs % 2 != 0 {
+            if p.products.len() != 1 || self.records[gate].kind != OpKind::SiluMul || !l.outputs.is_multiple_of(2) {
                 return None;
             }
             let a = op::silu_mul::Attrs::of(self.records[gate].attrs);
