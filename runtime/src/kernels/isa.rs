@@ -217,15 +217,12 @@ pub(super) mod avx_vnni {
         14, 32 => Products<VEX>; 24, 16 => Products<VEX>;
         22, 16 => Products<VEX>; 23, 16 => Products<VEX>; 26, 16 => Products<VEX>; 34, 32 => Products<VEX>;);
 
-    // Groups of 16 are AVX2's in the small program: a copy of a product is some 30 KB.
+    // The small program has the layouts that most weights have: a copy of a product is some 20 KB. AVX2's kernels do the rest.
     #[cfg(loaf_small)]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avxvnni"), avx2::product,
-        44, 64 => Products<VEX>; 4, 32 => Products<VEX>; 2, 32 => Products<VEX>;
-        2, 64 => Products<VEX>; 3, 32 => Products<VEX>; 3, 64 => Products<VEX>;
-        5, 32 => Products<VEX>; 5, 64 => Products<VEX>; 6, 32 => Products<VEX>;
-        6, 64 => Products<VEX>; 8, 32 => Products<VEX>; 8, 64 => Products<VEX>;
-        14, 32 => Products<VEX>; 24, 16 => Products<VEX>;
-        34, 32 => Products<VEX>;);
+        44, 64 => Products<VEX>; 4, 32 => Products<VEX>; 2, 64 => Products<VEX>; 3, 64 => Products<VEX>;
+        5, 32 => Products<VEX>; 5, 64 => Products<VEX>; 6, 64 => Products<VEX>; 8, 32 => Products<VEX>;
+        8, 64 => Products<VEX>;);
 }
 
 /// The same instructions as AVX-512 encodes them: of the layouts that the AVX-512 table has no better kernel for, and in debug
@@ -254,12 +251,18 @@ pub(super) mod avx_vnni_evex {
 
 // Everything but matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers. Widths that no 512-bit
 // instruction unpacks well without VBMI are those of half as long vectors.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(loaf_small)))]
 isa!(avx512, Avx2, Avx512<false>,
     target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx_vnni_evex::product,
     44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 4, 32 => Avx512<false>;
     8, 64 => Avx512<false>; 8, _ => Avx512<false>;
     14, 32 => Avx512<false>; 24, 16 => Avx512<false>; 34, 32 => Avx512<false>;);
+#[cfg(all(target_arch = "x86_64", loaf_small))]
+isa!(avx512, Avx2, Avx512<false>,
+    target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx_vnni_evex::product,
+    44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 4, 32 => Avx512<false>;
+    8, 64 => Avx512<false>; 8, _ => Avx512<false>;
+    14, 32 => Avx512<false>; 24, 16 => Avx512<false>;);
 
 /// Integer matmuls of the widths that VBMI unpacks in three instructions; those of [`avx512`] otherwise.
 #[cfg(target_arch = "x86_64")]
