@@ -41,8 +41,6 @@ pub mod chat;
 pub mod conversation;
 pub mod engine;
 pub mod generate;
-pub mod kernels;
-pub mod math;
 pub mod memory;
 pub mod model;
 pub mod op_times;
@@ -55,6 +53,8 @@ pub mod session;
 pub mod threads;
 pub mod tokenizer;
 pub mod trace;
+
+pub use loaf_kernels as kernels;
 
 pub use conversation::Conversation;
 pub use engine::{Engine, EngineError, EngineOptions};

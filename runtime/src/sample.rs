@@ -4,7 +4,7 @@
 //! Temperature 0 takes the best token after penalties, the lower id of equals.
 //!
 //! What always holds: the same logits, history, options and seed give the same token on every machine, since
-//! every sum runs in a stated order, `exp` is [`crate::math::exp`], and the generator is ours. Nothing is allocated
+//! every sum runs in a stated order, `exp` is [`loaf_kernels::math::exp`], and the generator is ours. Nothing is allocated
 //! after [`Sampler::new`]; only the candidates that survive a filter are ever sorted. A NaN logit is minus infinity, an
 //! infinite one the largest finite number; if no logit is left, that is an error and not a guess.
 //!
@@ -17,7 +17,7 @@ use std::fmt;
 use loaf_formats::chat::Sampling;
 use loaf_formats::memory::{NoMemory, filled, reserved};
 
-use crate::math::exp;
+use loaf_kernels::math::exp;
 
 /// How to choose a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -269,7 +269,7 @@ impl Sampler {
             rank(candidates, top_k);
             candidates.truncate(top_k);
         }
-        crate::math::fused!(weigh(candidates: &mut [Candidate], max: f32, temperature: f32) -> ());
+        loaf_kernels::fused!(weigh(candidates: &mut [Candidate], max: f32, temperature: f32) -> ());
         if top_p < 1.0 {
             let total: f64 = candidates.iter().map(|c| f64::from(c.weight)).sum();
             let wanted = total * f64::from(top_p);
@@ -307,7 +307,7 @@ fn tame(x: f32) -> f32 {
 
 /// Id and value of the best logit, the lower id of equals; `None` if all are NaN or minus infinity.
 pub fn best(logits: &[f32]) -> Option<(u32, f32)> {
-    let max = crate::math::fused!(largest(logits: &[f32]) -> f32);
+    let max = loaf_kernels::fused!(largest(logits: &[f32]) -> f32);
     let id = logits.iter().position(|x| *x == max)?;
     (max > f32::NEG_INFINITY).then_some((id as u32, tame(max)))
 }
@@ -357,7 +357,7 @@ fn weigh(candidates: &mut [Candidate], max: f32, temperature: f32) {
 /// Minus infinity for an id that has none; `None` if all logits are NaN or minus infinity.
 pub fn log_prob(logits: &[f32], id: u32) -> Option<f64> {
     let (_, max) = best(logits)?;
-    let sum: f64 = crate::math::fused!(sum_exp(logits: &[f32], max: f32) -> [f64; 8]).iter().sum();
+    let sum: f64 = loaf_kernels::fused!(sum_exp(logits: &[f32], max: f32) -> [f64; 8]).iter().sum();
     let x = logits.get(id as usize).map_or(f32::NEG_INFINITY, |x| tame(*x));
     Some(f64::from(x) - f64::from(max) - libm::log(sum))
 }

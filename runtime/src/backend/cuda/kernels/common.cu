@@ -89,7 +89,7 @@ DEVICE float get(const Operand &o, u64 r, u64 h, u64 i) { return widen((const vo
 
 DEVICE float power_of_two(int n) { return __int_as_float((n + 127) << 23); }
 
-// The contract's exp: see runtime/src/math.rs.
+// The contract's exp: see runtime/kernels/src/math.rs.
 DEVICE float exp_(float x) {
     const float round = 12582912.0f;
     x = -104.0f > x ? -104.0f : x;

@@ -11,7 +11,7 @@ use super::super::kernels::Attend;
 use super::super::values::shape;
 use super::super::weights::Matrix;
 use super::{Op, Planes, Trace, missing};
-use crate::math::rope_angle;
+use loaf_kernels::math::rope_angle;
 
 /// Slots from which products with experts are taken sorted by expert: fewer are read one by one anyway.
 const SORT_SLOTS: u64 = 64;

@@ -36,6 +36,7 @@ mod dense;
 mod dots;
 mod elementwise;
 mod isa;
+pub mod math;
 mod naive;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -106,7 +107,7 @@ impl RawOperand {
     /// # Safety
     /// `(r, h, 0)` lies in the operand's extent.
     #[inline(always)]
-    pub(crate) unsafe fn at<T>(&self, r: usize, h: usize) -> *mut T {
+    pub unsafe fn at<T>(&self, r: usize, h: usize) -> *mut T {
         debug_assert_eq!(std::mem::size_of::<T>() as u64, self.dtype.bytes());
         // SAFETY: within the operand's allocation, by the caller's promise.
         unsafe { self.ptr.cast::<T>().add(r * self.row_stride + h * self.head_stride) }

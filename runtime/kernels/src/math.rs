@@ -44,6 +44,8 @@ pub fn exp(x: f32) -> f32 {
 
 /// Calls an `#[inline(always)]` function, compiled with fused multiply-adds in hardware where the CPU has them: without, each
 /// is a call, and a vocabulary's worth of [`exp`] takes longer than a small model's forward pass. The bits are the same.
+#[macro_export]
+#[doc(hidden)]
 macro_rules! fused {
     ($name:ident($($arg:ident: $type:ty),*) -> $out:ty) => {{
         #[cfg(target_arch = "x86_64")]
@@ -63,7 +65,6 @@ macro_rules! fused {
         $name($($arg),*)
     }};
 }
-pub(crate) use fused;
 
 /// `2^n` for `-126 <= n <= 127`; whatever the bits say outside (a NaN's garbage exponent).
 #[inline(always)]

@@ -180,13 +180,7 @@ impl<const DOT: u8> Rows for Products<DOT> {
         }
     }
     #[inline(always)]
-    unsafe fn fill_params<const OFTEN: bool>(
-        kind: u8,
-        dtype: DType,
-        rows: &[*const u8; 16],
-        groups: usize,
-        to: *mut u8,
-    ) {
+    unsafe fn fill_params(kind: u8, dtype: DType, rows: &[*const u8; 16], groups: usize, to: *mut u8) {
         // SAFETY: the trait's condition.
         unsafe {
             if dtype == DType::BF16 {

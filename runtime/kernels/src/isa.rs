@@ -12,12 +12,13 @@ use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{OP_COUNT, OpAttrs, OpKind, expert_linear, linear};
 
 #[cfg(target_arch = "x86_64")]
-use super::avx2::{Avx2, EVEX, MADD, Products, VEX};
+use super::avx2::{Avx2, MADD, Products, VEX};
 #[cfg(target_arch = "x86_64")]
 use super::avx512::Avx512;
 use super::blocks::{self, Fill};
 #[cfg(target_arch = "aarch64")]
 use super::neon::{Neon, Sdot, Smull, Usdot};
+use super::quant::{Matrix, Packing, Panels, Row, Steps};
 use super::rows::Rows;
 use super::scalar::Scalar;
 use super::simd::layout;
@@ -77,7 +78,7 @@ macro_rules! isa {
 
             /// Attention cut by blocks.
             #[allow(dead_code, reason = "a set may do without")]
-            pub(in crate::kernels) const SPLIT: Split = Split { parts: split_parts, merge: split_merge };
+            pub(crate) const SPLIT: Split = Split { parts: split_parts, merge: split_merge };
 
             #[$attr]
             unsafe fn split_parts(
@@ -97,35 +98,59 @@ macro_rules! isa {
         }
     };
     (@products $attr:meta, $else:path, $($case:tt)*) => {
-        /// Zero stands for what the compiler does not know.
+        isa!(@steps $attr,
+            permute(p: Packing, from: *const i8, inp: usize, to: *mut i8);
+            arrange(p: Packing, from: *const i8, inp: usize, to: *mut i8);
+            stream(m: &Matrix<'_>, first: usize, end: usize, x: &Row, codes: *const i8, panels: &Panels, y: *mut f32);
+            fill_panel(m: &Matrix<'_>, first: usize, panel: *mut u8););
+
         #[$attr]
-        unsafe fn case<S: Rows, const KIND: u8, const GROUP: usize>(
-            kind: u8, group: usize, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
-        ) {
-            let kind = if KIND == 0 { kind } else { KIND };
-            let group = if GROUP == 0 { group } else { GROUP };
+        #[allow(dead_code, reason = "the small program leaves whole sets to others")]
+        unsafe fn tile<
+            S: Rows, const KIND: u8, const GROUP: usize, const PART: usize, const P: usize, const R: usize,
+        >(m: &Matrix<'_>, panels: &Panels, at: &[(Row, *mut f32); quant::MOST_ROWS], first: usize, end: usize) {
             // SAFETY: the kernel's contract, passed on.
-            unsafe { quant::product::<S>(kind, (group, group), parameters::<S>, call, units, scratch) }
+            unsafe { quant::tile::<S, KIND, GROUP, PART, P, R>(m, panels, at, first, end) }
         }
 
-        /// Parameters of block formats, for all layouts.
+        /// Parameters, for all layouts.
         #[$attr]
+        #[allow(dead_code, reason = "the small program leaves whole sets to others")]
         unsafe fn parameters<S: Rows>(fill: &Fill) {
             // SAFETY: what `product` promises.
             unsafe { blocks::fill::<S>(fill) }
         }
 
-        /// Groups that are some times `PART`.
-        #[$attr]
-        #[allow(dead_code, reason = "a set may know no such layout")]
-        unsafe fn multiple<S: Rows, const KIND: u8, const PART: usize>(
-            _: u8, group: usize, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
-        ) {
-            // SAFETY: the kernel's contract, passed on.
-            unsafe { quant::product::<S>(KIND, (group, PART), parameters::<S>, call, units, scratch) }
+        /// What one layout and group has of its own; zero stands for what the compiler does not know, and `PART` for groups
+        /// that are some times as long.
+        #[allow(dead_code, reason = "the small program leaves whole sets to others")]
+        const fn steps<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>() -> Steps {
+            Steps {
+                part: PART,
+                permute: permute::<S, KIND, GROUP, PART>,
+                arrange: arrange::<S, KIND, GROUP, PART>,
+                stream: stream::<S, KIND, GROUP, PART>,
+                fill_panel: fill_panel::<S, KIND, GROUP, PART>,
+                tiles: [
+                    tile::<S, KIND, GROUP, PART, 2, 1>,
+                    if S::TILE == 6 { tile::<S, KIND, GROUP, PART, 2, 3> } else { tile::<S, KIND, GROUP, PART, 2, 4> },
+                    if S::TILE == 6 { tile::<S, KIND, GROUP, PART, 2, 6> } else { tile::<S, KIND, GROUP, PART, 2, 4> },
+                    tile::<S, KIND, GROUP, PART, 1, 4>,
+                ],
+                fill: parameters::<S>,
+            }
         }
 
-        pub(in crate::kernels) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+        #[$attr]
+        #[allow(dead_code, reason = "the small program leaves whole sets to others")]
+        unsafe fn run<S: Rows>(
+            steps: &Steps, kind: u8, group: usize, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
+        ) {
+            // SAFETY: the kernel's contract, passed on.
+            unsafe { quant::product::<S>(kind, group, steps, call, units, scratch) }
+        }
+
+        pub(crate) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
             let format = match call.kind {
                 OpKind::LinearQuant => linear::Attrs::of(call.attrs).format,
                 _ => expert_linear::Attrs::of(call.attrs).format,
@@ -144,21 +169,38 @@ macro_rules! isa {
         }
     };
     (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } _, _ => $rows:ty; $($rest:tt)*) => {
-        isa!(@match $else, ($k, $g, $($args),*) { $($arms)* _ => case::<$rows, 0, 0>($k, $g, $($args),*), } $($rest)*)
+        isa!(@match $else, ($k, $g, $($args),*) { $($arms)* _ => run::<$rows>(&const { steps::<$rows, 0, 0, 0>() }, $k, $g, $($args),*), } $($rest)*)
     };
     (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, _ => $rows:ty; $($rest:tt)*) => {
-        isa!(@match $else, ($k, $g, $($args),*) { $($arms)* ($kind, _) => case::<$rows, $kind, 0>($k, $g, $($args),*), }
+        isa!(@match $else, ($k, $g, $($args),*) { $($arms)* ($kind, _) => run::<$rows>(&const { steps::<$rows, $kind, 0, 0>() }, $k, $g, $($args),*), }
             $($rest)*)
     };
     (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, $group:literal => $rows:ty; $($rest:tt)*) => {
-        isa!(@match $else, ($k, $g, $($args),*) { $($arms)* ($kind, $group) => case::<$rows, $kind, $group>($k, $g, $($args),*), }
+        isa!(@match $else, ($k, $g, $($args),*) { $($arms)* ($kind, $group) => run::<$rows>(&const { steps::<$rows, $kind, $group, 0>() }, $k, $g, $($args),*), }
             $($rest)*)
     };
     (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, $part:literal times => $rows:ty; $($rest:tt)*) => {
         isa!(@match $else, ($k, $g, $($args),*) {
-            $($arms)* ($kind, _) if $g % $part == 0 => multiple::<$rows, $kind, $part>($k, $g, $($args),*),
+            $($arms)* ($kind, _) if $g % $part == 0 =>
+                run::<$rows>(&const { steps::<$rows, $kind, 0, $part>() }, $k, $g, $($args),*),
         } $($rest)*)
     };
+    // Left out of the small program: a copy of a product is some 20 KB.
+    (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } full $kind:literal, $group:literal => $rows:ty; $($rest:tt)*) => {
+        isa!(@match $else, ($k, $g, $($args),*) {
+            $($arms)*
+            #[cfg(not(loaf_small))]
+            ($kind, $group) => run::<$rows>(&const { steps::<$rows, $kind, $group, 0>() }, $k, $g, $($args),*),
+        } $($rest)*)
+    };
+    (@steps $attr:meta, $($name:ident($($arg:ident: $type:ty),*);)*) => { $(
+        #[$attr]
+        #[allow(dead_code, reason = "the small program leaves whole sets to others")]
+        unsafe fn $name<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>($($arg: $type),*) {
+            // SAFETY: the kernel's contract, passed on.
+            unsafe { quant::$name::<S, KIND, GROUP, PART>($($arg),*) }
+        }
+    )* };
     (@functions $attr:meta, $($kind:ident = $module:ident :: $name:ident :: <$set:ty>),* $(,)?) => {
         $(
             #[$attr]
@@ -179,7 +221,7 @@ macro_rules! isa {
         }
 
         /// The kernel of every op.
-        pub(in crate::kernels) fn table() -> [Option<Kernel>; OP_COUNT] {
+        pub(crate) fn table() -> [Option<Kernel>; OP_COUNT] {
             std::array::from_fn(|i| kernel(OpKind::ALL[i]))
         }
     };
@@ -208,39 +250,31 @@ isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"), else no_product
 pub(super) mod avx_vnni {
     use super::*;
 
-    #[cfg(not(loaf_small))]
+    // The small program has the layouts that most weights have; AVX2's kernels do the rest there.
     isa!(@products target_feature(enable = "avx2,fma,f16c,avxvnni"), avx2::product,
-        44, 64 => Products<VEX>; 4, 32 => Products<VEX>; 2, 32 => Products<VEX>;
-        2, 64 => Products<VEX>; 3, 32 => Products<VEX>; 3, 64 => Products<VEX>;
-        5, 32 => Products<VEX>; 5, 64 => Products<VEX>; 6, 32 => Products<VEX>;
+        44, 64 => Products<VEX>; 4, 32 => Products<VEX>; full 2, 32 => Products<VEX>;
+        2, 64 => Products<VEX>; full 3, 32 => Products<VEX>; 3, 64 => Products<VEX>;
+        5, 32 => Products<VEX>; 5, 64 => Products<VEX>; full 6, 32 => Products<VEX>;
         6, 64 => Products<VEX>; 8, 32 => Products<VEX>; 8, 64 => Products<VEX>;
-        14, 32 => Products<VEX>; 24, 16 => Products<VEX>;
-        22, 16 => Products<VEX>; 23, 16 => Products<VEX>; 26, 16 => Products<VEX>; 34, 32 => Products<VEX>;);
-
-    // The small program has the layouts that most weights have: a copy of a product is some 20 KB. AVX2's kernels do the rest.
-    #[cfg(loaf_small)]
-    isa!(@products target_feature(enable = "avx2,fma,f16c,avxvnni"), avx2::product,
-        44, 64 => Products<VEX>; 4, 32 => Products<VEX>; 2, 64 => Products<VEX>; 3, 64 => Products<VEX>;
-        5, 32 => Products<VEX>; 5, 64 => Products<VEX>; 6, 64 => Products<VEX>; 8, 32 => Products<VEX>;
-        8, 64 => Products<VEX>;);
+        full 14, 32 => Products<VEX>; full 24, 16 => Products<VEX>;
+        full 22, 16 => Products<VEX>; full 23, 16 => Products<VEX>; full 26, 16 => Products<VEX>; full 34, 32 => Products<VEX>;);
 }
 
 /// The same instructions as AVX-512 encodes them: of the layouts that the AVX-512 table has no better kernel for, and in debug
 /// builds of all, so that CPUs with AVX-512 test them.
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx_vnni_evex {
+    #[cfg(any(debug_assertions, not(loaf_small)))]
+    use super::super::avx2::EVEX;
     use super::*;
 
-    // The small program leaves these layouts to AVX2's kernels.
-    #[cfg(loaf_small)]
-    pub(in crate::kernels) use super::avx2::product;
-
-    #[cfg(not(any(debug_assertions, loaf_small)))]
+    // The small program leaves all of them to AVX2's kernels.
+    #[cfg(not(debug_assertions))]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
-        2, 64 => Products<EVEX>; 3, 64 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 => Products<EVEX>;
-        6, 64 => Products<EVEX>; 22, 16 => Products<EVEX>; 23, 16 => Products<EVEX>; 26, 16 => Products<EVEX>;);
+        full 2, 64 => Products<EVEX>; full 3, 64 => Products<EVEX>; full 5, 32 => Products<EVEX>; full 5, 64 => Products<EVEX>;
+        full 6, 64 => Products<EVEX>; full 22, 16 => Products<EVEX>; full 23, 16 => Products<EVEX>; full 26, 16 => Products<EVEX>;);
 
-    #[cfg(all(debug_assertions, not(loaf_small)))]
+    #[cfg(debug_assertions)]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
         44, 64 => Products<EVEX>; 4, 32 => Products<EVEX>; 2, 64 => Products<EVEX>;
         3, 64 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 => Products<EVEX>;
@@ -251,36 +285,23 @@ pub(super) mod avx_vnni_evex {
 
 // Everything but matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers. Widths that no 512-bit
 // instruction unpacks well without VBMI are those of half as long vectors.
-#[cfg(all(target_arch = "x86_64", not(loaf_small)))]
+#[cfg(target_arch = "x86_64")]
 isa!(avx512, Avx2, Avx512<false>,
     target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx_vnni_evex::product,
     44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 4, 32 => Avx512<false>;
     8, 64 => Avx512<false>; 8, _ => Avx512<false>;
-    14, 32 => Avx512<false>; 24, 16 => Avx512<false>; 34, 32 => Avx512<false>;);
-#[cfg(all(target_arch = "x86_64", loaf_small))]
-isa!(avx512, Avx2, Avx512<false>,
-    target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx_vnni_evex::product,
-    44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 4, 32 => Avx512<false>;
-    8, 64 => Avx512<false>; 8, _ => Avx512<false>;
-    14, 32 => Avx512<false>; 24, 16 => Avx512<false>;);
+    14, 32 => Avx512<false>; 24, 16 => Avx512<false>; full 34, 32 => Avx512<false>;);
 
 /// Integer matmuls of the widths that VBMI unpacks in three instructions; those of [`avx512`] otherwise.
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512_vbmi {
     use super::*;
 
-    #[cfg(not(loaf_small))]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"),
         avx512::product,
         2, 64 => Avx512<true>; 2, 128 => Avx512<true>; 2, _ => Avx512<true>; 3, 64 => Avx512<true>;
         5, 64 => Avx512<true>; 5, _ => Avx512<true>; 6, 64 => Avx512<true>; 6, _ => Avx512<true>;
-        22, 16 => Avx512<true>; 23, 16 => Avx512<true>; 26, 16 => Avx512<true>;);
-
-    #[cfg(loaf_small)]
-    isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"),
-        avx512::product,
-        2, 64 => Avx512<true>; 2, 128 => Avx512<true>; 2, _ => Avx512<true>; 3, 64 => Avx512<true>;
-        5, 64 => Avx512<true>; 5, _ => Avx512<true>; 6, 64 => Avx512<true>; 6, _ => Avx512<true>;);
+        full 22, 16 => Avx512<true>; full 23, 16 => Avx512<true>; full 26, 16 => Avx512<true>;);
 }
 
 /// Integer matmuls of CPUs that have all of AVX-512 but run it on units of 256 bits: one to three rows of activations are multiplied by
@@ -289,7 +310,7 @@ pub(super) mod avx512_vbmi {
 pub(super) mod avx512_halves {
     use super::*;
 
-    pub(in crate::kernels) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+    pub(crate) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
         // Of an expert as many as there are rows, at most.
         let rows = match call.kind {
             OpKind::LinearQuant => linear::Attrs::of(call.attrs).rows,

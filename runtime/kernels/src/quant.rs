@@ -9,11 +9,14 @@
 //!   that a lane is a row; four codes of an activation row are then broadcast against it, several rows at a time.
 //!
 //! Activation codes are brought once per call into the order in which the instruction set unpacks weights.
+//!
+//! What depends on the layout stands in [`Steps`], small functions that are compiled for every layout, group and instruction set;
+//! what calls them is compiled once for an instruction set.
 
 use std::ops::Range;
 
 use loaf_formats::block::Block;
-use loaf_formats::dtype::WeightFormat;
+use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{
     OpAttrs, OpKind, expert_linear as experts, expert_linear_quant as expert, linear_quant as linear,
 };
@@ -29,7 +32,7 @@ const SOON: usize = 4096;
 
 /// One activation row, prepared.
 #[derive(Clone, Copy)]
-struct Row {
+pub(super) struct Row {
     /// Codes as they are.
     plain: *const i8,
     /// Permuted codes, padded with zeros to whole blocks, if any of the call's matrices has more than [`Rows::STREAMED`] rows.
@@ -80,7 +83,7 @@ impl Slots<'_> {
 
 /// Panels of one call, in scratch.
 #[derive(Clone, Copy)]
-struct Panels {
+pub(super) struct Panels {
     /// Activation codes of up to [`Rows::STREAMED`] rows as [`Rows::dots`] takes them, `padded * ARRANGED` bytes each.
     arranged: *mut i8,
     codes: [*mut u8; 2],
@@ -92,12 +95,13 @@ struct Panels {
 }
 
 /// The matrix of a linear op or of one expert.
-struct Matrix<'a> {
+pub(super) struct Matrix<'a> {
     packing: Packing,
     /// Its planes.
     w: &'a [RawOperand],
-    /// If it is in a block format: which, and what reads its parameters.
-    block: Option<(Block, FillKernel)>,
+    /// If it is in a block format: which.
+    block: Option<Block>,
+    steps: &'a Steps,
     /// Its first weight row.
     base: usize,
     inp: usize,
@@ -106,7 +110,7 @@ struct Matrix<'a> {
 
 /// How the weights of a call are packed.
 #[derive(Clone, Copy)]
-struct Packing {
+pub(super) struct Packing {
     kind: u8,
     group: usize,
     /// Codes whose products are summed by code that knows their number: a group, or a part of one.
@@ -114,6 +118,14 @@ struct Packing {
 }
 
 impl Packing {
+    /// The same, with what the compiler shall know; a zero leaves what is known at run time, and a group is a part.
+    #[inline(always)]
+    fn known<const KIND: u8, const GROUP: usize, const PART: usize>(self) -> Packing {
+        let kind = if KIND == 0 { self.kind } else { KIND };
+        let group = if GROUP == 0 { self.group } else { GROUP };
+        Packing { kind, group, part: if PART == 0 { group } else { PART } }
+    }
+
     #[inline(always)]
     fn is_affine(self) -> bool {
         !matches!(self.kind, layout::E2M1 | layout::E2M1_HALVES | layout::TABLE)
@@ -138,17 +150,37 @@ impl Packing {
     }
 }
 
-/// Both ops of quantised products: a linear is a mixture of one expert that every slot, in order, has chosen. One function,
-/// because every copy of it is compiled for some nine layouts and every instruction set.
+/// The functions of a product that know layout and group.
+pub(super) struct Steps {
+    /// Codes of a part; zero for those of a group.
+    pub part: usize,
+    pub permute: unsafe fn(Packing, *const i8, usize, *mut i8),
+    pub arrange: unsafe fn(Packing, *const i8, usize, *mut i8),
+    pub stream: unsafe fn(&Matrix<'_>, usize, usize, &Row, *const i8, &Panels, *mut f32),
+    pub fill_panel: unsafe fn(&Matrix<'_>, usize, *mut u8),
+    /// Of two panels one, a few and many rows; of one panel four rows.
+    pub tiles: [Tile; 4],
+    /// What reads parameters; of an instruction set, for all layouts.
+    pub fill: FillKernel,
+}
+
+/// [`tile`], and where its values go.
+pub(super) type Tile = unsafe fn(&Matrix<'_>, &Panels, &[(Row, *mut f32); MOST_ROWS], usize, usize);
+
+/// Activation rows of the largest tile.
+pub(super) const MOST_ROWS: usize = 6;
+
+/// Both ops of quantised products: a linear is a mixture of one expert that every slot, in order, has chosen.
 #[inline(always)]
 pub(super) unsafe fn product<S: Rows>(
     kind: u8,
-    (group, part): (usize, usize),
-    fill: FillKernel,
+    group: usize,
+    steps: &Steps,
     call: &OpCall<'_>,
     units: Range<usize>,
     scratch: &mut [u8],
 ) {
+    let part = if steps.part == 0 { group } else { steps.part };
     let packing = Packing { kind, group, part };
     let is_linear = call.kind == OpKind::LinearQuant;
     // A linear op as one expert; what it lacks is not read.
@@ -166,9 +198,10 @@ pub(super) unsafe fn product<S: Rows>(
     let (inp, out, x) = (a.inputs, a.outputs, [o.codes, o.xscales, o.xsums]);
     // SAFETY: the kernel's contract; starts are clamped to the slots there are.
     unsafe {
-        let (slots, panels) = prepare::<S>(packing, &x, &o.out, (a.rows, a.k, a.x_slots), (inp, a.format), scratch);
+        let (slots, panels) =
+            prepare::<S>(packing, steps, &x, &o.out, (a.rows, a.k, a.x_slots), (inp, a.format), scratch);
         let block = match a.format {
-            WeightFormat::Block(block) => Some((block, fill)),
+            WeightFormat::Block(block) => Some(block),
             _ => None,
         };
         for e in 0..a.experts {
@@ -182,7 +215,7 @@ pub(super) unsafe fn product<S: Rows>(
             };
             if list.1 > 0 {
                 let w = if is_linear { o.weight } else { o.weight.map(|plane| plane.expert(e)) };
-                let m = Matrix { packing, w: &w, block, base: 0, inp, out };
+                let m = Matrix { packing, w: &w, block, steps, base: 0, inp, out };
                 multiply::<S>(&m, &slots, list, &panels, units.clone());
             }
         }
@@ -193,6 +226,7 @@ pub(super) unsafe fn product<S: Rows>(
 #[inline(always)]
 unsafe fn prepare<'a, S: Rows>(
     packing: Packing,
+    steps: &Steps,
     x: &'a [RawOperand],
     out: &'a RawOperand,
     (rows, k, x_slots): (usize, usize, usize),
@@ -219,12 +253,7 @@ unsafe fn prepare<'a, S: Rows>(
         unsafe {
             let from = x[0].at::<i8>(index / x_slots, index % x_slots).cast_const();
             if panelled {
-                for i in (0..inp).step_by(BLOCK) {
-                    let (mut last, to) = ([0; BLOCK], codes.add(index * padded + i));
-                    let from = block(from, inp, i, &mut last);
-                    S::Narrow::permute(packing.kind, from, to);
-                    S::Narrow::permute(packing.kind, from.add(64), to.add(64));
-                }
+                (steps.permute)(packing, from, inp, codes.add(index * padded));
             }
             if packing.bias::<S, true>() != 0 || panelled && packing.bias::<S, false>() != 0 {
                 for g in 0..inp / group {
@@ -254,14 +283,13 @@ unsafe fn multiply<S: Rows>(
         if n <= S::STREAMED {
             let arranged = |i: usize| panels.arranged.wrapping_add(i * ARRANGED * slots.padded);
             for i in 0..n {
-                arrange::<S>(m.packing, slot(i).0.plain, m.inp, arranged(i));
+                (m.steps.arrange)(m.packing, slot(i).0.plain, m.inp, arranged(i));
             }
             while row < end {
-                m.fill_params::<S, true>(row, panels, 0);
+                m.fill_params::<S>(row, panels, 0);
                 for i in 0..n {
                     let (x, y) = slot(i);
-                    let acc = stream::<S>(m, row, end, x, arranged(i), panels);
-                    S::store_n(y.add(row), acc, S::LANES.min(end - row));
+                    (m.steps.stream)(m, row, end, &x, arranged(i), panels, y);
                 }
                 row += S::LANES;
             }
@@ -270,33 +298,21 @@ unsafe fn multiply<S: Rows>(
         while row < end {
             let count = if row + S::LANES < end { 2 } else { 1 };
             for p in 0..count {
-                m.fill_params::<S, false>(row + p * S::LANES, panels, p);
-                fill_panel::<S>(m, row + p * S::LANES, panels.codes[p]);
+                m.fill_params::<S>(row + p * S::LANES, panels, p);
+                (m.steps.fill_panel)(m, row + p * S::LANES, panels.codes[p]);
             }
             let mut i = 0;
             while i < n {
-                macro_rules! tile {
-                    ($P:literal, $R:literal) => {{
-                        // Slots past the last repeat it: the same values are stored again.
-                        let at: [(Row, *mut f32); $R] = std::array::from_fn(|j| slot((i + j).min(n - 1)));
-                        let acc = tile::<S, $P, $R>(m.packing, panels, &at.map(|(x, _)| x), m.inp / m.packing.group);
-                        for p in 0..$P {
-                            let first = row + p * S::LANES;
-                            for j in 0..$R {
-                                S::store_n(at[j].1.add(first), acc[p][j], S::LANES.min(end - first));
-                            }
-                        }
-                        i += $R;
-                    }};
-                }
-                // One arm is left of those that differ by the width of a tile. Every arm is a copy for every layout.
-                match (count, n - i) {
-                    (2, 1) => tile!(2, 1),
-                    (2, 2..=3) if S::TILE == 6 => tile!(2, 3),
-                    (2, _) if S::TILE == 6 => tile!(2, 6),
-                    (2, _) => tile!(2, 4),
-                    _ => tile!(1, 4),
-                }
+                let (tile, rows) = match (count, n - i) {
+                    (2, 1) => (0, 1),
+                    (2, 2..=3) => (1, S::FEW),
+                    (2, _) => (2, S::TILE),
+                    _ => (3, 4),
+                };
+                // Slots past the last repeat it: the same values are stored again.
+                let at = std::array::from_fn(|j| slot((i + j).min(n - 1)));
+                (m.steps.tiles[tile])(m, panels, &at, row, end);
+                i += rows;
             }
             row += count * S::LANES;
         }
@@ -317,47 +333,42 @@ impl Matrix<'_> {
         unsafe { self.w[0].at::<u32>(self.row(first, i), 0).cast::<u8>().cast_const() }
     }
 
-    /// Scales and biases of the vector at `first` into panel `p`, a vector per group; `OFTEN` where that is much of the work, and a
-    /// larger program pays.
+    /// Scales and biases of the vector at `first` into panel `p`, a vector per group.
     #[inline(always)]
-    unsafe fn fill_params<S: Rows, const OFTEN: bool>(&self, first: usize, panels: &Panels, p: usize) {
-        let (groups, last) = (self.inp / self.packing.group, (self.out - first).min(S::LANES) - 1);
+    unsafe fn fill_params<S: Rows>(&self, first: usize, panels: &Panels, p: usize) {
+        let last = (self.out - first).min(S::LANES) - 1;
+        let mut planes = [[std::ptr::null(); 16]; 2];
+        let mut dtypes = [DType::F32; 2];
         // SAFETY: existing rows and groups; the panel has room for whole sixteens of groups.
         unsafe {
-            if let Some((block, fill)) = self.block {
-                let (scales, biases) = (panels.scales[p], panels.biases[p]);
-                let (words, supers, inp) = (panels.words, panels.supers, self.inp);
-                let mut planes = [[std::ptr::null(); 16]; 2];
-                for (o, rows) in self.w[1..].iter().zip(&mut planes).filter(|(o, _)| !o.ptr.is_null()) {
-                    let row_bytes = o.row_stride * o.dtype.bytes() as usize;
-                    let from = o.ptr.add((self.base + first) * row_bytes).cast_const();
-                    // As below.
-                    for line in (0..S::LANES * row_bytes).step_by(64) {
-                        S::Narrow::prefetch(from.wrapping_add(S::LANES * row_bytes + line));
-                    }
-                    for i in 0..S::LANES {
-                        rows[i] = from.add(i.min(last) * row_bytes);
-                    }
-                }
-                return fill(&Fill { block, planes, inp, words, supers, scales, biases });
-            }
-            for (o, panel) in [(1, panels.scales[p]), (2, panels.biases[p])] {
-                let o = &self.w[o];
+            for i in 0..planes.len().min(self.w.len() - 1) {
+                let o = &self.w[i + 1];
                 if o.ptr.is_null() {
                     continue;
                 }
+                dtypes[i] = o.dtype;
                 let row_bytes = o.row_stride * o.dtype.bytes() as usize;
                 let from = o.ptr.add((self.base + first) * row_bytes).cast_const();
                 // The next vector's, while this one's are at work.
                 for line in (0..S::LANES * row_bytes).step_by(64) {
                     S::Narrow::prefetch(from.wrapping_add(S::LANES * row_bytes + line));
                 }
-                let mut rows = [std::ptr::null(); 16];
-                for i in 0..S::LANES {
-                    rows[i] = from.add(i.min(last) * row_bytes);
+                for r in 0..S::LANES {
+                    planes[i][r] = from.add(r.min(last) * row_bytes);
                 }
-                S::fill_params::<OFTEN>(self.packing.kind, o.dtype, &rows, groups, panel.cast());
             }
+            (self.steps.fill)(&Fill {
+                block: self.block,
+                kind: self.packing.kind,
+                dtypes,
+                planes,
+                inp: self.inp,
+                groups: self.inp / self.packing.group,
+                words: panels.words,
+                supers: panels.supers,
+                scales: panels.scales[p],
+                biases: panels.biases[p],
+            });
         }
     }
 }
@@ -379,9 +390,35 @@ unsafe fn block(from: *const i8, inp: usize, i: usize, last: &mut [i8; BLOCK]) -
     }
 }
 
+/// The codes of a row in the order of [`Simd::permute`], padded with zeros to whole blocks.
+#[inline(always)]
+pub(super) unsafe fn permute<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>(
+    packing: Packing,
+    from: *const i8,
+    inp: usize,
+    to: *mut i8,
+) {
+    let kind = packing.known::<KIND, GROUP, PART>().kind;
+    for i in (0..inp).step_by(BLOCK) {
+        let mut last = [0; BLOCK];
+        // SAFETY: `inp` codes, and room for whole blocks.
+        unsafe {
+            let from = block(from, inp, i, &mut last);
+            S::Narrow::permute(kind, from, to.add(i));
+            S::Narrow::permute(kind, from.add(64), to.add(i + 64));
+        }
+    }
+}
+
 /// The codes of a row as [`Rows::dots`] takes them, padded with zeros to whole blocks.
 #[inline(always)]
-unsafe fn arrange<S: Rows>(packing: Packing, from: *const i8, inp: usize, to: *mut i8) {
+pub(super) unsafe fn arrange<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>(
+    packing: Packing,
+    from: *const i8,
+    inp: usize,
+    to: *mut i8,
+) {
+    let packing = packing.known::<KIND, GROUP, PART>();
     for i in (0..inp).step_by(BLOCK) {
         let mut last = [0; BLOCK];
         // SAFETY: `inp` codes, and room for whole blocks.
@@ -398,7 +435,7 @@ unsafe fn scaled<S: Rows, const STREAMED: bool>(
     packing: Packing,
     acc: S::F,
     d: S::I,
-    x: Row,
+    x: &Row,
     panels: &Panels,
     p: usize,
     g: usize,
@@ -417,10 +454,20 @@ unsafe fn scaled<S: Rows, const STREAMED: bool>(
     }
 }
 
-/// A vector of weight rows, read once, against one activation row, arranged at `codes`; `end` is where this thread's rows end.
+/// A vector of weight rows from `first` on, read once, against one activation row, arranged at `codes`, to `y`; `end` is where this
+/// thread's rows end.
 #[inline(always)]
-unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, codes: *const i8, panels: &Panels) -> S::F {
-    let (packing, kind, part) = (m.packing, m.packing.kind, m.packing.part);
+pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>(
+    m: &Matrix<'_>,
+    first: usize,
+    end: usize,
+    x: &Row,
+    codes: *const i8,
+    panels: &Panels,
+    y: *mut f32,
+) {
+    let packing = m.packing.known::<KIND, GROUP, PART>();
+    let (kind, part) = (packing.kind, packing.part);
     let (all, parts, in_group) = (m.inp / part, S::parts(kind, part), packing.group / part);
     let bytes = packing.bytes(parts * part);
     // SAFETY: rows of `inp` packed codes; activations are padded to whole blocks.
@@ -434,42 +481,39 @@ unsafe fn stream<S: Rows>(m: &Matrix<'_>, first: usize, end: usize, x: Row, code
         let next = if first + S::LANES < end { S::LANES * m.w[0].row_stride * 4 } else { 0 };
         let (ahead, soon) = (weights[0].wrapping_add(next), weights[0].wrapping_add(SOON));
         let (mut acc, mut sum, mut rest, mut g) = (S::splat(0.0), S::splat_i(0), in_group, 0);
-        // What `n` parts add to their groups; nearly always the compiler knows that they are whole ones.
         let whole = packing.group == part;
-        macro_rules! add {
-            ($v:ident, $dots:expr, $n:expr) => {
-                for j in 0..$n {
-                    if whole {
-                        acc = scaled::<S, true>(packing, acc, $dots[j], x, panels, 0, $v * parts + j);
-                        continue;
-                    }
-                    sum = S::add_i(sum, $dots[j]);
-                    rest -= 1;
-                    if rest == 0 {
-                        acc = scaled::<S, true>(packing, acc, sum, x, panels, 0, g);
-                        (sum, rest, g) = (S::splat_i(0), in_group, g + 1);
-                    }
-                }
-            };
-        }
+        let (mut tails, mut tail_rows) = ([[0; 64]; 16], [std::ptr::null(); 16]);
         for v in 0..all.div_ceil(parts) {
             let next = [ahead, soon].map(|p| p.wrapping_add(v * S::LANES * bytes));
             let x_codes = codes.add(v * parts * part * S::arranged_bytes(kind));
             let n = parts.min(all - v * parts);
-            if n == parts {
-                let dots = S::dots(kind, part, &weights, v * bytes, x_codes, next);
-                add!(v, dots, parts);
-            } else {
-                let (mut tails, mut at) = ([[0; 64]; 16], [std::ptr::null(); 16]);
+            let (mut rows, mut at) = (&weights, v * bytes);
+            if parts > 1 && n < parts {
                 for i in 0..S::LANES {
                     tails[i] = tail(weights[i].add(v * bytes), packing.bytes(n * part));
-                    at[i] = tails[i].as_ptr();
+                    tail_rows[i] = tails[i].as_ptr();
                 }
-                let dots = S::dots(kind, part, &at, 0, x_codes, next);
-                add!(v, dots, n);
+                (rows, at) = (&tail_rows, 0);
+            }
+            // One place for both: what is inlined here is most of what a layout costs to compile.
+            let dots = S::dots(kind, part, rows, at, x_codes, next);
+            for j in 0..parts {
+                if parts > 1 && j >= n {
+                    break;
+                }
+                if whole {
+                    acc = scaled::<S, true>(packing, acc, dots[j], x, panels, 0, v * parts + j);
+                    continue;
+                }
+                sum = S::add_i(sum, dots[j]);
+                rest -= 1;
+                if rest == 0 {
+                    acc = scaled::<S, true>(packing, acc, sum, x, panels, 0, g);
+                    (sum, rest, g) = (S::splat_i(0), in_group, g + 1);
+                }
             }
         }
-        acc
+        S::store_n(y.add(first), acc, S::LANES.min(end - first));
     }
 }
 
@@ -484,9 +528,14 @@ unsafe fn tail(p: *const u8, n: usize) -> [u8; 64] {
 
 /// Unpacks a vector of weight rows into `panel`: four codes of row 0, four of row 1, ..; then the next four.
 #[inline(always)]
-unsafe fn fill_panel<S: Rows>(m: &Matrix<'_>, first: usize, panel: *mut u8) {
-    let (kind, step) = (m.packing.kind, 4 * S::LANES);
-    let bytes = m.packing.bytes(step);
+pub(super) unsafe fn fill_panel<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>(
+    m: &Matrix<'_>,
+    first: usize,
+    panel: *mut u8,
+) {
+    let packing = m.packing.known::<KIND, GROUP, PART>();
+    let (kind, step) = (packing.kind, 4 * S::LANES);
+    let bytes = packing.bytes(step);
     // The next vector's rows, as in `stream`.
     let ahead = m.w[0].ptr.wrapping_add((m.row(first, 0) + S::LANES) * m.w[0].row_stride * 4).cast_const();
     // SAFETY: rows of `inp` codes; the panel has `LANES` times `inp`, padded to 64, bytes.
@@ -499,7 +548,7 @@ unsafe fn fill_panel<S: Rows>(m: &Matrix<'_>, first: usize, panel: *mut u8) {
                 let mut packed = S::Bs::all(S::splat4([0; 4].as_ptr()));
                 for r in 0..S::LANES {
                     S::Narrow::prefetch(ahead.wrapping_add((start / span * S::LANES + r) * 2 * bytes));
-                    packed[r] = S::load_b(m.codes(first, r).add(m.packing.bytes(start)));
+                    packed[r] = S::load_b(m.codes(first, r).add(packing.bytes(start)));
                 }
                 let packed = S::transpose_b(packed);
                 for c in 0..S::LANES {
@@ -517,12 +566,12 @@ unsafe fn fill_panel<S: Rows>(m: &Matrix<'_>, first: usize, panel: *mut u8) {
                 let block = i - i % 64;
                 for r in 0..S::LANES {
                     S::Narrow::prefetch(ahead.wrapping_add(i / step * S::LANES * bytes + r * bytes));
-                    let w = m.codes(first, r).add(m.packing.bytes(block));
+                    let w = m.codes(first, r).add(packing.bytes(block));
                     codes[r] = S::unpack(kind, w, (i - block) / step);
                 }
             } else {
                 for r in 0..S::LANES {
-                    let w = tail(m.codes(first, r).add(m.packing.bytes(i)), m.packing.bytes(m.inp - i));
+                    let w = tail(m.codes(first, r).add(packing.bytes(i)), packing.bytes(m.inp - i));
                     codes[r] = S::unpack(kind, w.as_ptr(), 0);
                 }
             }
@@ -534,14 +583,24 @@ unsafe fn fill_panel<S: Rows>(m: &Matrix<'_>, first: usize, panel: *mut u8) {
     }
 }
 
-/// `P` panels against `R` activation rows.
+/// `P` panels, of the outputs from `first` on, against the first `R` activation rows of `at`, to where those say.
 #[inline(always)]
-unsafe fn tile<S: Rows, const P: usize, const R: usize>(
-    packing: Packing,
+pub(super) unsafe fn tile<
+    S: Rows,
+    const KIND: u8,
+    const GROUP: usize,
+    const PART: usize,
+    const P: usize,
+    const R: usize,
+>(
+    m: &Matrix<'_>,
     panels: &Panels,
-    x: &[Row; R],
-    groups: usize,
-) -> [[S::F; R]; P] {
+    at: &[(Row, *mut f32); MOST_ROWS],
+    first: usize,
+    end: usize,
+) {
+    let packing = m.packing.known::<KIND, GROUP, PART>();
+    let (groups, x): (_, [Row; R]) = (m.inp / packing.group, std::array::from_fn(|j| at[j].0));
     // SAFETY: panels and rows hold `groups` groups.
     unsafe {
         let mut acc = [[S::splat(0.0); R]; P];
@@ -575,10 +634,15 @@ unsafe fn tile<S: Rows, const P: usize, const R: usize>(
             }
             for p in 0..P {
                 for r in 0..R {
-                    acc[p][r] = scaled::<S, false>(packing, acc[p][r], total[p][r], x[r], panels, p, g);
+                    acc[p][r] = scaled::<S, false>(packing, acc[p][r], total[p][r], &x[r], panels, p, g);
                 }
             }
         }
-        acc
+        for p in 0..P {
+            let first = first + p * S::LANES;
+            for j in 0..R {
+                S::store_n(at[j].1.add(first), acc[p][j], S::LANES.min(end - first));
+            }
+        }
     }
 }

@@ -1,7 +1,6 @@
-//! Parameters of block formats ([`loaf_formats::block`]) as the integer matmuls take them: a vector of f32 for every group,
-//! a lane for each row.
+//! Parameters of quantised weights as the integer matmuls take them: a vector of f32 for every group, a lane for each row.
 //!
-//! A group's small integers are bytes, or parts of bytes, of `u32` words. Words of a vector's rows are transposed, so that a
+//! Affine and micro-scaled formats have them as they are. In a block format ([`loaf_formats::block`]) a group's small integers are bytes, or parts of bytes, of `u32` words. Words of a vector's rows are transposed, so that a
 //! lane is a row from there on, and every byte is then shifted out, converted and multiplied with its super-block's factor:
 //! as much work as reading scales in f32 would be, whose bytes are the more. All products are exact, so their order is free.
 
@@ -13,11 +12,16 @@ use super::simd::layout;
 
 /// What parameters are read from and written to.
 pub(super) struct Fill {
-    pub block: Block,
-    /// The vector's rows of the planes after the codes; rows past the last repeat it.
+    /// Block format; without one the planes are scales and biases.
+    pub block: Option<Block>,
+    /// Layout of the codes: what bytes mean as scales.
+    pub kind: u8,
+    pub dtypes: [DType; 2],
+    /// The vector's rows of the planes after the codes, null if there is none; rows past the last repeat it.
     pub planes: [[*const u8; 16]; 2],
-    /// Weights of a row.
+    /// Weights and groups of a row.
     pub inp: usize,
+    pub groups: usize,
     /// Room for [`scratch_bytes`].
     pub words: *mut u8,
     pub supers: *mut f32,
@@ -64,20 +68,23 @@ const TOP_2: u32 = 0x3030_3030;
 /// Scales of a vector of rows, and biases where the format has no table.
 #[inline(always)]
 pub(super) unsafe fn fill<S: Rows>(fill: &Fill) {
-    let Fill { block, ref planes, inp, words, supers, scales, biases } = *fill;
-    let (lanes, groups) = (S::LANES, inp / block.group() as usize);
+    let Fill { block, kind, dtypes, ref planes, inp, groups, words, supers, scales, biases } = *fill;
+    let Some(block) = block else {
+        for (i, panel) in [scales, biases].into_iter().enumerate() {
+            if !planes[i][0].is_null() {
+                // SAFETY: rows of `groups` parameters; room as the fields say.
+                unsafe { S::fill_params(kind, dtypes[i], &planes[i], groups, panel.cast()) };
+            }
+        }
+        return;
+    };
+    let lanes = S::LANES;
     let of_block = block.scale_words() as usize;
     let (per, blocks) = (if block.has_minimums() { 2 } else { 1 }, inp / block.unit() as usize);
     // SAFETY: rows of `inp` weights; room as the fields say; each index is below what they have.
     unsafe {
         // Factors, a vector each: all there is in formats without small integers.
-        S::fill_params::<false>(
-            layout::Q4,
-            DType::F16,
-            &planes[usize::from(of_block > 0)],
-            per * blocks,
-            supers.cast(),
-        );
+        S::fill_params(layout::Q4, DType::F16, &planes[usize::from(of_block > 0)], per * blocks, supers.cast());
         let offset = S::splat(-f32::from(block.offset()));
         if of_block == 0 {
             let of_factor = groups / blocks;
@@ -89,7 +96,7 @@ pub(super) unsafe fn fill<S: Rows>(fill: &Fill) {
             return;
         }
         // Words, moved as if they were f32.
-        S::fill_params::<false>(layout::Q4, DType::F32, &planes[0], blocks * of_block, words);
+        S::fill_params(layout::Q4, DType::F32, &planes[0], blocks * of_block, words);
         let small_offset = S::splat_i(-i32::from(block.scale_offset()));
         let quarters = groups / blocks / 4;
         for b in 0..blocks {

@@ -47,6 +47,8 @@ pub(crate) trait Rows: Copy + 'static {
     const LANES: usize;
     /// Activation rows multiplied together with two panels; what the registers hold.
     const TILE: usize;
+    /// Of a tile for two or three rows.
+    const FEW: usize = if Self::TILE == 6 { 3 } else { Self::TILE };
     /// Activation rows up to which weights are unpacked for each row anew.
     const STREAMED: usize;
     /// What [`Rows::unpack`] subtracts from 8-bit codes.
@@ -84,35 +86,19 @@ pub(crate) trait Rows: Copy + 'static {
             Self::transpose_b(by_row)
         }
     }
-    /// [`Rows::params`] with a copy for each type of the most common layouts: loads side by side instead of a choice before each.
+    /// [`Rows::params`] of all `groups`, a vector for each, to memory with room for whole sixteens of them.
     #[inline(always)]
-    unsafe fn params_by_type(kind: u8, dtype: DType, rows: &[*const u8; 16], g: usize, n: usize) -> Self::Bs {
-        let common = matches!(kind, layout::Q4_WIDE | layout::Q8);
-        // SAFETY: the same condition.
-        unsafe {
-            match dtype {
-                DType::BF16 if common => Self::params(kind, DType::BF16, rows, g, n),
-                DType::F16 if common => Self::params(kind, DType::F16, rows, g, n),
-                other => Self::params(kind, other, rows, g, n),
-            }
-        }
-    }
-    /// [`Rows::params`] of all `groups`, a vector for each, to memory with room for whole sixteens of them; `OFTEN` where that
-    /// is much of the work, and a larger program pays.
-    #[inline(always)]
-    unsafe fn fill_params<const OFTEN: bool>(
-        kind: u8,
-        dtype: DType,
-        rows: &[*const u8; 16],
-        groups: usize,
-        to: *mut u8,
-    ) {
+    unsafe fn fill_params(kind: u8, dtype: DType, rows: &[*const u8; 16], groups: usize, to: *mut u8) {
         for g in (0..groups).step_by(Self::LANES) {
             // SAFETY: the same condition.
             unsafe {
                 let n = Self::LANES.min(groups - g);
-                let params = if OFTEN { Self::params_by_type } else { Self::params };
-                let by_group = params(kind, dtype, rows, g, n);
+                // A copy for each common type: loads side by side instead of a choice before each.
+                let by_group = match dtype {
+                    DType::BF16 => Self::params(kind, DType::BF16, rows, g, n),
+                    DType::F16 => Self::params(kind, DType::F16, rows, g, n),
+                    other => Self::params(kind, other, rows, g, n),
+                };
                 for i in 0..Self::LANES {
                     Self::store_b(to.add((g + i) * 4 * Self::LANES), by_group[i]);
                 }

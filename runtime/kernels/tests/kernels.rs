@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{self, ATTENTION_BLOCK, Dim, MAX_COUNT, Mode, OpAttrs, OpKind, OperandSpec, Types};
-use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, Run, Split, cost, scratch_bytes, units};
+use loaf_kernels::{Kernels, OpCall, RawOperand, Run, Split, cost, scratch_bytes, units};
 
 /// SplitMix64.
 struct Rng(u64);
@@ -663,7 +663,7 @@ fn exp_is_the_scalar_exp(kernels: Kernels) {
         for (x, y) in words(0).zip(words(1)) {
             let float = |b: &[u8]| f32::from_ne_bytes(b.try_into().unwrap());
             let (x, y) = (float(x), float(y));
-            let expected = loaf_runtime::math::sigmoid(x);
+            let expected = loaf_kernels::math::sigmoid(x);
             assert!(
                 y.to_bits() == expected.to_bits() || (y.is_nan() && expected.is_nan()),
                 "{x:e}: {y:e} {expected:e}"
