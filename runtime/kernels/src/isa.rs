@@ -18,7 +18,7 @@ use super::avx512::Avx512;
 use super::blocks::{self, Fill};
 #[cfg(target_arch = "aarch64")]
 use super::neon::{Neon, Sdot, Smull, Usdot};
-use super::quant::{Matrix, Packing, Panels, Row, Steps};
+use super::quant::{Matrix, Packing, Panels, Row, Slots, Steps};
 use super::rows::Rows;
 use super::scalar::Scalar;
 use super::simd::layout;
@@ -102,16 +102,8 @@ macro_rules! isa {
             permute(p: Packing, from: *const i8, inp: usize, to: *mut i8);
             arrange(p: Packing, from: *const i8, inp: usize, to: *mut i8);
             stream(m: &Matrix<'_>, first: usize, end: usize, x: &Row, codes: *const i8, panels: &Panels, y: *mut f32);
-            fill_panel(m: &Matrix<'_>, first: usize, panel: *mut u8););
-
-        #[$attr]
-        #[allow(dead_code, reason = "the small program leaves whole sets to others")]
-        unsafe fn tile<
-            S: Rows, const KIND: u8, const GROUP: usize, const PART: usize, const P: usize, const R: usize,
-        >(m: &Matrix<'_>, panels: &Panels, at: &[(Row, *mut f32); quant::MOST_ROWS], first: usize, end: usize) {
-            // SAFETY: the kernel's contract, passed on.
-            unsafe { quant::tile::<S, KIND, GROUP, PART, P, R>(m, panels, at, first, end) }
-        }
+            tail_dots(p: Packing, tails: &[[u8; 64]; 16], codes: *const i8, out: *mut u8);
+            panelled(m: &Matrix<'_>, slots: &Slots<'_>, list: (*const u32, usize), panels: &Panels, units: Range<usize>););
 
         /// Parameters, for all layouts.
         #[$attr]
@@ -130,13 +122,8 @@ macro_rules! isa {
                 permute: permute::<S, KIND, GROUP, PART>,
                 arrange: arrange::<S, KIND, GROUP, PART>,
                 stream: stream::<S, KIND, GROUP, PART>,
-                fill_panel: fill_panel::<S, KIND, GROUP, PART>,
-                tiles: [
-                    tile::<S, KIND, GROUP, PART, 2, 1>,
-                    if S::TILE == 6 { tile::<S, KIND, GROUP, PART, 2, 3> } else { tile::<S, KIND, GROUP, PART, 2, 4> },
-                    if S::TILE == 6 { tile::<S, KIND, GROUP, PART, 2, 6> } else { tile::<S, KIND, GROUP, PART, 2, 4> },
-                    tile::<S, KIND, GROUP, PART, 1, 4>,
-                ],
+                tail_dots: tail_dots::<S, KIND, GROUP, PART>,
+                panelled: panelled::<S, KIND, GROUP, PART>,
                 fill: parameters::<S>,
             }
         }

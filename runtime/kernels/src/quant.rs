@@ -30,6 +30,9 @@ use super::{OpCall, QUANT_ROWS, RawOperand};
 /// Bytes from what is being multiplied to what the first cache must have next.
 const SOON: usize = 4096;
 
+/// The largest [`Rows::STREAMED`].
+const MOST_STREAMED: usize = 4;
+
 /// One activation row, prepared.
 #[derive(Clone, Copy)]
 pub(super) struct Row {
@@ -44,7 +47,7 @@ pub(super) struct Row {
 }
 
 /// All activation rows of a call and where they go.
-struct Slots<'a> {
+pub(super) struct Slots<'a> {
     /// codes, scales, sums.
     x: &'a [RawOperand],
     out: &'a RawOperand,
@@ -60,6 +63,13 @@ struct Slots<'a> {
 }
 
 impl Slots<'_> {
+    /// Slot `i` of those in `list`, or of all, if that is null.
+    #[inline(always)]
+    unsafe fn listed(&self, list: *const u32, i: usize) -> (Row, *mut f32) {
+        // SAFETY: `list` has as many entries as the caller counts; slots are clamped.
+        unsafe { self.at(if list.is_null() { i } else { *list.add(i) as usize }) }
+    }
+
     /// Input and output of slot `slot`, clamped to those that exist.
     #[inline(always)]
     unsafe fn at(&self, slot: usize) -> (Row, *mut f32) {
@@ -157,18 +167,11 @@ pub(super) struct Steps {
     pub permute: unsafe fn(Packing, *const i8, usize, *mut i8),
     pub arrange: unsafe fn(Packing, *const i8, usize, *mut i8),
     pub stream: unsafe fn(&Matrix<'_>, usize, usize, &Row, *const i8, &Panels, *mut f32),
-    pub fill_panel: unsafe fn(&Matrix<'_>, usize, *mut u8),
-    /// Of two panels one, a few and many rows; of one panel four rows.
-    pub tiles: [Tile; 4],
+    pub tail_dots: unsafe fn(Packing, &[[u8; 64]; 16], *const i8, *mut u8),
+    pub panelled: unsafe fn(&Matrix<'_>, &Slots<'_>, (*const u32, usize), &Panels, Range<usize>),
     /// What reads parameters; of an instruction set, for all layouts.
     pub fill: FillKernel,
 }
-
-/// [`tile`], and where its values go.
-pub(super) type Tile = unsafe fn(&Matrix<'_>, &Panels, &[(Row, *mut f32); MOST_ROWS], usize, usize);
-
-/// Activation rows of the largest tile.
-pub(super) const MOST_ROWS: usize = 6;
 
 /// Both ops of quantised products: a linear is a mixture of one expert that every slot, in order, has chosen.
 #[inline(always)]
@@ -275,44 +278,71 @@ unsafe fn multiply<S: Rows>(
     panels: &Panels,
     units: Range<usize>,
 ) {
-    // SAFETY: `list` has `n` entries; slots are clamped.
-    let slot = |i: usize| unsafe { slots.at(if list.is_null() { i } else { *list.add(i) as usize }) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if n > S::STREAMED {
+            return (m.steps.panelled)(m, slots, (list, n), panels, units);
+        }
+        let arranged = |i: usize| panels.arranged.wrapping_add(i * ARRANGED * slots.padded);
+        let at: [_; MOST_STREAMED] = std::array::from_fn(|i| slots.listed(list, i.min(n - 1)));
+        const { assert!(S::STREAMED <= MOST_STREAMED) };
+        for i in 0..n {
+            (m.steps.arrange)(m.packing, at[i].0.plain, m.inp, arranged(i));
+        }
+        let (mut row, end) = (units.start * QUANT_ROWS, m.out.min(units.end * QUANT_ROWS));
+        while row < end {
+            m.fill_params::<S>(row, panels, 0);
+            for i in 0..n {
+                (m.steps.stream)(m, row, end, &at[i].0, arranged(i), panels, at[i].1);
+            }
+            row += S::LANES;
+        }
+    }
+}
+
+/// [`multiply`] for more rows: panels of weights, and tiles of panels and activation rows.
+#[inline(always)]
+pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>(
+    m: &Matrix<'_>,
+    slots: &Slots<'_>,
+    (list, n): (*const u32, usize),
+    panels: &Panels,
+    units: Range<usize>,
+) {
+    let packing = m.packing.known::<KIND, GROUP, PART>();
     let (mut row, end) = (units.start * QUANT_ROWS, m.out.min(units.end * QUANT_ROWS));
     // SAFETY: rows are below `out`; those of a vector past it repeat the last and are not stored.
     unsafe {
-        if n <= S::STREAMED {
-            let arranged = |i: usize| panels.arranged.wrapping_add(i * ARRANGED * slots.padded);
-            for i in 0..n {
-                (m.steps.arrange)(m.packing, slot(i).0.plain, m.inp, arranged(i));
-            }
-            while row < end {
-                m.fill_params::<S>(row, panels, 0);
-                for i in 0..n {
-                    let (x, y) = slot(i);
-                    (m.steps.stream)(m, row, end, &x, arranged(i), panels, y);
-                }
-                row += S::LANES;
-            }
-            return;
-        }
         while row < end {
             let count = if row + S::LANES < end { 2 } else { 1 };
             for p in 0..count {
                 m.fill_params::<S>(row + p * S::LANES, panels, p);
-                (m.steps.fill_panel)(m, row + p * S::LANES, panels.codes[p]);
+                fill_panel::<S>(packing, m, row + p * S::LANES, panels.codes[p]);
             }
             let mut i = 0;
             while i < n {
-                let (tile, rows) = match (count, n - i) {
-                    (2, 1) => (0, 1),
-                    (2, 2..=3) => (1, S::FEW),
-                    (2, _) => (2, S::TILE),
-                    _ => (3, 4),
-                };
-                // Slots past the last repeat it: the same values are stored again.
-                let at = std::array::from_fn(|j| slot((i + j).min(n - 1)));
-                (m.steps.tiles[tile])(m, panels, &at, row, end);
-                i += rows;
+                macro_rules! tile {
+                    ($P:literal, $R:literal) => {{
+                        // Slots past the last repeat it: the same values are stored again.
+                        let at: [(Row, *mut f32); $R] = std::array::from_fn(|j| slots.listed(list, (i + j).min(n - 1)));
+                        let acc = tile::<S, $P, $R>(packing, panels, &at.map(|(x, _)| x), m.inp / packing.group);
+                        for p in 0..$P {
+                            let first = row + p * S::LANES;
+                            for j in 0..$R {
+                                S::store_n(at[j].1.add(first), acc[p][j], S::LANES.min(end - first));
+                            }
+                        }
+                        i += $R;
+                    }};
+                }
+                // One arm is left of those that differ by the width of a tile. Every arm is a copy for every layout.
+                match (count, n - i) {
+                    (2, 1) => tile!(2, 1),
+                    (2, 2..=3) if S::TILE == 6 => tile!(2, 3),
+                    (2, _) if S::TILE == 6 => tile!(2, 6),
+                    (2, _) => tile!(2, 4),
+                    _ => tile!(1, 4),
+                }
             }
             row += count * S::LANES;
         }
@@ -481,40 +511,58 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
         let next = if first + S::LANES < end { S::LANES * m.w[0].row_stride * 4 } else { 0 };
         let (ahead, soon) = (weights[0].wrapping_add(next), weights[0].wrapping_add(SOON));
         let (mut acc, mut sum, mut rest, mut g) = (S::splat(0.0), S::splat_i(0), in_group, 0);
+        // What `n` parts add to their groups; nearly always the compiler knows that they are whole ones.
         let whole = packing.group == part;
-        let (mut tails, mut tail_rows) = ([[0; 64]; 16], [std::ptr::null(); 16]);
+        macro_rules! add {
+            ($v:ident, $dots:expr, $n:expr) => {
+                for j in 0..$n {
+                    if whole {
+                        acc = scaled::<S, true>(packing, acc, $dots[j], x, panels, 0, $v * parts + j);
+                        continue;
+                    }
+                    sum = S::add_i(sum, $dots[j]);
+                    rest -= 1;
+                    if rest == 0 {
+                        acc = scaled::<S, true>(packing, acc, sum, x, panels, 0, g);
+                        (sum, rest, g) = (S::splat_i(0), in_group, g + 1);
+                    }
+                }
+            };
+        }
         for v in 0..all.div_ceil(parts) {
             let next = [ahead, soon].map(|p| p.wrapping_add(v * S::LANES * bytes));
             let x_codes = codes.add(v * parts * part * S::arranged_bytes(kind));
             let n = parts.min(all - v * parts);
-            let (mut rows, mut at) = (&weights, v * bytes);
-            if parts > 1 && n < parts {
+            if parts == 1 || n == parts {
+                let dots = S::dots(kind, part, &weights, v * bytes, x_codes, next);
+                add!(v, dots, parts);
+            } else {
+                let mut tails = [[0; 64]; 16];
                 for i in 0..S::LANES {
                     tails[i] = tail(weights[i].add(v * bytes), packing.bytes(n * part));
-                    tail_rows[i] = tails[i].as_ptr();
                 }
-                (rows, at) = (&tail_rows, 0);
-            }
-            // One place for both: what is inlined here is most of what a layout costs to compile.
-            let dots = S::dots(kind, part, rows, at, x_codes, next);
-            for j in 0..parts {
-                if parts > 1 && j >= n {
-                    break;
-                }
-                if whole {
-                    acc = scaled::<S, true>(packing, acc, dots[j], x, panels, 0, v * parts + j);
-                    continue;
-                }
-                sum = S::add_i(sum, dots[j]);
-                rest -= 1;
-                if rest == 0 {
-                    acc = scaled::<S, true>(packing, acc, sum, x, panels, 0, g);
-                    (sum, rest, g) = (S::splat_i(0), in_group, g + 1);
-                }
+                let mut dots = [S::splat_i(0); 8];
+                (m.steps.tail_dots)(packing, &tails, x_codes, dots.as_mut_ptr().cast());
+                add!(v, dots, n);
             }
         }
         S::store_n(y.add(first), acc, S::LANES.min(end - first));
     }
+}
+
+/// [`Rows::dots`] of the last parts of rows, to `out`: eight vectors. A function of its own, since a second copy of it inside [`stream`] would
+/// take longer to compile than all else of a layout.
+#[inline(always)]
+pub(super) unsafe fn tail_dots<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>(
+    packing: Packing,
+    tails: &[[u8; 64]; 16],
+    codes: *const i8,
+    out: *mut u8,
+) {
+    let packing = packing.known::<KIND, GROUP, PART>();
+    let (rows, from) = (std::array::from_fn(|i| tails[i].as_ptr()), tails[0].as_ptr());
+    // SAFETY: rows padded to whole parts, as activations are; room for eight vectors.
+    unsafe { out.cast::<[S::I; 8]>().write_unaligned(S::dots(packing.kind, packing.part, &rows, 0, codes, [from; 2])) }
 }
 
 /// The last `n` bytes of a row, then zeros.
@@ -528,12 +576,7 @@ unsafe fn tail(p: *const u8, n: usize) -> [u8; 64] {
 
 /// Unpacks a vector of weight rows into `panel`: four codes of row 0, four of row 1, ..; then the next four.
 #[inline(always)]
-pub(super) unsafe fn fill_panel<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>(
-    m: &Matrix<'_>,
-    first: usize,
-    panel: *mut u8,
-) {
-    let packing = m.packing.known::<KIND, GROUP, PART>();
+unsafe fn fill_panel<S: Rows>(packing: Packing, m: &Matrix<'_>, first: usize, panel: *mut u8) {
     let (kind, step) = (packing.kind, 4 * S::LANES);
     let bytes = packing.bytes(step);
     // The next vector's rows, as in `stream`.
@@ -583,24 +626,14 @@ pub(super) unsafe fn fill_panel<S: Rows, const KIND: u8, const GROUP: usize, con
     }
 }
 
-/// `P` panels, of the outputs from `first` on, against the first `R` activation rows of `at`, to where those say.
+/// `P` panels against `R` activation rows.
 #[inline(always)]
-pub(super) unsafe fn tile<
-    S: Rows,
-    const KIND: u8,
-    const GROUP: usize,
-    const PART: usize,
-    const P: usize,
-    const R: usize,
->(
-    m: &Matrix<'_>,
+unsafe fn tile<S: Rows, const P: usize, const R: usize>(
+    packing: Packing,
     panels: &Panels,
-    at: &[(Row, *mut f32); MOST_ROWS],
-    first: usize,
-    end: usize,
-) {
-    let packing = m.packing.known::<KIND, GROUP, PART>();
-    let (groups, x): (_, [Row; R]) = (m.inp / packing.group, std::array::from_fn(|j| at[j].0));
+    x: &[Row; R],
+    groups: usize,
+) -> [[S::F; R]; P] {
     // SAFETY: panels and rows hold `groups` groups.
     unsafe {
         let mut acc = [[S::splat(0.0); R]; P];
@@ -638,11 +671,6 @@ pub(super) unsafe fn tile<
                 }
             }
         }
-        for p in 0..P {
-            let first = first + p * S::LANES;
-            for j in 0..R {
-                S::store_n(at[j].1.add(first), acc[p][j], S::LANES.min(end - first));
-            }
-        }
+        acc
     }
 }

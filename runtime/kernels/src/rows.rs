@@ -47,8 +47,6 @@ pub(crate) trait Rows: Copy + 'static {
     const LANES: usize;
     /// Activation rows multiplied together with two panels; what the registers hold.
     const TILE: usize;
-    /// Of a tile for two or three rows.
-    const FEW: usize = if Self::TILE == 6 { 3 } else { Self::TILE };
     /// Activation rows up to which weights are unpacked for each row anew.
     const STREAMED: usize;
     /// What [`Rows::unpack`] subtracts from 8-bit codes.
