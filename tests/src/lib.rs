@@ -9,8 +9,10 @@ pub mod serving;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use loaf_bake::build::{BuildOptions, Silent, build};
+use loaf_bake::weights::{Resolved, produce};
 use loaf_cli::{Io, main};
 use loaf_formats::container::{Container, FileLayout, Layout, SectionKind, Writer};
 use loaf_runtime::kernels::Kernels;
@@ -178,6 +180,17 @@ pub fn prefill_logits(session: &mut Session, ids: &[u32], lengths: &[usize]) -> 
 /// Logits after every token, one decode step each.
 pub fn decode_logits(session: &mut Session, ids: &[u32]) -> Vec<Vec<f32>> {
     ids.iter().map(|&id| session.decode(id).expect("a step that fits").to_vec()).collect()
+}
+
+/// All stored bytes of a weight, plane by plane.
+pub fn produced(w: &Resolved) -> Vec<Vec<u8>> {
+    let out: Vec<Mutex<Vec<u8>>> = w.stored.iter().map(|t| Mutex::new(vec![0; t.bytes as usize])).collect();
+    let sink = |_: usize, part: usize, at: u64, bytes: &[u8]| {
+        out[part].lock().unwrap()[at as usize..][..bytes.len()].copy_from_slice(bytes);
+        Ok::<(), String>(())
+    };
+    produce(std::slice::from_ref(w), &sink, &|_| {}).unwrap();
+    out.into_iter().map(|part| part.into_inner().unwrap()).collect()
 }
 
 /// Index of the largest logit, ties to the lower.

@@ -8,13 +8,13 @@ use std::sync::Mutex;
 
 use loaf_bake::build::{BuildOptions, Progress, Silent, build, build_from};
 use loaf_bake::checkpoint::Checkpoint;
-use loaf_bake::weights::{QuantOptions, Resolved, WeightClass, WeightDecl, produce, resolve};
+use loaf_bake::weights::{QuantOptions, Resolved, WeightClass, WeightDecl, resolve};
 use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::quant::decode_row;
 use loaf_runtime::kernels::Kernels;
 use loaf_tests::gguf::{File, Value};
-use loaf_tests::{assert_bits, bake_dir, decode_logits, fixture, max_diff, prefill_logits, session};
+use loaf_tests::{assert_bits, bake_dir, decode_logits, fixture, max_diff, prefill_logits, produced, session};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -90,17 +90,6 @@ fn a_layer_that_predicts_further_tokens_is_left_out_without_a_word() {
     assert_eq!(told, Vec::<String>::new());
     let checkpoint = Checkpoint::open(&source).unwrap();
     assert_eq!(checkpoint.config()["num_hidden_layers"], 2);
-}
-
-/// All stored bytes of a weight.
-fn produced(w: &Resolved) -> Vec<Vec<u8>> {
-    let out: Vec<Mutex<Vec<u8>>> = w.stored.iter().map(|t| Mutex::new(vec![0; t.bytes as usize])).collect();
-    let sink = |_: usize, part: usize, at: u64, bytes: &[u8]| {
-        out[part].lock().unwrap()[at as usize..][..bytes.len()].copy_from_slice(bytes);
-        Ok::<(), String>(())
-    };
-    produce(std::slice::from_ref(w), &sink, &|_| {}).unwrap();
-    out.into_iter().map(|part| part.into_inner().unwrap()).collect()
 }
 
 /// The weight in f32, every zero positive.

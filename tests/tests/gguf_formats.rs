@@ -2,13 +2,12 @@
 //! affine weights of the same numbers, and the logits of llama.cpp but for what int8 activations cost.
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use loaf_bake::build::{BuildOptions, Prepared, Silent};
 use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::interp::{Interp, PlacedWeights};
 use loaf_bake::passes::{Pass, Pipeline};
-use loaf_bake::weights::{QuantOptions, Resolved, produce, resolve};
+use loaf_bake::weights::{QuantOptions, Resolved, resolve};
 use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::plan::Phase;
@@ -17,7 +16,7 @@ use loaf_recipes::tape::Shape;
 use loaf_runtime::kernels::Kernels;
 use loaf_tests::gguf::File;
 use loaf_tests::gguf_models::{KINDS, model};
-use loaf_tests::{Baked, assert_bits, bake_dir, decode_logits, fixture, max_diff, prefill_logits, session};
+use loaf_tests::{Baked, assert_bits, bake_dir, decode_logits, fixture, max_diff, prefill_logits, produced, session};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -38,17 +37,6 @@ fn resolved(path: &Path) -> (Checkpoint, Vec<Resolved>) {
     let decls = loaf_recipes::open(checkpoint.config(), recipe).unwrap().decls.weights;
     let weights = resolve(&checkpoint, &decls, &QuantOptions::default()).unwrap().weights;
     (checkpoint, weights)
-}
-
-/// All stored bytes of a weight, plane by plane.
-fn produced(w: &Resolved) -> Vec<Vec<u8>> {
-    let out: Vec<Mutex<Vec<u8>>> = w.stored.iter().map(|t| Mutex::new(vec![0; t.bytes as usize])).collect();
-    let sink = |_: usize, part: usize, at: u64, bytes: &[u8]| {
-        out[part].lock().unwrap()[at as usize..][..bytes.len()].copy_from_slice(bytes);
-        Ok::<(), String>(())
-    };
-    produce(std::slice::from_ref(w), &sink, &|_| {}).unwrap();
-    out.into_iter().map(|part| part.into_inner().unwrap()).collect()
 }
 
 /// Ids of a prompt, and logits after each: token by token, and by chunks.

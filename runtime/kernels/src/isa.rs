@@ -107,7 +107,6 @@ macro_rules! isa {
 
         /// Parameters, for all layouts.
         #[$attr]
-        #[allow(dead_code, reason = "the small program leaves whole sets to others")]
         unsafe fn parameters<S: Rows>(fill: &Fill) {
             // SAFETY: what `product` promises.
             unsafe { blocks::fill::<S>(fill) }
@@ -115,7 +114,6 @@ macro_rules! isa {
 
         /// What one layout and group has of its own; zero stands for what the compiler does not know, and `PART` for groups
         /// that are some times as long.
-        #[allow(dead_code, reason = "the small program leaves whole sets to others")]
         const fn steps<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>() -> Steps {
             Steps {
                 part: PART,
@@ -129,7 +127,6 @@ macro_rules! isa {
         }
 
         #[$attr]
-        #[allow(dead_code, reason = "the small program leaves whole sets to others")]
         unsafe fn run<S: Rows>(
             steps: &Steps, kind: u8, group: usize, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
         ) {
@@ -172,17 +169,8 @@ macro_rules! isa {
                 run::<$rows>(&const { steps::<$rows, $kind, 0, $part>() }, $k, $g, $($args),*),
         } $($rest)*)
     };
-    // Left out of the small program: a copy of a product is some 20 KB.
-    (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } full $kind:literal, $group:literal => $rows:ty; $($rest:tt)*) => {
-        isa!(@match $else, ($k, $g, $($args),*) {
-            $($arms)*
-            #[cfg(not(loaf_small))]
-            ($kind, $group) => run::<$rows>(&const { steps::<$rows, $kind, $group, 0>() }, $k, $g, $($args),*),
-        } $($rest)*)
-    };
     (@steps $attr:meta, $($name:ident($($arg:ident: $type:ty),*);)*) => { $(
         #[$attr]
-        #[allow(dead_code, reason = "the small program leaves whole sets to others")]
         unsafe fn $name<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>($($arg: $type),*) {
             // SAFETY: the kernel's contract, passed on.
             unsafe { quant::$name::<S, KIND, GROUP, PART>($($arg),*) }
@@ -237,29 +225,26 @@ isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"), else no_product
 pub(super) mod avx_vnni {
     use super::*;
 
-    // The small program has the layouts that most weights have; AVX2's kernels do the rest there.
     isa!(@products target_feature(enable = "avx2,fma,f16c,avxvnni"), avx2::product,
-        44, 64 => Products<VEX>; 4, 32 => Products<VEX>; full 2, 32 => Products<VEX>;
-        2, 64 => Products<VEX>; full 3, 32 => Products<VEX>; 3, 64 => Products<VEX>;
-        5, 32 => Products<VEX>; 5, 64 => Products<VEX>; full 6, 32 => Products<VEX>;
+        44, 64 => Products<VEX>; 4, 32 => Products<VEX>; 2, 32 => Products<VEX>;
+        2, 64 => Products<VEX>; 3, 32 => Products<VEX>; 3, 64 => Products<VEX>;
+        5, 32 => Products<VEX>; 5, 64 => Products<VEX>; 6, 32 => Products<VEX>;
         6, 64 => Products<VEX>; 8, 32 => Products<VEX>; 8, 64 => Products<VEX>;
-        full 14, 32 => Products<VEX>; full 24, 16 => Products<VEX>;
-        full 22, 16 => Products<VEX>; full 23, 16 => Products<VEX>; full 26, 16 => Products<VEX>; full 34, 32 => Products<VEX>;);
+        14, 32 => Products<VEX>; 24, 16 => Products<VEX>;
+        22, 16 => Products<VEX>; 23, 16 => Products<VEX>; 26, 16 => Products<VEX>; 34, 32 => Products<VEX>;);
 }
 
 /// The same instructions as AVX-512 encodes them: of the layouts that the AVX-512 table has no better kernel for, and in debug
 /// builds of all, so that CPUs with AVX-512 test them.
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx_vnni_evex {
-    #[cfg(any(debug_assertions, not(loaf_small)))]
     use super::super::avx2::EVEX;
     use super::*;
 
-    // The small program leaves all of them to AVX2's kernels.
     #[cfg(not(debug_assertions))]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
-        full 2, 64 => Products<EVEX>; full 3, 64 => Products<EVEX>; full 5, 32 => Products<EVEX>; full 5, 64 => Products<EVEX>;
-        full 6, 64 => Products<EVEX>; full 22, 16 => Products<EVEX>; full 23, 16 => Products<EVEX>; full 26, 16 => Products<EVEX>;);
+        2, 64 => Products<EVEX>; 3, 64 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 => Products<EVEX>;
+        6, 64 => Products<EVEX>; 22, 16 => Products<EVEX>; 23, 16 => Products<EVEX>; 26, 16 => Products<EVEX>;);
 
     #[cfg(debug_assertions)]
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
@@ -277,7 +262,7 @@ isa!(avx512, Avx2, Avx512<false>,
     target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx_vnni_evex::product,
     44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 4, 32 => Avx512<false>;
     8, 64 => Avx512<false>; 8, _ => Avx512<false>;
-    14, 32 => Avx512<false>; 24, 16 => Avx512<false>; full 34, 32 => Avx512<false>;);
+    14, 32 => Avx512<false>; 24, 16 => Avx512<false>; 34, 32 => Avx512<false>;);
 
 /// Integer matmuls of the widths that VBMI unpacks in three instructions; those of [`avx512`] otherwise.
 #[cfg(target_arch = "x86_64")]
@@ -288,7 +273,7 @@ pub(super) mod avx512_vbmi {
         avx512::product,
         2, 64 => Avx512<true>; 2, 128 => Avx512<true>; 2, _ => Avx512<true>; 3, 64 => Avx512<true>;
         5, 64 => Avx512<true>; 5, _ => Avx512<true>; 6, 64 => Avx512<true>; 6, _ => Avx512<true>;
-        full 22, 16 => Avx512<true>; full 23, 16 => Avx512<true>; full 26, 16 => Avx512<true>;);
+        22, 16 => Avx512<true>; 23, 16 => Avx512<true>; 26, 16 => Avx512<true>;);
 }
 
 /// Integer matmuls of CPUs that have all of AVX-512 but run it on units of 256 bits: one to three rows of activations are multiplied by

@@ -306,7 +306,7 @@ impl<'a> Trace<'a> {
         self.values.set(r.value(i)?, r.view(i)?.dims, array)
     }
 
-    /// The planes of a weight, matrices laid end to end: operands, and `[rows, 1, elements]` of each.
+    /// The planes of a weight, every row of every matrix in turn: operands, and `[rows, 1, elements]` of each.
     fn planes(&self, r: &Op<'_>, at: [usize; WEIGHT_PLANES]) -> Result<Planes> {
         let mut planes = Planes { operands: [Operand::ABSENT; WEIGHT_PLANES], dims: [[0; 3]; WEIGHT_PLANES] };
         for (i, &at) in at.iter().enumerate() {
