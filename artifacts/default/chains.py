@@ -1,13 +1,17 @@
 """Several steps in one request: tasks one after the other, and what "it" means in the second.
 
+Two sources: any task whose slots fit (`Bound`), and scenes.txt, what people do one after the other with the same thing (`Scene`).
+`join` puts the sentences together.
+
 What always holds: one meaning has one command; steps are joined by `&&` in the order in which they happen; "it", "that folder"
 and the like stand only where the first step has one thing that they can mean.
 What it does not do: pipes and sets of files (compose.py), or choose splits (generate.py).
 """
 
+import os
 import re
 
-from grammar import CLOSE, OPEN, SLOT, fill
+from grammar import CLOSE, FENCE, OPEN, SLOT, fill, parse
 
 # What a slot of a kind is, for a pronoun.
 GROUP = {kind: group for group, kinds in {
@@ -110,3 +114,127 @@ def gerund(text):
     else:
         ing = first + "ing"
     return ing + " " + rest
+
+
+# ---- scenes.txt ---------------------------------------------------------------------------------------------------------
+
+HERE_FORMS = ["into it", "into it", "in it", "there", "in there", "inside it", "inside", "in that folder", "into that folder", "into the new folder", "in the folder"]
+ORIGINALS = ["the original", "the original", "the original", "the source", "the old one"]
+POINTERS = {"it": "{it}", "here": "{here}", "orig": "{orig}"}   # slots that stand for the thing, not for a value of their own
+
+
+class Step:
+    """One command of a scene: its wordings, and what the next step may speak of."""
+
+    def __init__(self, command, thing=None, original=None, names=()):
+        self.command, self.thing, self.original, self.names, self.patterns = command, thing, original, list(names), []
+
+    def finish(self, kinds):
+        """Parse the wordings; a slot without a kind has the one that the command gives it, or is carried from the step before."""
+        given = {m.group(1): m.group(2) for m in SLOT.finditer(self.command) if m.group(2)}
+        self.patterns = [parse(SLOT.sub(lambda m: "{%s:%s}" % (m.group(1), m.group(2) or given.get(m.group(1), m.group(1))), p)) for p in self.patterns]
+        self.weights = [0.5 + p.wordings.bit_length() for p in self.patterns]
+        self.carries = [m.group(1) for m in SLOT.finditer(self.command) if (m.group(2) or given.get(m.group(1), m.group(1))) not in kinds]
+        # What is moved, deleted or left behind is no longer what "it" was.
+        self.ends = bool(re.match(r"(mv|rm|cd|gzip|docker rm|git branch -d|rmdir|zip|tar) ?", self.command)) or "&&" in self.command
+
+
+class Scene:
+    """A block of scenes.txt."""
+
+    def __init__(self, names):
+        self.names, self.firsts, self.thens = names, [], []
+
+    def finish(self, kinds):
+        for step in self.firsts + self.thens:
+            step.finish(kinds)
+        self.weight = (len(self.firsts) * len(self.thens)) ** 0.5
+
+
+def load_scenes(kinds):
+    """The blocks of scenes.txt; `kinds` are the kinds of slots that have values."""
+    scenes, step = [], None
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "scenes.txt")) as f:
+        for number, line in enumerate(f, 1):
+            line = line.rstrip("\n")
+            if not line or line.startswith("#"):
+                continue
+            word, _, rest = line.partition(" ")
+            if word == "thing" or line == "all":
+                scenes.append(Scene([n.strip() for n in rest.split(",") if n.strip()]))
+            elif word == "first":
+                m = re.fullmatch(r"(.*?)(?: => (.*?))?(?: ~ (\S+))?(?: \| ([^|]*))?", rest)
+                step = Step(m.group(1), m.group(2) or ("{x}" if "{x" in rest else None), m.group(3), (m.group(4) or "").split(", ") if m.group(4) else ())
+                scenes[-1].firsts.append(step)
+            elif word == "then":
+                step = Step(rest)
+                scenes[-1].thens.append(step)
+            elif step is None:
+                raise ValueError(f"scenes.txt:{number}: a wording before the first command")
+            else:
+                step.patterns.append(re.sub(r"@(@|o\b)?", lambda m: {"@": "{here}", "o": "{orig}", None: "{it}"}[m.group(1)], line))
+    for scene in scenes:
+        scene.finish(kinds)
+    return scenes
+
+
+def pointer(which, scene, step, values, rng):
+    """The words for the thing ("it"), the place ("here") or the original ("orig") in a second step."""
+    value = values["o" if which == "orig" else "x"]
+    plain = OPEN + value.strip("\"'") + CLOSE
+    r = rng.random()
+    if which == "here":
+        return rng.choice(["into ", "in ", "inside ", "to "]) + plain if r < 0.12 else rng.choice(HERE_FORMS)
+    if r < 0.2:
+        return plain
+    if which == "orig":
+        return rng.choice(ORIGINALS)
+    if step.names and r < 0.5:
+        return OPEN + fill(rng.choice(step.names), values) + CLOSE
+    return rng.choice(scene.names)
+
+
+# ---- sentences ----------------------------------------------------------------------------------------------------------
+
+CONNECTORS = [" and then ", ", then ", " and ", " and ", " and ", " and ", ", and then ", " then ", " and after that ", "; then ", ", after that ", ". then ", ", and ", " and afterwards ",
+              " && ", "; ", " and finally ", " and also ", ", and also ", " and when that is done ", ", next ", " and if that works ", ". after that ", ". Then ", ". After that, ", ". Then ",
+              ", afterwards ", " and once that's done ", " and once that is done ", ". once that's done ", ", once done ", ". When that's done, ", " and when it's finished ", ". Next, ", ". next ",
+              " and right after that ", " and straight away ", ", plus ", " plus ", " & ", " + ", ", ", ". Also ", ". also ", ". Finally, ", ", finally ", "; after that ", "; next ",
+              " and subsequently ", ", and when you're done ", " and if it succeeds ", ", and if that went well ", " -> ", ". now ", " and now ", ", now ", " and later ", ". Afterwards, ", ", and lastly "]
+TELLING = [" and tell me ", ", then tell me ", ". ", " and check ", " and then find out ", " and see ", " and then tell me ", " and say ", ". Then tell me ", ", ", " and let me know ", ", after that tell me ",
+          " and also tell me ", ". after that, ", " and report ", " - ", " and show me "]
+FRAMES = ["first {0}, then {1}", "first {0}, then {1}", "First {0}. Then {1}", "first {0} and then {1}", "first {0}, and then {1}", "first, {0}, then {1}", "{0} first, then {1}", "{0} first and then {1}",
+          "1. {0} 2. {1}", "1) {0} 2) {1}", "step 1: {0}, step 2: {1}", "two things: {0} and {1}", "two things: {0}, then {1}", "do two things: {0} and then {1}", "first of all {0}, after that {1}",
+          "after you {0}, {1}", "once you {0}, {1}", "to start {0}, then {1}", "firstly {0}, secondly {1}", "{0} so that I can {1}", "{0} so I can {1}", "{0} because I want to {1}"]
+REVERSED = ["{1} but first {0}", "{1}, but {0} first", "{1}, but first {0}", "{1}, but before that {0}", "before you {1}, {0}", "{0} before you {1}", "before you {1} please {0}"]
+DOING = ["after {a}, {1}", "after {a} {1}", "once done with {a}, {1}", "start by {a}, then {1}", "begin by {a} and then {1}", "when you're done {a}, {1}", "when finished {a}, {1}"]
+DOING_LAST = ["before {b}, {0}", "{0} before {b}", "{0} before {b}", "{0} followed by {b}", "{0}, followed by {b}", "{0} prior to {b}"]
+SAME = [" and do the same for {}", " and do the same with {}", " and the same for {}", ", then do the same to {}", ", and the same for {}", " and then the same with {}", ". Do the same for {}", ". same for {}", " and likewise {}",
+        ", same with {}", " and do that for {} too", " and also do it for {}", " and do the same thing to {}"]
+MARKED = re.compile(r"\b(it|its|them|there|that|this|inside|those|him|her|they|the (?:new |extracted )?(?:file|folder|directory|archive|copy|original|script|repo|branch|zip|tarball|result|project|list|output))\b")
+
+
+def join(texts, rng):
+    """Sentences for steps in this order, as one request."""
+    if len(texts) == 2:
+        a, b = texts
+        r = rng.random()
+        if r < 0.10:
+            return rng.choice(FRAMES).format(a, b) if "{" not in a + b else "first " + a + ", then " + b
+        free = not MARKED.search(FENCE.sub("", b))
+        if r < 0.16 and free and "{" not in a + b:
+            return rng.choice(REVERSED).format(a, b)
+        if r < 0.22 and "{" not in a + b:
+            doing = gerund(a if r < 0.19 else b)
+            if doing is not None and r < 0.19:
+                return rng.choice(DOING).format(a, b, a=doing)
+            if doing is not None:
+                return rng.choice(DOING_LAST[2:] if not free else DOING_LAST).format(a, b, b=doing)
+    text = texts[0]
+    for n, t in enumerate(texts[1:], 1):
+        if n < len(texts) - 1 and rng.random() < 0.4:
+            text += ", " + t
+        else:
+            joint = rng.choice(CONNECTORS)
+            text += joint + (t[0].upper() + t[1:] if joint.strip() in (".", ";") and rng.random() < 0.5 else t)
+    return text

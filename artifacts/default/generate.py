@@ -31,7 +31,7 @@ import re
 import sys
 from itertools import accumulate
 
-from chains import Bound, GROUP, MAKES, gerund, original, slots_of, thing
+from chains import SAME, TELLING, Bound, GROUP, MAKES, POINTERS, join, load_scenes, original, pointer, slots_of, thing
 from compose import ATTRIBUTES, CONSUMERS, DIR_ATTRIBUTES, FOR_BARE, FOR_DIRS, FOR_LINKS, MODIFIERS, ONLY_DIRS, TYPES
 from grammar import CLOSE, FENCE, OPEN, bucket, expand, fill, parse, tidy
 from slots import KINDS, NUMBERS, ORDINALS
@@ -57,12 +57,18 @@ class Context:
         self.rng, self.split, self.tiny = rng, split, tiny
         self.held_slots = split == "slots"
         self.values = {}
+        self.said = {}       # the words for values
         self.keys = []       # pairs of parts used together
         self.open_slots = 0
         self.bound = None    # what "it" is
+        self.carried = None  # words for what a scene's step before had
         self.place = ""      # the words that say where, once drawn
 
     def draw(self, name, kind):
+        if self.carried is not None and kind not in KINDS:  # a second step speaks of what the first had
+            return self.carried(name)
+        if name in self.said and self.values.get(name) == self.said[name][1]:
+            return self.said[name][0]        # said a second time in the same request
         if self.bound is not None:
             text = self.bound.draw(kind, self.rng)
             if text is not None:
@@ -80,6 +86,7 @@ class Context:
             raise Retry
         self.open_slots += kind not in ("in", "ext", "dotext", "delim", "mode", "col", "size", "age", "agea", "mins", "small", "secs") or (kind == "in" and value not in (".", "~", ".."))
         self.values[name] = value
+        self.said[name] = (text, value)
         if kind == "in":
             self.place = text
         return text
@@ -119,7 +126,7 @@ class Task:
         self.noun_weights, self.verb_weights = ([0.5 + math.log2(1 + p.wordings) for _, p in ps] for ps in (self.nouns, self.verbs))
         self.noun_part = sum(self.noun_weights) / (sum(self.noun_weights) + sum(self.verb_weights))
         # What people ask for every day is asked for in more ways, and drawn more often.
-        self.weight = min(6.0, 0.6 + 0.4 * self.count) * (2.0 if self.command in EVERYDAY else 1.0)
+        self.weight = min(9.0, 0.6 + 0.4 * self.count) * (2.0 if self.command in EVERYDAY else 1.0)
         self.thing, self.original = thing(self.command), original(self.command)
         words = self.command.split()
         self.pipeable = self.kind == "|" and words[0] in PIPEABLE and not any(
@@ -175,7 +182,7 @@ def plain(text):
     return " ".join(text.lower().split()).strip(" .?!")
 
 
-COMMON = ("everyday.tasks", "wordings.tasks", "everywhere.tasks", "lines.tasks")
+COMMON = ("everyday.tasks", "wordings.tasks", "everywhere.tasks", "lines.tasks", "plain_files.tasks", "plain_text.tasks", "plain_steps.tasks")
 EVERYDAY = set()     # commands whose every pattern is trained
 TASKS = load_tasks()
 NOT_COMMANDS = load_patterns("outside.txt")
@@ -185,23 +192,26 @@ NOUNS = [t for t in LINES if t.nouns]
 
 
 class Pool:
-    """Tasks drawn by weight."""
+    """Tasks drawn by weight; with `usual`, those of every day four times as often again."""
 
-    def __init__(self, tasks):
-        self.tasks, self.sums = tasks, list(accumulate(t.weight for t in tasks))
+    def __init__(self, tasks, usual=False):
+        self.tasks, self.sums = tasks, list(accumulate(t.weight * (4 if usual and t.command in EVERYDAY else 1) for t in tasks))
 
     def draw(self, rng):
         return rng.choices(self.tasks, cum_weights=self.sums)[0]
 
 
 EVERY, NOUN_POOL, LINE_POOL = Pool(TASKS), Pool(NOUNS), Pool(LINES)
-ACTIONS = Pool([t for t in TASKS if t.kind == "=" and not t.command.endswith("&")])
-OUTPUTS = Pool([t for t in TASKS if t.kind in "=|" and not t.command.endswith("&")])
-FIRST = Pool([t for t in TASKS if t.kind == "=" and not t.command.endswith("&") and (t.thing or t.original)])
-FOLLOW = {group: Pool([t for t in TASKS if not MAKES.match(t.command) and not t.command.endswith("&") and [GROUP.get(k) for k in slots_of(t.command).values()].count(group) == 1
-                       and not t.command.startswith(("cp -r {a", "rsync"))])
+SIMPLE = [t for t in TASKS if t.kind in "=|" and not t.command.endswith("&") and " && " not in t.command]   # one step each
+ACTIONS = Pool([t for t in SIMPLE if t.kind == "="], True)
+OUTPUTS = Pool(SIMPLE, True)
+FIRST = Pool([t for t in SIMPLE if t.kind == "=" and (t.thing or t.original)], True)
+FOLLOW = {group: Pool([t for t in TASKS if not MAKES.match(t.command) and not t.command.endswith("&") and " && " not in t.command and [GROUP.get(k) for k in slots_of(t.command).values()].count(group) == 1
+                       and not t.command.startswith(("cp -r {a", "rsync"))], True)
           for group in sorted(set(GROUP.values()))}
 ENTER = next(t for t in TASKS if t.command == "cd {path}")
+ALIKE = Pool([t for t in SIMPLE if t.kind == "=" and list(slots_of(t.command).values()) in (["file"], ["leaf"], ["svc"], ["ctr"], ["pkg"], ["path"]) and t.command.count("{") == 1], True)
+SCENES = Pool(load_scenes(KINDS))
 SHOW = parse("<show>")
 DETERMINER = parse("(all|all the|the||the|all of the|)")
 
@@ -349,11 +359,6 @@ def modified(ctx, text, command, name, noun):
     return text, command
 
 
-CONNECTORS = [" and then ", ", then ", " and ", " and ", " and ", ", and then ", " then ", " and after that ", "; then ", ", after that ", ". then ", ", and ", " and afterwards ",
-              " && ", "; ", " and finally ", " and also ", ", and also ", " and when that is done ", ", next ", " and if that works ", ". after that "]
-MARKED = re.compile(r"\b(it|them|there|that|this|the (?:file|folder|directory|archive|copy|original))\b")
-
-
 def outside(ctx):
     """A request that no command answers, and the answer that says so."""
     i = ctx.rng.randrange(len(NOT_COMMANDS))
@@ -372,21 +377,23 @@ def raw(ctx):
         return outside(ctx)
     r = rng.random()
     if ctx.split == "combinations":
-        r = 0.45 + 0.55 * r
-    if r < 0.45:
+        r = 0.48 + 0.52 * r
+    if r < 0.015:
+        return mention(ctx)
+    if r < 0.48:
         task = EVERY.draw(rng)
         text = verb_phrase(ctx, task)
         command = fill(task.command, ctx.values)
         if rng.random() < 0.02 and ctx.split == "train" and "{a" not in task.command:
             return OPEN + command + CLOSE, command, task.command  # who types the command gets the command
         return place_first(ctx, text), command, task.command
-    if r < 0.62:
+    if r < 0.63:
         text, command, lines, name, noun = find_request(ctx)
         if lines and rng.random() < 0.25:
             text, command = modified(ctx, text, command, name, noun)
             return text, command, name + "+pipe"
         return place_first(ctx, text), command, name
-    if r < 0.72:
+    if r < 0.71:
         if rng.random() < 0.45:
             task = NOUN_POOL.draw(rng)
             i, nodes = rng.choice(task.nouns)
@@ -416,11 +423,85 @@ def step(ctx, task):
     return verb_phrase(ctx, task), fill(task.command, ctx.values)
 
 
+def scene(ctx):
+    """Two or three steps of scenes.txt with the same thing."""
+    rng = ctx.rng
+    block = SCENES.draw(rng)
+    first, last = rng.choice(block.firsts), None
+    steps = [first, rng.choice(block.thens)]
+    if rng.random() < 0.12 and not steps[1].ends:
+        steps.append(rng.choice(block.thens))
+    if len({s.command for s in steps}) < len(steps):
+        raise Retry
+    texts, commands, known = [], [], {}
+    for n, step in enumerate(steps):
+        ctx.values = dict(known)
+        if n:
+            if any(c not in known for c in step.carries):
+                raise Retry
+            ctx.carried = lambda name: pointer(name, block, first, known, rng) if name in POINTERS else OPEN + known[name].strip("\"'") + CLOSE
+        i = rng.choices(range(len(step.patterns)), step.weights)[0]
+        try:
+            text = ctx.say(step.patterns[i], "scene " + step.command, i, len(step.patterns))
+        except KeyError:
+            raise Retry from None
+        finally:
+            ctx.carried = None
+        texts.append(tidy(text))
+        commands.append(fill(step.command, ctx.values))
+        if n == 0:
+            known = dict(ctx.values)
+            if first.thing:
+                known["x"] = fill(first.thing, known)
+            if first.original:
+                known["o"] = fill(first.original, known)
+    if is_question(texts[0]) or any(map(is_question, texts[1:-1])):
+        raise Retry
+    return together(texts, rng), " && ".join(commands), "scene"
+
+
+def together(texts, rng):
+    """Steps as one request; the last may be a question."""
+    if is_question(texts[-1]):
+        return " and then ".join(texts[:-1]) + rng.choice(TELLING) + texts[-1]
+    return join(texts, rng)
+
+
+MENTIONS = {
+    "file": ["there is a file called {}", "I have a file {}", "I have this file {}", "there's {} in this folder", "you know the file {}", "look at {}", "take the file {}", "take {}", "in this folder is a file {}", "we have a file named {}", "about {}", "I just made {}", "someone sent me {}", "I got the file {}"],
+    "folder": ["there is a folder called {}", "I have a folder {}", "we have a directory {}", "take the folder {}", "you know the folder {}", "about the folder {}", "there's a folder named {} here", "look at the folder {}"],
+    "service": ["the service {} makes trouble", "we run the service {}", "about the service {}", "{} is a service here", "the {} service is acting up"],
+    "container": ["there is a container called {}", "the container {} makes trouble", "about the container {}", "I have a container {}"],
+    "branch": ["there is a branch {}", "I have a branch called {}", "about the branch {}"],
+    "package": ["there is a package {}", "about the package {}"],
+    "user": ["there is a user {}", "we have a user called {}", "about the user {}"],
+}
+
+
+def mention(ctx):
+    """One step with its thing named before: "there is a file called x. make it executable"."""
+    rng = ctx.rng
+    group = rng.choice(("file", "file", "file", "folder", "folder", *MENTIONS))
+    draw = {"file": "leaf", "folder": "name", "service": "svc", "container": "ctr", "branch": "branch", "package": "pkg", "user": "user"}[group]
+    named = ctx.draw("x", draw)
+    ctx.bound = Bound(group, ctx.values["x"], ["it", "it", "it", "that", "them" if group == "user" else "it"], rng)
+    task = FOLLOW[group].draw(rng)
+    text, command = step(ctx, task)
+    text = ctx.bound.finish(tidy(text)) if ctx.bound.used else None
+    ctx.bound = None
+    if text is None or task.command.startswith("cd "):
+        raise Retry
+    return rng.choice(MENTIONS[group]).format(named) + rng.choice([". ", ", ", ", ", " and ", "; ", ", please ", ". please ", ". now "]) + text, command, "mention"
+
+
 def chain(ctx):
     """Two or three tasks one after the other."""
     rng = ctx.rng
     r = rng.random()
-    if r < 0.45:  # the second does something with what the first made or used
+    if r < 0.45:
+        return scene(ctx)
+    r = (r - 0.45) / 0.55
+    if r < 0.42:  # the second does something with what the first made or used
         first = FIRST.draw(rng)
         text, command = step(ctx, first)
         if is_question(text):
@@ -436,11 +517,11 @@ def chain(ctx):
         if then is None or then.count(",") > 1:
             raise Retry
         steps = [(first, text, command), (second, then, more)]
-    elif r < 0.55:  # first go somewhere
+    elif r < 0.50:  # first go somewhere
         text, command = step(ctx, ENTER)
         second = OUTPUTS.draw(rng)
         steps = [(ENTER, text, command), (second, *step(ctx, second))]
-    elif r < 0.62:  # "show the a and the b"
+    elif r < 0.57:  # "show the a and the b"
         one, two = NOUN_POOL.draw(rng), NOUN_POOL.draw(rng)
         parts = []
         for task in (one, two):
@@ -452,35 +533,24 @@ def chain(ctx):
         if one is two or ("- " in one.kind):
             raise Retry
         return ctx.say(SHOW) + " " + the + parts[0][0] + rng.choice([" and ", " and also ", " and then ", " as well as "]) + the + parts[1][0], " && ".join(c for _, c in parts), "chain"
+    elif r < 0.62:  # "and the same for b"
+        task = ALIKE.draw(rng)
+        text, command = step(ctx, task)
+        (name, kind), = slots_of(task.command).items()
+        if is_question(text):
+            raise Retry
+        other = ctx.draw("other", kind)
+        return text + rng.choice(SAME).format(other), command + " && " + fill(task.command, {name: ctx.values["other"]}), "same"
     else:
         steps = []
         for n in range(2 if rng.random() < 0.88 else 3):
             task = (ACTIONS if rng.random() < (0.75 if n == 0 else 0.6) else OUTPUTS).draw(rng)
             steps.append((task, *step(ctx, task)))
     ctx.keys += [f"{a[0].command}*{b[0].command}" for a, b in zip(steps, steps[1:])]
-    texts, command = [t for _, t, _ in steps], " && ".join(c for _, _, c in steps)
-    asks = [is_question(t) for t in texts]
-    if asks[0] or any(asks[1:-1]):
+    texts, command = [tidy(t) for _, t, _ in steps], " && ".join(c for _, _, c in steps)
+    if any(is_question(t) for t in texts[:-1]) or len({c for _, _, c in steps}) < len(steps):
         raise Retry
-    if asks[-1]:
-        return " and then ".join(texts[:-1]) + rng.choice([" and tell me ", ", then tell me ", ". ", " and check ", " and then find out ", " and see "]) + texts[-1], command, "chain"
-    r = rng.random()
-    if len(texts) == 2 and r < 0.12:
-        if MARKED.search(texts[1]):
-            r = 0.05
-        which = gerund(tidy(texts[0] if r < 0.08 else texts[1]))
-        if which is not None and r < 0.05:
-            return rng.choice(["after ", "once done with "]) + which + rng.choice([", ", " "]) + texts[1], command, "chain"
-        if which is not None and r < 0.08:
-            return texts[1] + rng.choice([" after ", ", after "]) + which, command, "chain"
-        if which is not None:
-            return rng.choice([f"before {which}, {texts[0]}", f"{texts[0]} before {which}", f"{texts[0]} before {which}"]), command, "chain"
-    text = texts[0]
-    for t in texts[1:]:
-        text += rng.choice(CONNECTORS) + t
-    if rng.random() < 0.06:
-        text = "first " + text
-    return text, command, "chain"
+    return together(texts, rng), command, "chain"
 
 
 WRAPPERS = ["please {}", "{} please", "{}, please", "can you {}", "could you {}", "how do I {}", "how to {}", "how can I {}", "I want to {}", "I need to {}",
@@ -489,22 +559,64 @@ WRAPPERS = ["please {}", "{} please", "{}, please", "can you {}", "could you {}"
             "hey, {}", "ok, {}", "ok {}", "now {}", "then {}", "so {}", "hi, {}", "{} now", "{} if you can", "{}, thanks", "{} thanks", "{} thank you", "I'd like you to {}", "I have to {}", "we want to {}", "I must {}",
             "try to {}", "go ahead and {}", "can we {}", "can I {}", "will you {}", "could you please {}", "can you please {}", "please can you {}", "how does one {}", "how do you {}", "how do we {}", "what do I type to {}",
             "which command will {}", "shell command to {}", "bash: {}", "linux: {}", "one-liner to {}", "i need a command to {}", "my task is to {}", "help: {}", "simply {}", "I want you to {}", "it would be nice to {}",
-            "i wanna {}", "gotta {}", "need to {}", "want to {}", "how to quickly {}", "is it possible to {}", "{} asap", "{} real quick", "{} for me please", "I was asked to {}", "what would {}", "all I want is to {}"]
+            "i wanna {}", "gotta {}", "need to {}", "want to {}", "how to quickly {}", "is it possible to {}", "{} asap", "{} real quick", "{} for me please", "I was asked to {}", "what would {}", "all I want is to {}",
+            "I'm trying to {}", "trying to {}", "I've been asked to {}", "my boss wants me to {}", "I was wondering if you could {}", "any chance you could {}", "would it be possible to {}", "is there some way to {}", "is there a command to {}",
+            "what's the easiest way to {}", "what's the fastest way to {}", "what's the best way to {}", "what is the quickest way to {}", "I forgot how to {}", "I don't remember how to {}", "remind me how to {}", "not sure how to {}", "I don't know how to {}",
+            "no idea how to {}", "I'm supposed to {}", "I should {}", "I need help to {}", "I need a way to {}", "I need a one-liner to {}", "looking for a way to {}", "looking for a command to {}", "your job is to {}", "time to {}", "it's time to {}",
+            "be so kind and {}", "kindly {}", "could you kindly {}", "do me a favor and {}", "do me a favour and {}", "you should {}", "you need to {}", "I need you to {}", "I'd love to {}", "I would like you to {}", "next, {}", "one more: {}", "task: {}", "todo: {}",
+            "is there any way to {}", "what command do I use to {}", "which command can {}", "what should I type to {}", "what would be the command to {}", "how am I supposed to {}", "teach me how to {}", "explain how to {}", "give me the command to {}",
+            "give me a one-liner to {}", "write a command to {}", "write me a command to {}", "please show me how to {}", "the goal is to {}", "i have to {}", "let me {}", "let us {}", "please help me {}", "im trying to {}", "can u {}", "could u {}", "pls {}", "plz {}", "i need u to {}"]
 QUESTION_WRAPPERS = ["tell me {}", "can you tell me {}", "I want to know {}", "do you know {}", "I wonder {}", "please tell me {}", "{} please", "ok, {}", "hey, {}", "find out {}", "show me {}", "check {}", "I'd like to know {}", "so {}", "let me know {}"]
 ASKING = ("can you", "could you", "how", "what", "is there", "would you", "will you", "can we", "can I", "please can", "is it", "which", "do you")
+# What stands before a request without changing it, and what stands behind it.
+OPENINGS = """hey|hi|hello|hi there|hey there|good morning|ok|okay|right|alright|so|well|um|hmm|yo|listen|sorry|sorry to bother you|excuse me|quick question|quick one|one more thing|next|and now|actually|dear computer|dude|mate|friend|
+as always|if you don't mind|if it's not too much trouble|if possible|if you can|when you have a second|when you get a chance|to be safe|just to be sure|to save space|to save some space|to free up space|to make room|for debugging|for my backup|for a backup|for the backup|
+for a report|for the report|for my homework|for the meeting|for a colleague|for the team|for the docs|before I forget|before I go home|before the weekend|before lunch|as part of the cleanup|on this machine|on this computer|on my laptop|on this box|in my terminal|in the terminal|
+from the command line|in bash|on linux|with one command|in one go|my disk is nearly full|my disk is full|I'm running out of space|I am running out of disk space|I'm cleaning up|I am tidying up this machine|I'm new to linux|I am new here|it's late and I'm tired|we have a release tomorrow|
+I'm preparing a backup|the server is slow|the server acts up|something is wrong here|something went wrong yesterday|I broke something|I'm writing a report|my laptop is slow|I forgot the syntax|I can never remember this|I always forget this|I'm on a new machine|my boss is waiting|
+my colleague needs this|I'm in a hurry|I have no time|this is a mess|it is a bit messy here|I need some order here|I'm working on a project|I have a demo in an hour|I want to check something|I have to check something|I'm debugging|I'm debugging a problem|we are moving to a new server|
+the build is broken|the deadline is today|I'm learning the shell|it's for a script|for a script|for later|this is urgent|urgent|I'm setting up a new project|I have too many files|there are too many files here|I don't need the old stuff any more|my teacher wants this""".replace("\n", "").split("|")
+OPENING_JOINTS = [", ", ", ", ", ", ". ", ". ", ": ", " - ", " so ", ", so ", ", please ", ". please ", ", can you ", ". can you ", ". could you ", ", I need to ", ". I need to ", ", I want to ", ", so please ", "; "]
+CLOSINGS = """, thanks|, thanks a lot|, thx| thx| ty| pls| plz| please|, please| please!|, it's urgent| asap| asap please|, cheers|, much appreciated| thanks in advance|, thank you|, thank you so much| if possible|, if that's possible| when you can|, I'm in a hurry|, no rush|
+ for my backup| for a report| for the report| to save space| to free up some space| to save some disk space| on this machine| on this computer| on my laptop| here on my machine| from the terminal| in the terminal| in bash| on linux| on the command line| with one command| in one go|
+ because I need it| before I forget| for me| for the team| for my colleague| right now| now please| once and for all| ok?|, ok?|, can you?|, how?| how do i do that|, how do I do that?|, what's the command?|, what is the command for that| - what's the command|, what do I type?|
+, which command is that?|, any idea?|, is that possible?|, you know what I mean|, that's all|, nothing else|, that would be great|, would be nice|, my boss is waiting|, I have to check something|, I keep forgetting how| again| real quick| quickly| for once| today| at last|, finally""".replace("\n", "").split("|")
+SLANG = {"you": ["u"], "your": ["ur"], "are": ["r"], "please": ["pls", "plz", "plse"], "thanks": ["thx", "tx", "ty"], "want to": ["wanna"], "going to": ["gonna"], "have to": ["gotta"], "give me": ["gimme", "giv me"], "let me": ["lemme"],
+         "what is": ["whats", "wats"], "what's": ["whats", "wats"], "because": ["cuz", "cause", "bc"], "with": ["w/", "wit"], "without": ["w/o"], "and": ["n", "&", "an"], "message": ["msg"], "number": ["num", "nr"], "something": ["smth"], "people": ["ppl"],
+         "show me": ["show"], "where is": ["wheres"], "who is": ["whos"], "it is": ["its"], "that is": ["thats"], "the": ["teh", "da", "th"], "okay": ["k"], "directory": ["dir"], "directories": ["dirs"], "repository": ["repo"], "about": ["abt"], "should": ["shd"],
+         "could": ["cud", "cld"], "would": ["wud", "wld"], "right now": ["rn"], "kind of": ["kinda"], "for": ["fr"], "from": ["frm"], "this": ["dis", "ths"], "what": ["wat", "wht"], "how": ["hw"], "every": ["evry"], "in": ["n"], "information": ["info"]}
+MISSPELT = {"the": "teh hte th", "and": "adn nad anf", "file": "fiel flie fil fle", "files": "fiels fles filles", "folder": "foler fodler floder foldr folde", "directory": "direcotry directoy dirctory directry diretory derectory", "that": "taht tht thta", "with": "wiht wth whit", "from": "form frm fomr",
+            "which": "wich whcih", "there": "thier ther tehre", "their": "thier", "all": "al alll", "for": "fro", "of": "fo", "to": "ot too", "is": "si", "in": "ni", "this": "thsi tihs", "delete": "delte deleet dleete", "remove": "remvoe reomve remov", "create": "creat craete crate", "rename": "renmae reanme",
+            "copy": "cpoy coppy", "move": "moev mvoe", "list": "lsit lits", "show": "shwo sohw", "find": "fidn fnd", "search": "serach seach saerch", "replace": "repalce relpace replce", "lines": "liens lnes", "line": "lien", "count": "coutn cuont", "largest": "larget largset", "biggest": "bigest biggets",
+            "running": "runing runnign", "process": "proces porcess", "processes": "procceses proceses", "service": "serivce servcie", "container": "contianer cotnainer contaner", "containers": "contianers containes", "install": "instal intall isntall", "package": "pacakge packge", "packages": "pacakges packges",
+            "commit": "comit commmit commti", "branch": "brach brnach bracnh", "changes": "chnages chanegs", "extract": "exract extrcat", "archive": "archve achive arcive", "compress": "compres comrpess", "permission": "permision", "permissions": "permisions persmissions", "recursively": "recursivly recursivelly",
+            "separated": "seperated", "occurrences": "occurences ocurrences", "command": "comand commnad", "between": "betwen bewteen", "receive": "recieve", "executable": "excutable executeable", "current": "curent currnet", "status": "staus sattus", "restart": "restrat restar", "download": "downlaod donwload dowload",
+            "memory": "memmory memroy", "usage": "useage usgae", "modified": "modifed modifide", "containing": "contianing containg", "contents": "contnets conetnts", "empty": "emtpy empy", "hidden": "hiden hidde", "without": "withuot wihtout", "first": "frist firts", "each": "eahc", "every": "evry eveyr", "under": "udner",
+            "then": "tehn thne", "after": "aftre afetr", "please": "plase pleaes pelase", "print": "pritn prnit", "number": "nubmer numbr", "name": "naem", "called": "caled callde", "than": "then tahn", "text": "txet tetx", "words": "wrods", "column": "colum coloumn", "size": "szie siez", "space": "sapce", "system": "sytem systme"}
+MISSPELT = {word: wrong.split() for word, wrong in MISSPELT.items()}
+KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 PROTECTED = set(NUMBERS) | set(ORDINALS) | {"thirty", "forty", "fifty", "hundred"}
 
 
 def typo(word, rng):
-    """One slip of the finger in a word of four letters or more."""
+    """One slip of the finger in a word of three letters or more."""
+    if word in MISSPELT and rng.random() < 0.35:
+        return rng.choice(MISSPELT[word])
     i = rng.randrange(1, len(word) - 1)
     r = rng.random()
-    if r < 0.35:
+    if r < 0.30:
         return word[:i] + word[i + 1:]
-    if r < 0.62:
+    if r < 0.36:
+        return word[:-1]
+    if r < 0.60:
         return word[:i] + word[i + 1] + word[i] + word[i + 2:]
-    if r < 0.85:
+    if r < 0.78:
         return word[:i] + word[i] + word[i:]
+    if r < 0.94:  # the key beside it
+        row = next((k for k in KEYBOARD if word[i] in k), "aeiou")
+        at = max(row.find(word[i]), 0)
+        near = row[max(0, at - 1):at] + row[at + 1:at + 2]
+        return word[:i] + rng.choice(near) + word[i + (r < 0.90):]
     return word[:i] + rng.choice("abcdefghijklmnopqrstuvwxyz") + word[i + 1:]
 
 
@@ -512,7 +624,7 @@ SYNONYMS = {
     "show": ["display", "print", "list", "output", "see", "get", "give me"], "list": ["show", "display", "print", "enumerate", "give me"],
     "print": ["show", "display", "output"], "display": ["show", "print", "output"],
     "delete": ["remove", "erase", "drop", "get rid of", "wipe", "discard"], "remove": ["delete", "erase", "get rid of", "take out", "eliminate"],
-    "create": ["make", "generate", "add"], "find": ["locate", "search for", "look up", "get", "look for"],
+    "create": ["make", "generate", "set up"], "find": ["locate", "search for", "look up", "get", "look for"],
     "folder": ["directory", "dir"], "directory": ["folder", "dir"], "folders": ["directories", "dirs"], "directories": ["folders", "dirs"],
     "modified": ["changed", "edited", "altered", "touched", "updated"], "changed": ["modified", "edited", "altered", "updated"],
     "largest": ["biggest"], "biggest": ["largest"], "newest": ["latest", "most recent"], "copy": ["duplicate", "cp"], "move": ["transfer", "relocate", "shift", "mv"],
@@ -544,7 +656,7 @@ SYNONYMS.update({
     "merge": ["join", "combine", "bring in"], "join": ["merge", "combine", "concatenate", "glue"], "combine": ["merge", "join"], "split": ["cut", "divide", "break"], "compare": ["diff", "contrast"], "difference": ["differences", "diff"], "differences": ["difference", "diff", "changes"],
     "write": ["save", "put", "store"], "store": ["save", "keep", "put"], "append": ["add", "attach", "tack"], "insert": ["add", "put"], "swap": ["exchange", "switch"], "change": ["alter", "modify", "set", "edit", "switch"], "set": ["change", "make", "put"],
     "edit": ["change", "modify", "open"], "enable": ["turn on", "activate", "switch on"], "disable": ["turn off", "deactivate", "switch off"], "allow": ["let", "permit", "enable"], "block": ["deny", "forbid", "close"], "clean": ["clear", "tidy"], "clear": ["empty", "clean", "wipe"],
-    "test": ["check", "try"], "tests": ["test suite", "unit tests", "specs"], "project": ["code", "repo", "app"], "dependencies": ["deps", "packages", "libs"], "packages": ["programs", "software"], "package": ["program", "lib", "tool"], "version": ["release", "ver"],
+    "test": ["try"], "tests": ["test suite", "unit tests", "specs"], "project": ["code", "repo", "app"], "dependencies": ["deps", "packages", "libs"], "packages": ["programs", "software"], "package": ["program", "lib", "tool"], "version": ["release", "ver"],
     "container": ["docker container", "ctr"], "containers": ["docker containers"], "pods": ["kubernetes pods", "k8s pods"], "directory": ["folder", "dir"], "home": ["home folder", "home directory"], "owner": ["possessor", "user"], "contain": ["have", "include", "mention", "hold"],
     "contains": ["has", "includes", "mentions"], "occurrences": ["instances", "appearances", "matches", "mentions"], "occurrence": ["instance", "appearance", "match", "mention"], "matching": ["containing", "with", "that match"], "starting": ["beginning"], "ending": ["finishing"], "first": ["top", "leading"],
     "under": ["in", "below", "inside", "beneath"], "inside": ["in", "within", "under"], "within": ["inside", "in"], "into": ["to", "in"], "recursively": ["with all subfolders", "including subfolders", "and subfolders"], "permanently": ["for good", "forever"], "including": ["with", "plus"],
@@ -586,18 +698,34 @@ def reword(text, rng, tiny=False):
     return " ".join(t for t, _ in pieces)
 
 
-def misspell(text, rng):
-    """Typos in one or two plain words; fenced slots, numbers and short words stay whole."""
+def misspell(text, rng, most=3):
+    """Typos in up to `most` plain words; fenced slots, numbers and very short words stay whole."""
     pieces = fenced_words(text)
-    spots = [i for i, (t, inside) in enumerate(pieces) if not inside and t.isalpha() and len(t) >= 4 and t.lower() not in PROTECTED]
-    for i in rng.sample(spots, min(len(spots), rng.choice((1, 1, 1, 1, 2, 2, 3)))):
-        pieces[i] = (typo(pieces[i][0], rng), False)
-    if rng.random() < 0.08:  # a space forgotten or slipped in
+    spots = [i for i, (t, inside) in enumerate(pieces) if not inside and t.isalpha() and (len(t) >= 4 or t in MISSPELT) and t.lower() not in PROTECTED]
+    for i in rng.sample(spots, min(len(spots), rng.choice((1, 1, 1, 2, 2, 3, 4, 5)[:2 * most]))):
+        t = pieces[i][0]
+        pieces[i] = (typo(t, rng) if len(t) > 2 else rng.choice(MISSPELT[t]), False)
+    if rng.random() < 0.10:  # a space forgotten or slipped in
         outer = [i for i in range(len(pieces) - 1) if not pieces[i][1] and not pieces[i + 1][1] and pieces[i][0].isalpha()]
         if outer:
             i = rng.choice(outer)
-            pieces[i:i + 2] = [(pieces[i][0] + pieces[i + 1][0], False)]
+            pieces[i:i + 2] = [(pieces[i][0] + pieces[i + 1][0], False)] if rng.random() < 0.7 or len(pieces[i][0]) < 4 else [(pieces[i][0][:2] + " " + pieces[i][0][2:], False), pieces[i + 1]]
     return " ".join(t for t, _ in pieces)
+
+
+def outside_slots(text, change):
+    """`change` applied to what is not fenced."""
+    parts = re.split("(\x01[^\x02]*\x02)", text)
+    return "".join(p if p.startswith(OPEN) else change(p) for p in parts)
+
+
+def chatty(text, rng):
+    """Slang for some words, as in a chat."""
+    known = [k for k in SLANG if re.search(rf"(?<![\w'\x02]){re.escape(k)}(?![\w'\x01])", text)]
+    for k in rng.sample(known, min(len(known), rng.choice((1, 1, 2, 3)))):
+        to = rng.choice(SLANG[k])
+        text = outside_slots(text, lambda p: re.sub(rf"(?<![\w']){re.escape(k)}(?![\w'])", to, p, count=1))
+    return text
 
 
 def dress(text, rng):
@@ -605,29 +733,43 @@ def dress(text, rng):
     text = tidy(text)
     if text[0] == OPEN and text[-1] == CLOSE and text.count(OPEN) == 1 and " " in text:
         return FENCE.sub("", text)
-    if rng.random() < 0.45:
+    if rng.random() < 0.42:
         text = reword(text, rng)
     asking = is_question(text)
-    if rng.random() < (0.10 if asking else 0.40):
+    if rng.random() < (0.10 if asking else 0.36):
         wrapper = rng.choice(QUESTION_WRAPPERS if asking else WRAPPERS)
         text = wrapper.format(text) if "{" not in text else wrapper.replace("{}", text)
         asking = asking or wrapper.startswith(ASKING)
-    if rng.random() < 0.13:
-        text = misspell(text, rng)
+    if rng.random() < 0.10:
+        joint = rng.choice(OPENING_JOINTS[:8] if asking else OPENING_JOINTS)
+        text = rng.choice(OPENINGS) + joint + text
+    if rng.random() < 0.09:
+        text += rng.choice(CLOSINGS)
+    sloppy = rng.random() < 0.16
+    if sloppy:
+        if rng.random() < 0.5:
+            text = chatty(text, rng)
+        if rng.random() < 0.5:
+            text = misspell(text, rng, 4)
+        if rng.random() < 0.6:
+            text = outside_slots(text, lambda p: p.replace("'", ""))
+        if rng.random() < 0.5:
+            text = outside_slots(text, lambda p: p.replace(", ", " ").replace(". ", " "))
+    elif rng.random() < 0.12:
+        text = misspell(text, rng, rng.choice((1, 2, 3)))
     r = rng.random()
-    if r < 0.25 and text[0] != OPEN:
+    if sloppy and r < 0.75 or 0.25 <= r < 0.42:  # all small letters
+        if OPEN not in text[:2] or r > 0.3:
+            text = outside_slots(text, str.lower)
+    elif r < 0.25 and text[0] != OPEN:
         text = text[0].upper() + text[1:]
-    elif r < 0.45 and OPEN not in text[:2]:  # all small letters
-        text = " ".join(t if inside else t.lower() for t, inside in fenced_words(text))
-    elif r < 0.46:
-        text = " ".join(t if inside else t.upper() for t, inside in fenced_words(text))
+    elif r < 0.43:
+        text = outside_slots(text, str.upper)
     r = rng.random()
     if asking:
-        text += "?" if r < 0.5 else ""
-    elif r < 0.06:
-        text += "."
-    elif r < 0.075:
-        text += "!"
+        text += "?" if r < 0.45 else "??" if r < 0.47 else ""
+    elif not sloppy or r < 0.02:
+        text += "." if r < 0.06 else "!" if r < 0.075 else "..." if r < 0.085 else "?" if r < 0.10 else "!!" if r < 0.105 else ""
     return FENCE.sub("", text)
 
 
@@ -639,6 +781,8 @@ def sample(rng, split="train", tiny=False):
             text, command, name = raw(ctx)
         except Retry:
             continue
+        if FENCE.sub("", text) != command:  # who types a command gets that one
+            command = agreed(command)
         held_combination = any(bucket(k, 8) == 0 for k in ctx.keys)
         if held_combination != (split == "combinations"):
             continue
@@ -649,6 +793,21 @@ def sample(rng, split="train", tiny=False):
         request = dress(text, rng)
         if plain(request) not in CLOSED:
             return request, command, name
+
+
+AGREED = [(re.compile(a), b) for a, b in (
+    (r"\bgit add \.(?= |$)", "git add -A"), (r"\bapt upgrade -y", "apt upgrade"), (r"\bgit revert (?!-)", "git revert --no-edit "), (r"\bshutdown -h \+", "shutdown +"),
+    (r'\bdate -d "([\d-]+)"', r"date -d \1"), (r"\bgit log --format=%an \| sort \| uniq -c \| sort -rn", "git shortlog -sn"), (r"^printenv (\w+)$", r"echo $\1"),
+    (r"\bgit branch (\S+) && git switch \1(?= |$)", r"git switch -c \1"))]
+
+
+def agreed(command):
+    """The same meaning in the same words, where it could be said in two ways."""
+    for a, b in AGREED:
+        command = a.sub(b, command)
+    if " && " in command:
+        command = re.sub(r"(^| && )mkdir (?!-)", r"\1mkdir -p ", command)
+    return command
 
 
 def out_of_domain():

@@ -170,9 +170,14 @@ def tidy(text):
 
 
 def fill(template, values):
-    """Put slot values into a command template; a missing value is an error in the grammar."""
+    """Put slot values into a command template; a missing value is an error in the grammar.
+
+    `{xbase}` is the last part of the path or address `x`, as git and curl would name it here.
+    """
 
     def value(m):
+        if m.group(1) not in values and m.group(1).removesuffix("base") in values:
+            return values[m.group(1).removesuffix("base")].rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1].removesuffix(".git")
         if m.group(1) not in values:
             raise KeyError(f"command {template!r}: no value for slot {m.group(1)!r}")
         return values[m.group(1)]

@@ -84,12 +84,12 @@ def produce(folder, seed, worker, rows, queue):
 
 
 class Batches:
-    """Batches of `workers` producers, taken in turn so that the order is fixed."""
+    """Batches of `workers` producers, numbered from `offset` on, taken in turn so that the order is fixed."""
 
-    def __init__(self, folder, seed, workers, rows, depth=6):
+    def __init__(self, folder, seed, workers, rows, depth=6, offset=0):
         context = get_context("spawn")
         self.queues = [context.Queue(depth) for _ in range(workers)]
-        self.processes = [context.Process(target=produce, args=(folder, seed, i, rows, q), daemon=True) for i, q in enumerate(self.queues)]
+        self.processes = [context.Process(target=produce, args=(folder, seed, offset + i, rows, q), daemon=True) for i, q in enumerate(self.queues)]
         for p in self.processes:
             p.start()
         self.turn = 0

@@ -266,7 +266,21 @@ def host(rng):
 def url(rng):
     base = rng.choice(["https://", "https://", "http://"]) + host(rng)
     r = rng.random()
+    if r > 0.9:
+        return repository(rng)
     return base + ("" if r < 0.2 else "/" + (filename(rng).lstrip("/~.") if r < 0.6 else word(rng) + "/" + word(rng)))
+
+
+def repository(rng):
+    """The address of a git repository."""
+    name = stem(rng) if rng.random() < 0.7 else word(rng) + "-" + word(rng)
+    where = rng.choice(["https://github.com/", "https://github.com/", "git@github.com:", "https://gitlab.com/", "https://" + host(rng) + "/", "git@" + host(rng) + ":"])
+    return where + word(rng) + "/" + name + rng.choice([".git", ".git", ""])
+
+
+def web_file(*extensions):
+    """The address of a file with one of these extensions."""
+    return lambda rng: rng.choice(["https://", "https://", "http://"]) + host(rng) + "/" + (word(rng) + "/" if rng.random() < 0.6 else "") + stem(rng) + "." + rng.choice(extensions)
 
 
 def branch(rng):
@@ -498,13 +512,14 @@ def often(values):
     return lambda rng: rng.choice(values) if rng.random() < 0.6 else word(rng)
 
 
+TAR_URL, ZIP_URL = web_file("tar.gz", "tar.gz", "tgz"), web_file("zip")
 CSV, JSON, SCRIPT = ending("csv"), ending("json"), ending("py")
 VIDEO, AUDIO = ending("mp4", "mkv", "mov", "avi", "webm"), ending("mp3", "wav", "flac", "ogg", "m4a")
 PICTURE = ending("png", "jpg", "jpeg", "webp", "gif", "bmp", "tiff")
-TINY = {CSV: ("t.csv", "u.csv", "v.csv"), JSON: ("j.json", "k.json", "l.json"), SCRIPT: ("s.py", "t.py"), VIDEO: ("a.mp4", "b.mkv", "c.mov"),
+TINY = {TAR_URL: ("https://example.com/a.tar.gz",), ZIP_URL: ("https://example.com/b.zip",), CSV: ("t.csv", "u.csv", "v.csv"), JSON: ("j.json", "k.json", "l.json"), SCRIPT: ("s.py", "t.py"), VIDEO: ("a.mp4", "b.mkv", "c.mov"),
         AUDIO: ("a.mp3", "b.wav", "c.ogg"), PICTURE: ("a.png", "b.jpg", "c.gif"), target: ("bob@web1", "ann@db"), spot: ("bob@web1:/srv/x", "ann@db:y.txt"),
         filename: ("a.txt", "b.csv", "c.log"), simple_dir: ("docs", "src"), dirname: ("docs", "src", "lib"), host: ("web.example.com",),
-        url: ("https://example.com/x",), tag: ("v1.2.0",), branch: ("main", "dev")}
+        url: ("https://example.com/x",), repository: ("https://example.com/a/r.git", "git@example.com:a/s"), tag: ("v1.2.0",), branch: ("main", "dev")}
 
 
 def bare(value):
@@ -548,5 +563,8 @@ KINDS = {
     "ver": opened(lambda r: f"{r.randint(0, 12)}.{r.randint(0, 30)}" + (f".{r.randint(0, 20)}" if r.random() < 0.7 else ""), quotes=["{}"]),
     "rustver": choice_of("stable", "nightly", "beta", "1.80.0", "1.85.0", "1.91.0"),
     "crate": opened(often(CRATES)), "pypkg": opened(often(PYTHON_PACKAGES)), "npmpkg": opened(often(NPM_PACKAGES)),
+    "repo": opened(repository, quotes=["{}"]), "tarurl": opened(TAR_URL, quotes=["{}"]), "zipurl": opened(ZIP_URL, quotes=["{}"]),
+    "shurl": opened(web_file("sh"), quotes=["{}"]), "pyurl": opened(web_file("py"), quotes=["{}"]), "deburl": opened(web_file("deb"), quotes=["{}"]),
+    "fileurl": opened(web_file(*COMMON_EXTENSIONS, "zip", "tar.gz", "iso", "deb"), quotes=["{}"]), "shfile": opened(lambda r: stem(r) + ".sh"),
     "nonsense": opened(nonsense, quotes=["{}"]), "keys": opened(keys, quotes=["{}"]), "number": opened(lambda r: str(r.randint(3, 99999)), quotes=["{}"]),
 }

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Train the default model from scratch on one GPU, on endless fresh pairs of the generator.
+"""Train the default model on endless fresh pairs of the generator, on one GPU or, started by torchrun, on several.
 
     python3 train.py --data checkpoint --out checkpoint --minutes 9
+    torchrun --nproc-per-node 2 train.py --data checkpoint --init checkpoint --out checkpoint --minutes 9
+
+Several GPUs average their gradients; each has its own producers, so that two see twice the tokens in the same time.
 
 What always holds: seeded data in a fixed order; the learning rate warms up, then falls linearly to zero over `--steps` or
 `--minutes`, whichever is nearer; a checkpoint in the Hugging Face layout is written every `--save` steps and at the end.
@@ -15,6 +18,7 @@ import shutil
 import time
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 import evaluate
@@ -33,24 +37,32 @@ def main():
     p.add_argument("--lr", type=float, default=3e-3)
     p.add_argument("--warmup", type=int, default=300)
     p.add_argument("--decay", type=float, default=0.05, help="weight decay of matrices")
-    p.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    p.add_argument("--workers", type=int, help="producers of each GPU (default: a core less than it has of its own)")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--save", type=int, default=2000)
     p.add_argument("--report", type=int, default=100)
     p.add_argument("--validate", type=int, default=2000)
     p.add_argument("--final", type=int, default=2000, help="pairs per split in the last report")
+    p.add_argument("--misses", action="store_true", help="write the wrong answers of the last report to misses.json")
     p.add_argument("--no-compile", action="store_true")
     args = p.parse_args()
 
     began = time.time()
-    batches = Batches(args.data, args.seed, args.workers, args.rows)
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    args.workers = args.workers or max(1, (os.cpu_count() or 2) // world - 1)
+    batches = Batches(args.data, args.seed, args.workers, args.rows, offset=rank * args.workers)
     torch.manual_seed(args.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.set_float32_matmul_precision("high")
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if world > 1:
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
     framing = Framing(args.data)
     net = M.load_checkpoint(args.init) if args.init else M.Model({"vocab_size": framing.tok.get_vocab_size()})
     net = net.to(device).train()
+    parameters = list(net.parameters())
     matrices = [w for n, w in net.named_parameters() if w.dim() >= 2 and "embed" not in n and "conv1d" not in n]
     chosen = {id(w) for w in matrices}
     others = [w for w in net.parameters() if id(w) not in chosen]
@@ -71,6 +83,14 @@ def main():
         batch = batch.pin_memory().to(device, non_blocking=True) if device == "cuda" else batch
         return [t.long() for t in batch]
 
+    def average_gradients():
+        """Leave the mean over all GPUs in every gradient."""
+        flat = torch.cat([w.grad.reshape(-1) for w in parameters])
+        dist.all_reduce(flat)
+        flat /= world
+        for w, part in zip(parameters, flat.split([w.numel() for w in parameters])):
+            w.grad.copy_(part.view_as(w))
+
     def save(name="", dtype=torch.bfloat16):
         folder = os.path.join(args.out, name)
         M.save_checkpoint(net, folder, framing.end, framing.pad, dtype)
@@ -79,21 +99,31 @@ def main():
                 shutil.copy(os.path.join(args.data, f), folder)
 
     os.makedirs(args.out, exist_ok=True)
-    log = open(os.path.join(args.out, "train.log"), "a")
+    log = open(os.path.join(args.out, "train.log") if rank == 0 else os.devnull, "a")
 
     def say(text):
+        if rank:
+            return
         print(text, flush=True)
         print(text, file=log, flush=True)
 
-    say(f"{sum(w.numel() for w in net.parameters())} parameters, setup {time.time() - began:.1f} s")
+    if world > 1:  # the same start for all
+        for w in parameters:
+            dist.broadcast(w.data, 0)
+    say(f"{sum(w.numel() for w in parameters)} parameters, {world} device(s), setup {time.time() - began:.1f} s")
     start, seen, window, window_start = None, 0, torch.zeros((), device=device), 0
-    step = 0
+    step, elapsed = 0, 0.0
     while True:
         ids, labels, seg, position = take()
         if step == 3:  # compiled by now
             start, mark = time.time(), time.time()
             say(f"three steps after {start - began:.1f} s")
-        elapsed = (time.time() - start) / 60 if start else 0.0
+        if start and step % 10 == 3:
+            elapsed = (time.time() - start) / 60
+            if world > 1:  # one clock for all, so that all stop at the same step
+                clock = torch.tensor([elapsed], device=device)
+                dist.broadcast(clock, 0)
+                elapsed = clock.item()
         progress = max(step / args.steps, elapsed / args.minutes)
         if progress >= 1:
             break
@@ -102,6 +132,8 @@ def main():
             group["lr"] = rate
         loss, balance = loss_of(ids, labels, seg, position)
         (loss + net.config["router_aux_loss_coef"] * balance).backward()
+        if world > 1:
+            average_gradients()
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
@@ -109,22 +141,26 @@ def main():
         step += 1
         if step % args.report == 0:
             now = time.time()
-            tokens = (step - window_start) * args.rows * 256
+            tokens = (step - window_start) * args.rows * 256 * world
             say(f"step {step} {100 * progress:.1f}% loss {window.item() / (step - window_start):.5f} norm {norm.item():.3f} balance {balance.item():.3f} "
                 f"rate {rate:.2e} {tokens / (now - (mark if start else began)):.0f} tok/s waiting {sum(q.empty() for q in batches.queues)}/{args.workers}")
             window.zero_()
             window_start, mark = step, now
-        if step % args.save == 0:
+        if step % args.save == 0 and rank == 0:
             save()
-        if step % args.validate == 0:
+        if step % args.validate == 0 and rank == 0:
             net.eval()
             say(f"step {step} " + evaluate.brief(net, framing, 500))
             net.train()
             mark = time.time()
-    save()
     batches.stop()
+    if world > 1:
+        dist.destroy_process_group()
+    if rank:
+        return
+    save()
     net.eval()
-    say(f"done after {step} steps, {step * args.rows * 256 / 1e6:.0f} M tokens, {(time.time() - began) / 60:.2f} min")
+    say(f"done after {step} steps, {step * args.rows * 256 * world / 1e6:.0f} M tokens, {(time.time() - began) / 60:.2f} min")
     say("float32 (bf16 products) " + evaluate.brief(net, framing, args.final))
     reloaded = M.load_checkpoint(args.out).to(device)
     torch.set_float32_matmul_precision("highest")
@@ -133,8 +169,9 @@ def main():
         if bits:
             reloaded = M.quantise_(M.load_checkpoint(args.out).to(device), bits)
         say(label + " " + evaluate.brief(reloaded, framing, args.final, autocast=False))
-    with open(os.path.join(args.out, "misses.json"), "w") as f:
-        json.dump(evaluate.misses(M.load_checkpoint(args.out).to(device), framing, args.final), f, indent=1)
+    if args.misses:
+        with open(os.path.join(args.out, "misses.json"), "w") as f:
+            json.dump(evaluate.misses(M.load_checkpoint(args.out).to(device), framing, args.final), f, indent=1)
 
 
 if __name__ == "__main__":
