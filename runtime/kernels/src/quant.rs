@@ -10,7 +10,7 @@
 //!
 //! Activation codes are brought once per call into the order in which the instruction set unpacks weights.
 //!
-//! What depends on the layout stands in [`Steps`], small functions that are compiled for every layout, group and instruction set;
+//! What depends on the layout stands in `Steps`, functions that are compiled for every layout, group and instruction set;
 //! what calls them is compiled once for an instruction set.
 
 use std::ops::Range;
