@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use loaf_bake::build::BuildOptions;
 use loaf_bake::weights::QuantOptions;
+use loaf_formats::dtype::DType;
 use loaf_runtime::backend::DeviceError;
 use loaf_runtime::backend::cuda::driver::Driver;
 use loaf_runtime::backend::cuda::launch::Kernel;
@@ -14,7 +15,9 @@ use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions};
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::{Engine, EngineError, Model, Sequence, Session};
 use loaf_tests::gpu::{Emulated, Record, Work};
-use loaf_tests::{Expected, assert_bits, bake, decode_logits, fixtures, prefill_logits, session};
+use loaf_tests::{
+    Baked, Expected, assert_bits, bake, bake_dir, decode_logits, fixture, fixtures, prefill_logits, session,
+};
 
 /// Whether tests run on a card, which is quick enough for long texts.
 fn has_card() -> bool {
@@ -119,6 +122,133 @@ fn prompts_by_tiles_have_the_bits_of_the_cpu() {
         let want = session(&baked.loaf, Kernels::detect(), 2).eval(&ids).expect("a prompt").to_vec();
         let got = cuda(&baked.loaf, options()).eval(&ids).expect("a prompt").to_vec();
         assert_bits(name, &[got], &[want]);
+    }
+}
+
+/// A random model of a fixture's config with other numbers in it.
+fn random(config: &str, numbers: &[(&str, u64)], options: &BuildOptions) -> Baked {
+    let source = tempfile::tempdir().expect("a temporary folder");
+    let text = std::fs::read(fixture(config).join("config.json")).expect("a fixture");
+    let mut json: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    for (key, value) in numbers {
+        json[*key] = (*value).into();
+    }
+    std::fs::write(source.path().join("config.json"), json.to_string()).expect("a file");
+    bake_dir(source.path(), &BuildOptions { random: Some(7), ..options.clone() })
+}
+
+/// A small random Qwen3 of one layer with heads of `dim` elements.
+fn one_layer(hidden: u64, intermediate: u64, heads: [u64; 3], options: &BuildOptions) -> Baked {
+    let [heads, kv, dim] = heads;
+    let numbers = [
+        ("hidden_size", hidden),
+        ("intermediate_size", intermediate),
+        ("num_hidden_layers", 1),
+        ("num_attention_heads", heads),
+        ("num_key_value_heads", kv),
+        ("head_dim", dim),
+        ("vocab_size", 512),
+        ("max_position_embeddings", 600),
+    ];
+    random("configs/qwen3_0_6b", &numbers, options)
+}
+
+fn four_bits(group: u32) -> QuantOptions {
+    QuantOptions { bits: Some(4), group, ..QuantOptions::default() }
+}
+
+/// Attention of prompts by tiles: each size of heads, groups that do not fill a tile, caches of both types, windows, blocks that are merged.
+#[test]
+fn attention_by_tiles_has_the_bits_of_the_cpu() {
+    let options = |kv| BuildOptions { quant: four_bits(64), kv: Some(kv), ..BuildOptions::default() };
+    let window = [("num_hidden_layers", 1), ("sliding_window", 100), ("head_dim", 32), ("max_position_embeddings", 600)];
+    let cases = [
+        ("64", one_layer(64, 64, [2, 1, 64], &options(DType::F16)), 300, "attention_tile_64"),
+        ("128, three heads", one_layer(64, 64, [3, 1, 128], &options(DType::F16)), 90, "attention_tile_128"),
+        ("128, f32", one_layer(64, 64, [2, 2, 128], &options(DType::F32)), 30, "attention_tile_128"),
+        ("256", one_layer(64, 64, [2, 1, 256], &options(DType::F16)), 40, "attention_tile_256"),
+        ("window", random("hf/mistral", &window, &options(DType::F32)), 290, "attention_tile_64"),
+    ];
+    for (name, baked, n, kernel) in cases {
+        let ids = text(baked.loaf.plan().vocab, n);
+        let want = session(&baked.loaf, Kernels::detect(), 2).eval(&ids).expect("a prompt").to_vec();
+        let got = cuda(&baked.loaf, self::options()).eval(&ids).expect("a prompt").to_vec();
+        assert_bits(name, &[got], &[want]);
+        if !has_card() {
+            let (mut engine, record) = recorded(&baked.loaf, self::options()).expect("room");
+            let mut sequence = engine.sequence().expect("a slot");
+            engine.eval(&mut sequence, &ids[..20]).expect("a prompt");
+            assert!(launched(&record).contains(&kernel.to_owned()), "{name}: expected {kernel}");
+        }
+    }
+    // Prompts of several sequences in one step, each with a tile that it does not fill.
+    let baked = one_layer(64, 64, [2, 1, 64], &options(DType::F16));
+    let ids = text(512, 100);
+    let lengths = [20, 40, 17];
+    let mut engine = engine(&baked.loaf, CudaOptions { slots: 3, ..self::options() });
+    let mut all: Vec<Sequence> = (0..3).map(|_| engine.sequence().expect("a slot")).collect();
+    let mut parts: Vec<(&mut Sequence, &[u32])> = all.iter_mut().zip(lengths).map(|(s, n)| (s, &ids[..n])).collect();
+    engine.prefill(&mut parts).expect("a step that fits");
+    let want = decode_logits(&mut session(&baked.loaf, Kernels::detect(), 1), &ids[..41]);
+    for (sequence, n) in all.iter_mut().zip(lengths) {
+        let got = engine.decode_one(sequence, ids[n]).expect("one token").to_vec();
+        assert_bits("prompts together", &[got], &want[n..n + 1]);
+    }
+}
+
+/// Names of the kernels that were launched.
+fn launched(record: &Arc<Mutex<Record>>) -> Vec<String> {
+    let record = record.lock().expect("one thread");
+    let launches = record.work.iter().filter_map(|w| match w {
+        Work::Launch(kernel, ..) => Some(record.names[*kernel].clone()),
+        _ => None,
+    });
+    launches.collect()
+}
+
+/// The short kernels of one row: whole lots of 1,024 inputs, groups of 64, heads of 64 and 128.
+#[test]
+fn short_kernels_have_the_bits_of_the_cpu() {
+    let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
+    let cases: [(u64, u64, [u64; 3], &[&str]); 2] = [
+        (1024, 3072, [8, 2, 128], &["row_norm_1", "row_pairs_1", "row_plain_1", "row_plain_3", "attention_row_128"]),
+        (2048, 1024, [32, 4, 64], &["row_norm_2", "row_pairs_2", "row_plain_2", "row_plain_1", "attention_row_64"]),
+    ];
+    for (hidden, intermediate, heads, kernels) in cases {
+        let baked = one_layer(hidden, intermediate, heads, &options);
+        let ids = text(512, length(2));
+        check(&format!("{hidden}"), &baked.loaf, &ids);
+        if !has_card() {
+            let (mut engine, record) = recorded(&baked.loaf, self::options()).expect("room");
+            let mut sequence = engine.sequence().expect("a slot");
+            engine.decode_one(&mut sequence, 1).expect("one token");
+            let launched = launched(&record);
+            let head = if hidden == 1024 { "row_head_1" } else { "row_head_2" };
+            for kernel in kernels.iter().chain(&[head]) {
+                assert!(launched.contains(&(*kernel).to_owned()), "{hidden}: expected {kernel}, found {launched:?}");
+            }
+        }
+    }
+}
+
+/// The short attention over several blocks: merged by one thread block, and by whichever comes last.
+#[test]
+fn short_attention_has_the_bits_of_the_cpu_over_many_blocks() {
+    let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
+    for (dim, n, last) in [(128, 257, 2), (64, 515, 2)] {
+        let baked = one_layer(64, 64, [2, 1, dim], &options);
+        let ids = text(512, n + last);
+        let mut cpu = loaf_tests::engine(&baked.loaf, Kernels::detect(), 2, 1);
+        let mut sequence = cpu.sequence().expect("a slot");
+        cpu.eval(&mut sequence, &ids[..n]).expect("a prompt");
+        let snapshot = cpu.snapshot(&sequence).expect("memory");
+        let mut engine = engine(&baked.loaf, self::options());
+        let mut other = engine.restore(&snapshot).expect("a slot");
+        for id in &ids[n..] {
+            let want = cpu.decode_one(&mut sequence, *id).expect("one token").to_vec();
+            let got = engine.decode_one(&mut other, *id).expect("one token").to_vec();
+            assert_bits(&format!("{dim}"), &[got], &[want]);
+        }
     }
 }
 
@@ -255,12 +385,7 @@ fn a_fused_step_has_few_launches() {
         let (mut engine, record) = recorded(&baked.loaf, CudaOptions { fused, ..options() }).expect("room");
         let mut sequence = engine.sequence().expect("a slot");
         engine.decode_one(&mut sequence, 1).expect("one token");
-        let record = record.lock().expect("one thread");
-        let launches = record.work.iter().filter_map(|w| match w {
-            Work::Launch(kernel, ..) => Some(record.names[*kernel].clone()),
-            _ => None,
-        });
-        launches.collect::<Vec<_>>()
+        launched(&record)
     };
     let layers = baked.loaf.plan().states.len() / 2;
     let (fused, single) = (count(true), count(false).len());

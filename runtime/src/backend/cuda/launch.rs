@@ -63,6 +63,20 @@ kernels! {
     TilesQ4 = "tiles_q4",
     TilesE2m1 = "tiles_e2m1",
     TilesAny = "tiles_any",
+    AttentionTile64 = "attention_tile_64",
+    AttentionTile128 = "attention_tile_128",
+    AttentionTile256 = "attention_tile_256",
+    RowNorm1 = "row_norm_1",
+    RowNorm2 = "row_norm_2",
+    RowPairs1 = "row_pairs_1",
+    RowPairs2 = "row_pairs_2",
+    RowPlain1 = "row_plain_1",
+    RowPlain2 = "row_plain_2",
+    RowPlain3 = "row_plain_3",
+    RowHead1 = "row_head_1",
+    RowHead2 = "row_head_2",
+    AttentionRow64 = "attention_row_64",
+    AttentionRow128 = "attention_row_128",
 }
 
 /// `struct Operand` of the kernels.
@@ -237,6 +251,24 @@ pub struct Attend {
     pub unused2: u32,
 }
 
+/// `struct RowProduct`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RowProduct {
+    pub planes: [Address; 3],
+    pub x: Address,
+    pub y: Address,
+    pub out: Address,
+    pub add: Address,
+    pub w_row: u32,
+    pub s_row: u32,
+    pub outputs: u32,
+    pub eps: u32,
+    pub offset: u32,
+    pub unused: u32,
+}
+
 /// A kernel's parameter.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,6 +279,8 @@ pub enum Parameter {
     Linear(Linear),
     /// Attention.
     Attend(Attend),
+    /// A product of one row by a short kernel.
+    RowProduct(RowProduct),
 }
 
 impl Parameter {
@@ -256,6 +290,7 @@ impl Parameter {
             Parameter::Call(p) => (std::ptr::from_ref(p).cast::<u8>(), size_of::<Call>()),
             Parameter::Linear(p) => (std::ptr::from_ref(p).cast(), size_of::<Linear>()),
             Parameter::Attend(p) => (std::ptr::from_ref(p).cast(), size_of::<Attend>()),
+            Parameter::RowProduct(p) => (std::ptr::from_ref(p).cast(), size_of::<RowProduct>()),
         };
         // SAFETY: a plain struct without padding (fields are ordered so), borrowed as long as `self`.
         unsafe { std::slice::from_raw_parts(at, len) }
@@ -332,6 +367,9 @@ pub const ATTENTION_SPLIT: u32 = 32;
 const TILE: u32 = 64;
 /// Rows from which on tiles are used.
 const TILES_FROM: u32 = 24;
+/// Queries of a tile of attention, and rows from which on attention is computed by tiles.
+const TILE_QUERIES: u32 = 64;
+const ATTENTION_TILES_FROM: u32 = 16;
 /// Rows of a convolution that one thread computes.
 const CONV_TILE: u64 = 32;
 
@@ -417,7 +455,7 @@ pub fn launch_with(r: &Record<'_>, operands: [Operand; 12], bases: &Bases, step:
             (kernel, shape([up(s.v_dim as u64, 64), s.v_heads as u32, rows.min(bases.runs.into()) as u32], 64, 0))
         }
         OpKind::LinearQuant | OpKind::ExpertLinearQuant => return Some(product(r, &operands, &attrs, bases)),
-        OpKind::Attention => return Some(attention(&operands, &attrs, bases, step).launch(few)),
+        OpKind::Attention => return Some(attention(&operands, &attrs, bases, step).launch(bases, few)),
     };
     Some(Launch { kernel, shape, parameter: call })
 }
@@ -458,9 +496,63 @@ impl Linear {
         }
     }
 
+    /// One of the short kernels for one row, if the product is of the usual kind: whole lots of 1,024 inputs, four bits, groups of 64.
+    fn row(&self, bases: &Bases) -> Option<Launch> {
+        use Kernel as K;
+        let usual = WeightFormat::Affine { bits: 4, group: 64, params: DType::BF16 };
+        let norm = self.stage == stage::NORM;
+        let head = self.outputs > 64 * bases.multiprocessors;
+        let (kernel, out) = match (self.inputs, norm, self.flags & stage::PAIRS != 0) {
+            (1024, true, false) if head && self.add == 0 => (K::RowHead1, 8),
+            (2048, true, false) if head && self.add == 0 => (K::RowHead2, 4),
+            (1024, true, false) => (K::RowNorm1, 4),
+            (2048, true, false) => (K::RowNorm2, 2),
+            (1024, true, true) => (K::RowPairs1, 4),
+            (2048, true, true) => (K::RowPairs2, 2),
+            (1024, false, false) => (K::RowPlain1, 2),
+            (2048, false, false) => (K::RowPlain2, 1),
+            (3072, false, false) => (K::RowPlain3, 1),
+            _ => return None,
+        };
+        let fits = [self.planes[0], self.plane_row[0], self.x[0]].iter().all(|n| n.is_multiple_of(16))
+            && self.plane_row[1] == self.plane_row[2]
+            && self.rows == 1
+            && self.order == 0
+            && self.format == usual.code()
+            && self.outputs.is_multiple_of(8 * out)
+            && [self.x2, self.sum, self.normed] == [0; 3];
+        let normed = !norm || self.y_dtype == DType::BF16 as u32 && self.y.is_multiple_of(4);
+        if !fits || !normed || !norm && self.stage != stage::PLAIN {
+            return None;
+        }
+        let parameter = RowProduct {
+            planes: self.planes,
+            x: self.x[0],
+            y: self.y,
+            out: self.out,
+            add: self.add,
+            w_row: self.plane_row[0].try_into().ok()?,
+            s_row: self.plane_row[1].try_into().ok()?,
+            outputs: self.outputs,
+            eps: self.eps,
+            offset: self.offset,
+            unused: 0,
+        };
+        let groups = self.inputs / 64;
+        let shared = self.inputs + 8 * groups + 8 * out * (groups + 1) * 16;
+        // A warp of the last product goes on to further outputs, so that what a block stages is used often.
+        let most = if head { 4 * bases.multiprocessors } else { u32::MAX };
+        let grid = [(self.outputs / (8 * out)).min(most), 1, 1];
+        let parameter = Parameter::RowProduct(parameter);
+        Some(Launch { kernel, shape: shape(grid, THREADS, shared), parameter })
+    }
+
     /// The kernel that fits, and how it is cut.
     pub fn launch(self, bases: &Bases) -> Launch {
         use Kernel as K;
+        if let Some(row) = self.row(bases) {
+            return row;
+        }
         let format = WeightFormat::from_code(self.format).unwrap_or(WeightFormat::Mxfp4);
         // Sixteen bytes are loaded at once where rows begin at multiples of that.
         let aligned = self.planes[0].is_multiple_of(16)
@@ -533,7 +625,13 @@ pub fn attention(operands: &[Operand; 12], attrs: &[u64; 12], bases: &Bases, ste
 
 impl Attend {
     /// How it is cut.
-    pub fn launch(mut self, few: bool) -> Launch {
+    pub fn launch(mut self, bases: &Bases, few: bool) -> Launch {
+        if let Some(tiles) = self.tiles(bases).filter(|_| !few) {
+            return tiles;
+        }
+        if let Some(row) = self.row(few) {
+            return row;
+        }
         let split = if few { self.most_blocks.clamp(1, ATTENTION_SPLIT) } else { 1 };
         let padded = self.dim.next_multiple_of(32);
         let block = ATTENTION_BLOCK as u32;
@@ -550,5 +648,56 @@ impl Attend {
         }
         let grid = [split, self.heads / self.per_block, self.rows];
         Launch { kernel: Kernel::Attention, shape: shape(grid, THREADS, shared), parameter: Parameter::Attend(self) }
+    }
+
+    /// The short kernel for one row that makes its queries, key and value, if heads are of the usual kind.
+    fn row(&self, few: bool) -> Option<Launch> {
+        let kernel = match self.dim {
+            64 => Kernel::AttentionRow64,
+            128 => Kernel::AttentionRow128,
+            _ => return None,
+        };
+        let aligned = |o: &Operand| {
+            [o.at, 2 * o.row, 2 * u64::from(o.head)].iter().all(|n| n.is_multiple_of(16)) && o.dtype == DType::F16 as u32
+        };
+        let makes = self.makes == 1 && self.rows == 1 && self.table != 0 && 2 * self.half == self.dim;
+        if !few || !makes || ![&self.k, &self.v].into_iter().all(aligned) {
+            return None;
+        }
+        let grid = [self.most_blocks.clamp(1, ATTENTION_SPLIT), self.heads / self.per_block, 1];
+        // Keys and values of a block, its weights, queries and sums.
+        let block = ATTENTION_BLOCK as u32;
+        let shared = 4 * block * self.dim + 4 * ATTENTION_HEADS * (block + 2 * self.dim);
+        Some(Launch { kernel, shape: shape(grid, THREADS, shared), parameter: Parameter::Attend(*self) })
+    }
+
+    /// Tiles of rows, if there are enough and everything is aligned to sixteen bytes.
+    fn tiles(&self, bases: &Bases) -> Option<Launch> {
+        let group = self.heads / self.kv_heads.max(1);
+        let (kernel, dim) = match self.dim {
+            ..=64 => (Kernel::AttentionTile64, 64),
+            65..=128 => (Kernel::AttentionTile128, 128),
+            129..=256 => (Kernel::AttentionTile256, 256),
+            _ => return None,
+        };
+        let bytes = |o: &Operand| DType::from_code(o.dtype as u8).unwrap_or(DType::F32).bytes();
+        let aligned = |o: &Operand| {
+            [o.at, o.row * bytes(o), u64::from(o.head) * bytes(o)].iter().all(|n| n.is_multiple_of(16))
+        };
+        let fits = [&self.q, &self.k, &self.v, &self.out].into_iter().all(aligned)
+            && self.dim.is_multiple_of(8)
+            && self.k.dtype == self.v.dtype
+            && (1..=TILE_QUERIES).contains(&group);
+        if self.rows < ATTENTION_TILES_FROM || self.makes != 0 || !fits {
+            return None;
+        }
+        // Scores, half of the queries, a part of keys or values, and four numbers of each query.
+        let parts = if dim > 128 { 2 } else { 1 };
+        let chunk = (dim / 2 / parts * 64).max(32 * dim.min(128));
+        let floats = ATTENTION_BLOCK as u32 * TILE_QUERIES + dim / 2 * TILE_QUERIES + chunk + 4 * TILE_QUERIES;
+        // Each run has a tile that it does not fill.
+        let tiles = self.rows.div_ceil(TILE_QUERIES / group) + self.rows.min(bases.runs) - 1;
+        let shape = shape([self.kv_heads, tiles, 1], THREADS, 4 * floats);
+        Some(Launch { kernel, shape, parameter: Parameter::Attend(*self) })
     }
 }

@@ -294,6 +294,6 @@ impl Steps<'_> {
             (l.gate, l.out) = (heads(from)?, heads(to)?);
             out = self.value(gate, at.out);
         }
-        Self::are_all(fused, &[out]).then(|| vec![l.launch(true)])
+        Self::are_all(fused, &[out]).then(|| vec![l.launch(self.bases, true)])
     }
 }
