@@ -87,6 +87,14 @@ pub enum Cmp {
     Num,
 }
 
+/// Which lane a shuffle reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    Xor,
+    At,
+    Before,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Mov,
@@ -129,7 +137,7 @@ pub enum Op {
     CpAsync,
     AtomInc,
     AtomAdd,
-    Shfl,
+    Shfl(Lane),
     /// A warp's largest number, or its sum.
     Redux(bool),
     Mma,
@@ -437,8 +445,13 @@ impl<'a> Body<'a> {
                 Instr { guard: None, op: Op::AtomAdd, ty: ty(1), d: vec![], s: vec![base, v], at, line }
             }
             "shfl" => {
-                assert!(parts[2] == "bfly", "PTX: {text}");
-                one(self, Op::Shfl, ty(1))
+                let lane = match parts[2] {
+                    "bfly" => Lane::Xor,
+                    "idx" => Lane::At,
+                    "up" => Lane::Before,
+                    _ => panic!("PTX: {text}"),
+                };
+                one(self, Op::Shfl(lane), ty(1))
             }
             "redux" => {
                 assert!(matches!(parts[2], "max" | "add"), "PTX: {text}");

@@ -3,7 +3,7 @@
 use half::f16;
 use loaf_runtime::backend::cuda::driver::Shape;
 
-use super::parse::{Cmp, Instr, Kernel, LOCAL, Module, Op, PARAM, SHARED, Src, Ty};
+use super::parse::{Cmp, Instr, Kernel, LOCAL, Lane, Module, Op, PARAM, SHARED, Src, Ty};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -146,10 +146,16 @@ impl Block<'_> {
         );
         match i.op {
             Op::BarWarp => {}
-            Op::Shfl => {
+            Op::Shfl(lane) => {
                 let values: Vec<u64> = warp.iter().map(|t| value(t, i.s[0])).collect();
                 for l in &live {
-                    let from = *l ^ value(&warp[*l], i.s[1]) as usize & 31;
+                    let by = value(&warp[*l], i.s[1]) as usize & 31;
+                    let from = match lane {
+                        Lane::Xor => *l ^ by,
+                        Lane::At => by,
+                        // A lane without one before it keeps its own.
+                        Lane::Before => l.checked_sub(by).unwrap_or(*l),
+                    };
                     assert!(live.contains(&from), "{}, line {}: a lane that is gone is read", self.kernel.name, i.line);
                     warp[*l].registers[i.d[0] as usize] = values[from];
                 }
@@ -228,7 +234,7 @@ impl Block<'_> {
                     t.state = State::Barrier;
                     return;
                 }
-                Op::Shfl | Op::Redux(_) | Op::Mma | Op::BarWarp => {
+                Op::Shfl(_) | Op::Redux(_) | Op::Mma | Op::BarWarp => {
                     t.state = State::Together;
                     return;
                 }

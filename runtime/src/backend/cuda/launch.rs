@@ -333,6 +333,8 @@ pub struct Bases {
     pub io_words: [u64; 2],
     /// Multiprocessors.
     pub multiprocessors: u32,
+    /// Bytes of shared memory that a block may ask for.
+    pub shared: u32,
     /// Most runs of a step.
     pub runs: u32,
 }
@@ -367,6 +369,10 @@ pub const ATTENTION_SPLIT: u32 = 32;
 const TILE: u32 = 64;
 /// Rows from which on tiles are used.
 const TILES_FROM: u32 = 24;
+/// Threads of a block of the short attention.
+const ROW_THREADS: u32 = 512;
+/// Most outputs of a product of one row that all are computed at once.
+const MOST_AT_ONCE: u32 = 8192;
 /// Queries of a tile of attention, and rows from which on attention is computed by tiles.
 const TILE_QUERIES: u32 = 64;
 const ATTENTION_TILES_FROM: u32 = 16;
@@ -501,13 +507,13 @@ impl Linear {
         use Kernel as K;
         let usual = WeightFormat::Affine { bits: 4, group: 64, params: DType::BF16 };
         let norm = self.stage == stage::NORM;
-        let head = self.outputs > 64 * bases.multiprocessors;
+        let head = self.outputs > MOST_AT_ONCE;
         let (kernel, out) = match (self.inputs, norm, self.flags & stage::PAIRS != 0) {
-            (1024, true, false) if head && self.add == 0 => (K::RowHead1, 8),
+            (1024, true, false) if head && self.add == 0 => (K::RowHead1, 4),
             (2048, true, false) if head && self.add == 0 => (K::RowHead2, 4),
             (1024, true, false) => (K::RowNorm1, 4),
-            (2048, true, false) => (K::RowNorm2, 2),
-            (1024, true, true) => (K::RowPairs1, 4),
+            (2048, true, false) => (K::RowNorm2, 4),
+            (1024, true, true) => (K::RowPairs1, 8),
             (2048, true, true) => (K::RowPairs2, 2),
             (1024, false, false) => (K::RowPlain1, 2),
             (2048, false, false) => (K::RowPlain2, 1),
@@ -626,11 +632,10 @@ pub fn attention(operands: &[Operand; 12], attrs: &[u64; 12], bases: &Bases, ste
 impl Attend {
     /// How it is cut.
     pub fn launch(mut self, bases: &Bases, few: bool) -> Launch {
-        if let Some(tiles) = self.tiles(bases).filter(|_| !few) {
-            return tiles;
-        }
-        if let Some(row) = self.row(few) {
-            return row;
+        let fits = |l: &Launch| l.shape.shared <= bases.shared;
+        let special = if few { self.row() } else { self.tiles(bases) };
+        if let Some(special) = special.filter(fits) {
+            return special;
         }
         let split = if few { self.most_blocks.clamp(1, ATTENTION_SPLIT) } else { 1 };
         let padded = self.dim.next_multiple_of(32);
@@ -651,7 +656,7 @@ impl Attend {
     }
 
     /// The short kernel for one row that makes its queries, key and value, if heads are of the usual kind.
-    fn row(&self, few: bool) -> Option<Launch> {
+    fn row(&self) -> Option<Launch> {
         let kernel = match self.dim {
             64 => Kernel::AttentionRow64,
             128 => Kernel::AttentionRow128,
@@ -661,14 +666,14 @@ impl Attend {
             [o.at, 2 * o.row, 2 * u64::from(o.head)].iter().all(|n| n.is_multiple_of(16)) && o.dtype == DType::F16 as u32
         };
         let makes = self.makes == 1 && self.rows == 1 && self.table != 0 && 2 * self.half == self.dim;
-        if !few || !makes || ![&self.k, &self.v].into_iter().all(aligned) {
+        if !makes || ![&self.k, &self.v].into_iter().all(aligned) {
             return None;
         }
         let grid = [self.most_blocks.clamp(1, ATTENTION_SPLIT), self.heads / self.per_block, 1];
         // Keys and values of a block, its weights, queries and sums.
         let block = ATTENTION_BLOCK as u32;
         let shared = 4 * block * self.dim + 4 * ATTENTION_HEADS * (block + 2 * self.dim);
-        Some(Launch { kernel, shape: shape(grid, THREADS, shared), parameter: Parameter::Attend(*self) })
+        Some(Launch { kernel, shape: shape(grid, ROW_THREADS, shared), parameter: Parameter::Attend(*self) })
     }
 
     /// Tiles of rows, if there are enough and everything is aligned to sixteen bytes.

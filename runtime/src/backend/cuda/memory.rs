@@ -71,6 +71,7 @@ pub(super) struct Memory {
     sizes: [u64; 6],
     io_words: [u64; 2],
     multiprocessors: u32,
+    shared: u32,
     first_position: u64,
 }
 
@@ -106,6 +107,7 @@ impl Memory {
             sizes: [plan.weight_bytes, 0, plan.arena_bytes.max(steps_arena), plan.io.bytes, parts, counters],
             io_words: [plan.io.ids, plan.io.select],
             multiprocessors: card.multiprocessors,
+            shared: shared_room(card),
             first_position: 0,
         })
     }
@@ -240,6 +242,7 @@ impl Memory {
             select: ids,
             io_words: self.io_words,
             multiprocessors: self.multiprocessors,
+            shared: self.shared,
             runs: steps.runs as u32,
         };
         (bases, steps.step())
@@ -325,6 +328,11 @@ impl Memory {
         }
         out
     }
+}
+
+/// Bytes of dynamic shared memory that a kernel may ask for: some have a little of their own besides.
+pub(super) fn shared_room(card: &Card) -> u32 {
+    card.shared - 1024
 }
 
 /// Copies with several threads where it pays: one reads a mapped file far slower than a link takes it.

@@ -123,7 +123,7 @@ impl CudaDevice {
         let functions = driver.load(options.image.as_deref().unwrap_or(own), Kernel::NAMES)?;
         for (function, name) in functions.iter().zip(Kernel::NAMES) {
             if ["linear_", "attention", "top_k", "expert_sort"].iter().any(|with| name.starts_with(with)) {
-                driver.allow_shared(*function, card.shared - 1024)?;
+                driver.allow_shared(*function, memory::shared_room(&card))?;
             }
         }
         let limits = Limits {

@@ -143,13 +143,13 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
 #define ROW_PRODUCT(name, out, chunks, norm, pairs, loop)                                                                       \
     extern "C" __global__ void __launch_bounds__(256) name(const RowProduct p) { row_product<out, chunks, norm, pairs, loop>(p); }
 ROW_PRODUCT(row_norm_1, 4, 1, true, false, false)
-ROW_PRODUCT(row_norm_2, 2, 2, true, false, false)
-ROW_PRODUCT(row_pairs_1, 4, 1, true, true, false)
+ROW_PRODUCT(row_norm_2, 4, 2, true, false, false)
+ROW_PRODUCT(row_pairs_1, 8, 1, true, true, false)
 ROW_PRODUCT(row_pairs_2, 2, 2, true, true, false)
 ROW_PRODUCT(row_plain_1, 2, 1, false, false, false)
 ROW_PRODUCT(row_plain_2, 1, 2, false, false, false)
 ROW_PRODUCT(row_plain_3, 1, 3, false, false, false)
-ROW_PRODUCT(row_head_1, 8, 1, true, false, true)
+ROW_PRODUCT(row_head_1, 4, 1, true, false, true)
 ROW_PRODUCT(row_head_2, 4, 2, true, false, true)
 
 // A head's norm and rotation by one warp; lane l has elements l, l + 32 and so on.
@@ -171,18 +171,34 @@ template <int DIM> DEVICE void row_head(float *x, const HeadNorm &norm, const fl
     }
 }
 
+// Folds a lane's eight accumulators with those of the lanes 8, 16 and 24 away, which have the others of the 32: 16 apart is 16 lanes away, 8
+// apart 8. Each lane goes on with half of them.
+DEVICE float fold_quad(const float *a, u32 quarter) {
+    bool high = quarter & 2, odd = quarter & 1;
+    float t[4], u[2];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) t[i] = (high ? a[i + 4] : a[i]) + __shfl_xor_sync(FULL, high ? a[i] : a[i + 4], 16);
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) u[i] = (odd ? t[i + 2] : t[i]) + __shfl_xor_sync(FULL, odd ? t[i] : t[i + 2], 8);
+    float v = (high ? u[1] : u[0]) + __shfl_xor_sync(FULL, high ? u[0] : u[1], 16);
+    v += __shfl_xor_sync(FULL, v, 8);
+    return v + __shfl_xor_sync(FULL, v, 16);
+}
+
 // Attention of one row that makes its queries, new key and value: heads of DIM elements, all of them rotated, caches in F16. The new
 // key and value take their place among the others in shared memory, where a block of 256 lies whole. Sixteen bytes c of key j lie at
-// c ^ turn(j), so that eight keys are read without two in one bank.
+// c ^ turn(j), so that eight keys are read without two in one bank. Eight lanes that follow each other read the same of a query, which
+// takes shared memory half the time of any other order.
 //
 // Shared memory: [256][DIM] keys, the same of values, [HEADS][256] weights, [HEADS][DIM] queries, [HEADS][DIM] sums.
+enum { ROW_THREADS = 512 };
 template <int DIM> DEVICE void attention_row(const Attend &p) {
     __shared__ float block_max[HEADS], block_sum[HEADS], old_scale[HEADS], new_scale[HEADS], max_so_far[HEADS], sum_so_far[HEADS];
     __shared__ u32 last;
     constexpr u32 N = DIM / 32, PER = DIM / 8;
     u16 *keys_held = (u16 *)shared, *values_held = keys_held + BLOCK * DIM;
     float *w = (float *)(values_held + BLOCK * DIM), *q = w + HEADS * BLOCK, *sums = q + HEADS * DIM;
-    auto turn = [](u32 j) { return ((j & 1) << 2 | (j >> 1 & 3)) & (PER - 1); };
+    auto turn = [](u32 j) { return j & 7; };
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     u32 h0 = blockIdx.y * p.per_block, group = p.heads / p.kv_heads, kvh = h0 / group, n = p.per_block;
     Row at_row = p.step.rows[0];
@@ -191,6 +207,8 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
     u32 first_block = first / BLOCK, blocks = pos / BLOCK + 1 - first_block, b = blockIdx.x;
     bool alone = gridDim.x == 1 || blocks == 1, makes = (blocks - 1) % gridDim.x == b;
     if (b >= blocks) return;
+    // A word of each line of the parameter that is needed after the wait: who asks for it there waits for it there.
+    asm volatile("" ::"l"(p.v.row), "r"(p.scale), "l"(p.new_k.at), "l"(p.q_norm.at), "r"(p.holds_values));
     u32 start = 0, from = 0, to = 0;
     auto hold = [&](bool all) {
         start = (first_block + b) * BLOCK;
@@ -198,8 +216,8 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
         to = pos + 1 - start < BLOCK ? pos + 1 - start : BLOCK;
         // At first the new position is in no cache yet.
         u32 many = all || pos - start >= to ? to : pos - start;
-#pragma unroll 1
-        for (u32 i = threadIdx.x; i < many * PER; i += 256) {
+#pragma unroll 2
+        for (u32 i = threadIdx.x; i < many * PER; i += ROW_THREADS) {
             u32 j = i / PER, c = i % PER;
             u32 k_to = (u32)__cvta_generic_to_shared(keys_held + j * DIM + (c ^ turn(j)) * 8), v_to = (u32)__cvta_generic_to_shared(values_held + i * 8);
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(k_to), "l"(keys + ((u64)(start + j) * p.k.row + c * 8) * 2));
@@ -211,9 +229,13 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
     float x[N], y[N], co[N / 2], si[N / 2], factors[N];
     if (is_query || is_key) {
         const HeadNorm &norm = is_query ? p.q_norm : p.k_norm;
-        if (norm.at)
+        if (norm.at) {
+            u32 raw[N];
 #pragma unroll
-            for (u32 k = 0; k < N; k++) factors[k] = __uint_as_float(norm.offset) + widen((const void *)norm.at, norm.dtype, lane + 32 * k);
+            for (u32 k = 0; k < N; k++) raw[k] = parameter((const u8 *)norm.at, norm.dtype, lane + 32 * k);
+#pragma unroll
+            for (u32 k = 0; k < N; k++) factors[k] = __uint_as_float(norm.offset) + number(raw[k], norm.dtype);
+        }
     }
     wait_for_earlier();
     if (is_query || is_key) {
@@ -250,13 +272,13 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
             }
         }
     }
-    u32 quarter = lane & 3, part = DIM + 2;
+    u32 quarter = lane >> 3, part = DIM + 2;
     for (; b < blocks; b += gridDim.x) {
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncthreads();
 #pragma unroll 1
-        for (u32 j0 = warp * 8; j0 < to; j0 += 64) {
-            u32 j = j0 + lane / 4;
+        for (u32 j0 = warp * 8; j0 < to; j0 += ROW_THREADS / 4) {
+            u32 j = j0 + lane % 8;
             float k[N][8];
 #pragma unroll
             for (u32 l = 0; l < N; l++) {
@@ -264,32 +286,32 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
                 e.raw[0] = *(const uint4 *)(keys_held + j * DIM + ((4 * l + quarter) ^ turn(j)) * 8);
                 widen_eight<2>(k[l], e);
             }
+            // Two heads at a time; of an odd number the last twice.
 #pragma unroll 1
-            for (u32 h = 0; h < n; h++) {
-                float a[8];
+            for (u32 h = 0; h < n; h += 2) {
+                float a[2][8];
+                u32 second = h + 1 < n ? h + 1 : h;
 #pragma unroll
-                for (u32 i = 0; i < 8; i++) a[i] = 0.0f;
+                for (u32 i = 0; i < 8; i++) a[0][i] = a[1][i] = 0.0f;
 #pragma unroll
                 for (u32 l = 0; l < N; l++) {
-                    const float4 *at_q = (const float4 *)(q + h * DIM + 32 * l + 8 * quarter);
-                    float4 c = at_q[0], d = at_q[1];
-                    a[0] = fmaf(c.x, k[l][0], a[0]);
-                    a[1] = fmaf(c.y, k[l][1], a[1]);
-                    a[2] = fmaf(c.z, k[l][2], a[2]);
-                    a[3] = fmaf(c.w, k[l][3], a[3]);
-                    a[4] = fmaf(d.x, k[l][4], a[4]);
-                    a[5] = fmaf(d.y, k[l][5], a[5]);
-                    a[6] = fmaf(d.z, k[l][6], a[6]);
-                    a[7] = fmaf(d.w, k[l][7], a[7]);
+#pragma unroll
+                    for (u32 g = 0; g < 2; g++) {
+                        const float4 *at_q = (const float4 *)(q + (g ? second : h) * DIM + 32 * l + 8 * quarter);
+                        float4 c = at_q[0], d = at_q[1];
+                        float *sum = a[g];
+                        sum[0] = fmaf(c.x, k[l][0], sum[0]);
+                        sum[1] = fmaf(c.y, k[l][1], sum[1]);
+                        sum[2] = fmaf(c.z, k[l][2], sum[2]);
+                        sum[3] = fmaf(c.w, k[l][3], sum[3]);
+                        sum[4] = fmaf(d.x, k[l][4], sum[4]);
+                        sum[5] = fmaf(d.y, k[l][5], sum[5]);
+                        sum[6] = fmaf(d.z, k[l][6], sum[6]);
+                        sum[7] = fmaf(d.w, k[l][7], sum[7]);
+                    }
                 }
-                // Folded by halves: 16 apart is two lanes away, 8 apart one, the rest are a lane's own.
-#pragma unroll
-                for (u32 i = 0; i < 8; i++) a[i] += __shfl_xor_sync(FULL, a[i], 2);
-#pragma unroll
-                for (u32 i = 0; i < 8; i++) a[i] += __shfl_xor_sync(FULL, a[i], 1);
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) a[i] += a[i + 4];
-                if (quarter == 0) w[h * BLOCK + j] = ((a[0] + a[2]) + (a[1] + a[3])) * __uint_as_float(p.scale);
+                float s = fold_quad(a[0], quarter), t = fold_quad(a[1], quarter);
+                if (quarter < 2) w[(quarter ? second : h) * BLOCK + j] = (quarter ? t : s) * __uint_as_float(p.scale);
             }
         }
         __syncthreads();
@@ -326,27 +348,65 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
             }
         }
         __syncthreads();
-        // A thread takes two neighbours of a head.
-#pragma unroll 1
-        for (u32 u = threadIdx.x; u < n * (DIM / 2); u += 256) {
-            u32 h = u / (DIM / 2), i = u % (DIM / 2) * 2;
+        // A thread takes two neighbours of a head; sixteen values are on their way while sixteen are added.
+        if (threadIdx.x < n * (DIM / 2)) {
+            u32 u = threadIdx.x, h = u / (DIM / 2), i = u % (DIM / 2) * 2, j = from;
             const float *weight = w + h * BLOCK;
             const u32 *value = (const u32 *)values_held + u % (DIM / 2);
             float a = 0.0f, c = 0.0f;
-#pragma unroll 8
-            for (u32 j = from; j < to; j++) {
-                u32 v = value[j * (DIM / 2)];
-                a = fmaf(weight[j], half_to_float((u16)v), a);
-                c = fmaf(weight[j], half_to_float((u16)(v >> 16)), c);
+            auto add = [&](float x, u32 v) {
+                a = fmaf(x, half_to_float((u16)v), a);
+                c = fmaf(x, half_to_float((u16)(v >> 16)), c);
+            };
+            for (; j < to && j % 4; j++) add(weight[j], value[j * (DIM / 2)]);
+            constexpr u32 LOT = 16, PAIRS = DIM / 2;
+            struct Lot {
+                u32 v[LOT];
+                float4 x[LOT / 4];
+            } one, two;
+            auto load = [&](Lot &lot, const u32 *from_v, const float *from_x) {
+#pragma unroll
+                for (u32 t = 0; t < LOT; t++) lot.v[t] = from_v[t * PAIRS];
+#pragma unroll
+                for (u32 t = 0; t < LOT / 4; t++) lot.x[t] = ((const float4 *)from_x)[t];
+            };
+            auto take = [&](const Lot &lot) {
+#pragma unroll
+                for (u32 t = 0; t < LOT / 4; t++) {
+                    add(lot.x[t].x, lot.v[4 * t]);
+                    add(lot.x[t].y, lot.v[4 * t + 1]);
+                    add(lot.x[t].z, lot.v[4 * t + 2]);
+                    add(lot.x[t].w, lot.v[4 * t + 3]);
+                }
+            };
+            const u32 *at_v = value + j * PAIRS;
+            const float *at_x = weight + j;
+            // What is loaded past the last position lies in the block all the same, or is loaded again.
+            u32 lots = j < to ? (to - j) / LOT : 0, t = 0;
+            if (lots) load(one, at_v, at_x);
+#pragma unroll 1
+            for (; t + 2 <= lots; t += 2) {
+                load(two, at_v + LOT * PAIRS, at_x + LOT);
+                take(one);
+                u32 next = t + 2 < lots ? 2 : 1;
+                load(one, at_v + next * LOT * PAIRS, at_x + next * LOT);
+                take(two);
+                at_v += 2 * LOT * PAIRS;
+                at_x += 2 * LOT;
+            }
+            if (t < lots) take(one);
+            j += lots * LOT;
+            at_v = value + j * PAIRS;
+            at_x = weight + j;
+#pragma unroll 4
+            for (; j < to; j++) {
+                add(*at_x++, *at_v);
+                at_v += PAIRS;
             }
             if (!alone) {
                 float *to_part = (float *)p.parts + ((u64)(h0 + h) * p.most_blocks + b) * part;
-                to_part[2 + i] = a;
-                to_part[3 + i] = c;
-                if (i == 0) {
-                    to_part[0] = block_max[h];
-                    to_part[1] = block_sum[h];
-                }
+                *(float2 *)(to_part + 2 + i) = make_float2(a, c);
+                if (i == 0) *(float2 *)to_part = make_float2(block_max[h], block_sum[h]);
             } else {
                 float *sum = sums + 2 * u;
                 sum[0] = b == 0 ? a : fmaf(sum[0], old_scale[h], a * new_scale[h]);
@@ -360,37 +420,74 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
             b -= gridDim.x;
         }
     }
-    if (alone) {
+    if (!alone) {
+        // The counter starts over by itself once all have come.
+        __threadfence();
+        __syncthreads();
+        u32 come = blocks < gridDim.x ? blocks : gridDim.x;
+        if (threadIdx.x == 0) last = atomicInc((u32 *)p.counters + blockIdx.y, come - 1) == come - 1;
+        __syncthreads();
+        if (!last) return;
+        __threadfence();
+        const volatile float *all = (const float *)p.parts + (u64)h0 * p.most_blocks * part;
+        // What a block's merge multiplies with: the largest so far is the same in any order, so lanes find it together. 64 blocks at a time
+        // take the place of weights, two numbers each.
+        u32 u = threadIdx.x, h = u / (DIM / 2), i = u % (DIM / 2) * 2;
+        bool has = u < n * (DIM / 2);
+        const volatile float2 *own = (const volatile float2 *)(all + (u64)(has ? h : 0) * p.most_blocks * part + 2 + i);
+        float a = 0.0f, c = 0.0f;
 #pragma unroll 1
-        for (u32 u = threadIdx.x; u < n * DIM; u += 256) put(p, 0, h0 + u / DIM, u % DIM, sums[u] / sum_so_far[u / DIM]);
-        return;
-    }
-    // The counter starts over by itself once all have come.
-    __threadfence();
-    __syncthreads();
-    u32 come = blocks < gridDim.x ? blocks : gridDim.x;
-    if (threadIdx.x == 0) last = atomicInc((u32 *)p.counters + blockIdx.y, come - 1) == come - 1;
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-#pragma unroll 1
-    for (u32 u = threadIdx.x; u < n * DIM; u += 256) {
-        u32 h = u / DIM, i = u % DIM;
-        const volatile float *from_part = (const float *)p.parts + (u64)(h0 + h) * p.most_blocks * part;
-        float big_m = from_part[0], big_l = from_part[1], a = from_part[2 + i];
-#pragma unroll 1
-        for (u32 c = 1; c < blocks; c++) {
-            const volatile float *x = from_part + c * part;
-            float m = x[0], now = fmaxf(big_m, m), old = exp_(big_m - now), d = exp_(m - now);
-            big_l = fmaf(big_l, old, x[1] * d);
-            a = fmaf(a, old, x[2 + i] * d);
-            big_m = now;
+        for (u32 c0 = 0; c0 < blocks; c0 += 32) {
+            u32 many = blocks - c0 < 32 ? blocks - c0 : 32;
+            __syncthreads();
+            if (warp < n) {
+                const volatile float *x = all + (u64)(warp * p.most_blocks + c0 + lane) * part;
+                float m = lane < many ? x[0] : __int_as_float(0xff800000), l = lane < many ? x[1] : 0.0f, top = m;
+                float was = c0 ? max_so_far[warp] : __int_as_float(0xff800000);
+#pragma unroll
+                for (u32 d = 1; d < 32; d <<= 1) {
+                    float other = __shfl_up_sync(FULL, top, d);
+                    if (lane >= d) top = fmaxf(other, top);
+                }
+                top = fmaxf(was, top);
+                float before = __shfl_up_sync(FULL, top, 1);
+                if (lane == 0) before = was;
+                float old = exp_(before - top), now = exp_(m - top);
+                ((float2 *)(w + warp * BLOCK))[lane] = make_float2(old, now);
+                w[warp * BLOCK + 64 + lane] = l * now;
+                w[warp * BLOCK + 96 + lane] = l;
+                if (lane == many - 1) max_so_far[warp] = top;
+            }
+            __syncthreads();
+            if (threadIdx.x < n) {
+                const float *x = w + threadIdx.x * BLOCK;
+                float sum = c0 ? sum_so_far[threadIdx.x] : x[96];
+                for (u32 t = c0 ? 0 : 1; t < many; t++) sum = fmaf(sum, x[2 * t], x[64 + t]);
+                sum_so_far[threadIdx.x] = sum;
+            }
+            if (has) {
+#pragma unroll 8
+                for (u32 t = 0; t < many; t++) {
+                    const volatile float2 *from_part = (const volatile float2 *)((const volatile float *)own + (u64)(c0 + t) * part);
+                    float v0 = from_part->x, v1 = from_part->y;
+                    float2 s = ((const float2 *)(w + h * BLOCK))[t];
+                    bool begins = c0 + t == 0;
+                    a = begins ? v0 : fmaf(a, s.x, v0 * s.y);
+                    c = begins ? v1 : fmaf(c, s.x, v1 * s.y);
+                }
+            }
         }
-        put(p, 0, h0 + h, i, a / big_l);
+        if (has) {
+            sums[2 * u] = a;
+            sums[2 * u + 1] = c;
+        }
+        __syncthreads();
     }
+#pragma unroll 1
+    for (u32 u = threadIdx.x; u < n * DIM; u += ROW_THREADS) put(p, 0, h0 + u / DIM, u % DIM, sums[u] / sum_so_far[u / DIM]);
 }
 
 #define ATTENTION_ROW(name, dim)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(256) name(const Attend p) { attention_row<dim>(p); }
+    extern "C" __global__ void __launch_bounds__(512, 1) name(const Attend p) { attention_row<dim>(p); }
 ATTENTION_ROW(attention_row_64, 64)
 ATTENTION_ROW(attention_row_128, 128)
