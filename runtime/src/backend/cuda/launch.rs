@@ -261,6 +261,8 @@ pub struct RowProduct {
     pub y: Address,
     pub out: Address,
     pub add: Address,
+    pub x2: Address,
+    pub sum: Address,
     pub w_row: u32,
     pub s_row: u32,
     pub outputs: u32,
@@ -526,7 +528,9 @@ impl Linear {
             && self.order == 0
             && self.format == usual.code()
             && self.outputs.is_multiple_of(8 * out)
-            && [self.x2, self.sum, self.normed] == [0; 3];
+            && [self.x[0], self.x2, self.sum].iter().all(|at| at.is_multiple_of(8))
+            && (norm || self.x2 == 0)
+            && self.normed == 0;
         let normed = !norm || self.y_dtype == DType::BF16 as u32 && self.y.is_multiple_of(4);
         if !fits || !normed || !norm && self.stage != stage::PLAIN {
             return None;
@@ -537,6 +541,8 @@ impl Linear {
             y: self.y,
             out: self.out,
             add: self.add,
+            x2: self.x2,
+            sum: self.sum,
             w_row: self.plane_row[0].try_into().ok()?,
             s_row: self.plane_row[1].try_into().ok()?,
             outputs: self.outputs,

@@ -12,6 +12,8 @@ struct RowProduct {
     u64 w, s, b;
     // Values; the weight of their norm, BF16; the result; what is added to it.
     u64 x, y, out, add;
+    // What is added to the values before their norm, and where the sum goes; 0 where not.
+    u64 x2, sum;
     // Bytes from a row of codes, and of parameters, to the next.
     u32 w_row, s_row;
     u32 outputs, eps, offset, unused;
@@ -61,12 +63,25 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
     float2 v[OWN];
 #pragma unroll
     for (u32 k = 0; k < OWN; k++) v[k] = *(const float2 *)(x + first + k * ROW_WARPS * ROW_GROUP);
+    if (NORM && p.x2) {
+        const float *x2 = (const float *)p.x2 + first;
+#pragma unroll
+        for (u32 k = 0; k < OWN; k++) {
+            float2 other = *(const float2 *)(x2 + k * ROW_WARPS * ROW_GROUP);
+            v[k] = make_float2(v[k].x + other.x, v[k].y + other.y);
+            if (p.sum && blockIdx.x == 0) *(float2 *)((float *)p.sum + first + k * ROW_WARPS * ROW_GROUP) = v[k];
+        }
+    }
     float added = !PAIRS && !LOOP && p.add && lane < OUT ? ((const float *)p.add)[o0 + lane] : 0.0f;
     if (NORM) {
         // Every warp for itself, which no barrier waits for.
         float acc = 0.0f, all[32 * CHUNKS];
 #pragma unroll
         for (u32 t = 0; t < 32 * CHUNKS; t++) all[t] = x[t * 32 + lane];
+        if (p.x2) {
+#pragma unroll
+            for (u32 t = 0; t < 32 * CHUNKS; t++) all[t] = all[t] + ((const float *)p.x2)[t * 32 + lane];
+        }
 #pragma unroll
         for (u32 t = 0; t < 32 * CHUNKS; t++) acc = fmaf(all[t], all[t], acc);
         float inv = rms_inverse(acc, 1024 * CHUNKS, __uint_as_float(p.eps)), offset = __uint_as_float(p.offset);
