@@ -219,8 +219,7 @@ fn short_kernels_have_the_bits_of_the_cpu() {
     ];
     for (hidden, intermediate, heads, kernels) in cases {
         let baked = one_layer(hidden, intermediate, heads, &options);
-        let ids = text(512, length(2));
-        check(&format!("{hidden}"), &baked.loaf, &ids);
+        check(&format!("{hidden}"), &baked.loaf, &text(512, 2));
         if !has_card() {
             let (mut engine, record) = recorded(&baked.loaf, self::options()).expect("room");
             let mut sequence = engine.sequence().expect("a slot");

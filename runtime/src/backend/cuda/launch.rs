@@ -263,6 +263,7 @@ pub struct RowProduct {
     pub add: Address,
     pub x2: Address,
     pub sum: Address,
+    pub normed: Address,
     pub w_row: u32,
     pub s_row: u32,
     pub outputs: u32,
@@ -528,9 +529,8 @@ impl Linear {
             && self.order == 0
             && self.format == usual.code()
             && self.outputs.is_multiple_of(8 * out)
-            && [self.x[0], self.x2, self.sum].iter().all(|at| at.is_multiple_of(8))
-            && (norm || self.x2 == 0)
-            && self.normed == 0;
+            && [self.x[0], self.x2, self.sum, self.normed].iter().all(|at| at.is_multiple_of(8))
+            && (norm || [self.x2, self.normed] == [0; 2]);
         let normed = !norm || self.y_dtype == DType::BF16 as u32 && self.y.is_multiple_of(4);
         if !fits || !normed || !norm && self.stage != stage::PLAIN {
             return None;
@@ -543,6 +543,7 @@ impl Linear {
             add: self.add,
             x2: self.x2,
             sum: self.sum,
+            normed: self.normed,
             w_row: self.plane_row[0].try_into().ok()?,
             s_row: self.plane_row[1].try_into().ok()?,
             outputs: self.outputs,
@@ -669,7 +670,8 @@ impl Attend {
             _ => return None,
         };
         let aligned = |o: &Operand| {
-            [o.at, 2 * o.row, 2 * u64::from(o.head)].iter().all(|n| n.is_multiple_of(16)) && o.dtype == DType::F16 as u32
+            [o.at, 2 * o.row, 2 * u64::from(o.head)].iter().all(|n| n.is_multiple_of(16))
+                && o.dtype == DType::F16 as u32
         };
         let makes = self.makes == 1 && self.rows == 1 && self.table != 0 && 2 * self.half == self.dim;
         if !makes || ![&self.k, &self.v].into_iter().all(aligned) {
@@ -692,9 +694,8 @@ impl Attend {
             _ => return None,
         };
         let bytes = |o: &Operand| DType::from_code(o.dtype as u8).unwrap_or(DType::F32).bytes();
-        let aligned = |o: &Operand| {
-            [o.at, o.row * bytes(o), u64::from(o.head) * bytes(o)].iter().all(|n| n.is_multiple_of(16))
-        };
+        let aligned =
+            |o: &Operand| [o.at, o.row * bytes(o), u64::from(o.head) * bytes(o)].iter().all(|n| n.is_multiple_of(16));
         let fits = [&self.q, &self.k, &self.v, &self.out].into_iter().all(aligned)
             && self.dim.is_multiple_of(8)
             && self.k.dtype == self.v.dtype

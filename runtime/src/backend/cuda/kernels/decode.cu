@@ -12,8 +12,8 @@ struct RowProduct {
     u64 w, s, b;
     // Values; the weight of their norm, BF16; the result; what is added to it.
     u64 x, y, out, add;
-    // What is added to the values before their norm, and where the sum goes; 0 where not.
-    u64 x2, sum;
+    // What is added to the values before their norm, and where the sum and the normalised row go; 0 where not.
+    u64 x2, sum, normed;
     // Bytes from a row of codes, and of parameters, to the next.
     u32 w_row, s_row;
     u32 outputs, eps, offset, unused;
@@ -86,8 +86,10 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
         for (u32 t = 0; t < 32 * CHUNKS; t++) acc = fmaf(all[t], all[t], acc);
         float inv = rms_inverse(acc, 1024 * CHUNKS, __uint_as_float(p.eps)), offset = __uint_as_float(p.offset);
 #pragma unroll
-        for (u32 k = 0; k < OWN; k++)
+        for (u32 k = 0; k < OWN; k++) {
             v[k] = make_float2((v[k].x * inv) * (offset + brain(factors[k])), (v[k].y * inv) * (offset + brain(factors[k] >> 16)));
+            if (p.normed && blockIdx.x == 0) *(float2 *)((float *)p.normed + first + k * ROW_WARPS * ROW_GROUP) = v[k];
+        }
     }
     // A lane divides for one of the groups.
     float largest = 0.0f;
