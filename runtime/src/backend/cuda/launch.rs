@@ -375,7 +375,7 @@ const TILES_FROM: u32 = 24;
 /// Threads of a block of the short attention.
 const ROW_THREADS: u32 = 512;
 /// Most outputs of a product of one row that all are computed at once.
-const MOST_AT_ONCE: u32 = 8192;
+const MOST_AT_ONCE: u32 = 4096;
 /// Queries of a tile of attention, and rows from which on attention is computed by tiles.
 const TILE_QUERIES: u32 = 64;
 const ATTENTION_TILES_FROM: u32 = 16;
@@ -554,7 +554,8 @@ impl Linear {
         let groups = self.inputs / 64;
         let shared = self.inputs + 8 * groups + 8 * out * (groups + 1) * 16;
         // A warp of the last product goes on to further outputs, so that what a block stages is used often.
-        let most = if head { 4 * bases.multiprocessors } else { u32::MAX };
+        let loops = matches!(kernel, K::RowHead1 | K::RowHead2);
+        let most = if loops { 4 * bases.multiprocessors } else { u32::MAX };
         let grid = [(self.outputs / (8 * out)).min(most), 1, 1];
         let parameter = Parameter::RowProduct(parameter);
         Some(Launch { kernel, shape: shape(grid, THREADS, shared), parameter })
