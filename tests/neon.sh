@@ -19,5 +19,5 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
 for cpu in cortex-a53 cortex-a76 max; do
     echo "neon.sh: $cpu"
-    QEMU_CPU=$cpu "${CARGO:-cargo}" test -p loaf-kernels --target $target
+    QEMU_CPU=$cpu "${CARGO:-cargo}" test -p loaf-kernels -p loaf-runtime --lib --test kernels --target $target
 done

@@ -455,7 +455,7 @@ def scene(ctx):
                 known["x"] = fill(first.thing, known)
             if first.original:
                 known["o"] = fill(first.original, known)
-    if is_question(texts[0]) or any(map(is_question, texts[1:-1])):
+    if any(map(is_question, texts[:-1])):
         raise Retry
     return together(texts, rng), " && ".join(commands), "scene"
 

@@ -17,6 +17,7 @@ use std::fmt;
 use loaf_formats::chat::Sampling;
 use loaf_formats::memory::{NoMemory, filled, reserved};
 
+use loaf_kernels::fused;
 use loaf_kernels::math::exp;
 
 /// How to choose a token.
@@ -269,7 +270,7 @@ impl Sampler {
             rank(candidates, top_k);
             candidates.truncate(top_k);
         }
-        loaf_kernels::fused!(weigh(candidates: &mut [Candidate], max: f32, temperature: f32) -> ());
+        fused!(weigh(candidates: &mut [Candidate], max: f32, temperature: f32) -> ());
         if top_p < 1.0 {
             let total: f64 = candidates.iter().map(|c| f64::from(c.weight)).sum();
             let wanted = total * f64::from(top_p);
@@ -307,7 +308,7 @@ fn tame(x: f32) -> f32 {
 
 /// Id and value of the best logit, the lower id of equals; `None` if all are NaN or minus infinity.
 pub fn best(logits: &[f32]) -> Option<(u32, f32)> {
-    let max = loaf_kernels::fused!(largest(logits: &[f32]) -> f32);
+    let max = fused!(largest(logits: &[f32]) -> f32);
     let id = logits.iter().position(|x| *x == max)?;
     (max > f32::NEG_INFINITY).then_some((id as u32, tame(max)))
 }
@@ -357,7 +358,7 @@ fn weigh(candidates: &mut [Candidate], max: f32, temperature: f32) {
 /// Minus infinity for an id that has none; `None` if all logits are NaN or minus infinity.
 pub fn log_prob(logits: &[f32], id: u32) -> Option<f64> {
     let (_, max) = best(logits)?;
-    let sum: f64 = loaf_kernels::fused!(sum_exp(logits: &[f32], max: f32) -> [f64; 8]).iter().sum();
+    let sum: f64 = fused!(sum_exp(logits: &[f32], max: f32) -> [f64; 8]).iter().sum();
     let x = logits.get(id as usize).map_or(f32::NEG_INFINITY, |x| tame(*x));
     Some(f64::from(x) - f64::from(max) - libm::log(sum))
 }

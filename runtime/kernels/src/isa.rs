@@ -116,7 +116,6 @@ macro_rules! isa {
         /// that are some times as long.
         const fn steps<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>() -> Steps {
             Steps {
-                part: PART,
                 permute: permute::<S, KIND, GROUP, PART>,
                 arrange: arrange::<S, KIND, GROUP, PART>,
                 stream: stream::<S, KIND, GROUP, PART>,
@@ -153,21 +152,31 @@ macro_rules! isa {
         }
     };
     (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } _, _ => $rows:ty; $($rest:tt)*) => {
-        isa!(@match $else, ($k, $g, $($args),*) { $($arms)* _ => run::<$rows>(&const { steps::<$rows, 0, 0, 0>() }, $k, $g, $($args),*), } $($rest)*)
+        isa!(@match $else, ($k, $g, $($args),*) {
+            $($arms)*
+            _ => isa!(@run $rows, 0, 0, 0; $k, $g, $($args),*),
+        } $($rest)*)
     };
     (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, _ => $rows:ty; $($rest:tt)*) => {
-        isa!(@match $else, ($k, $g, $($args),*) { $($arms)* ($kind, _) => run::<$rows>(&const { steps::<$rows, $kind, 0, 0>() }, $k, $g, $($args),*), }
-            $($rest)*)
+        isa!(@match $else, ($k, $g, $($args),*) {
+            $($arms)*
+            ($kind, _) => isa!(@run $rows, $kind, 0, 0; $k, $g, $($args),*),
+        } $($rest)*)
     };
     (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, $group:literal => $rows:ty; $($rest:tt)*) => {
-        isa!(@match $else, ($k, $g, $($args),*) { $($arms)* ($kind, $group) => run::<$rows>(&const { steps::<$rows, $kind, $group, 0>() }, $k, $g, $($args),*), }
-            $($rest)*)
+        isa!(@match $else, ($k, $g, $($args),*) {
+            $($arms)*
+            ($kind, $group) => isa!(@run $rows, $kind, $group, 0; $k, $g, $($args),*),
+        } $($rest)*)
     };
     (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* } $kind:literal, $part:literal times => $rows:ty; $($rest:tt)*) => {
         isa!(@match $else, ($k, $g, $($args),*) {
-            $($arms)* ($kind, _) if $g % $part == 0 =>
-                run::<$rows>(&const { steps::<$rows, $kind, 0, $part>() }, $k, $g, $($args),*),
+            $($arms)*
+            ($kind, _) if $g % $part == 0 => isa!(@run $rows, $kind, 0, $part; $k, $g, $($args),*),
         } $($rest)*)
+    };
+    (@run $rows:ty, $kind:literal, $group:literal, $part:literal; $($args:ident),*) => {
+        run::<$rows>(&const { steps::<$rows, $kind, $group, $part>() }, $($args),*)
     };
     (@steps $attr:meta, $($name:ident($($arg:ident: $type:ty),*);)*) => { $(
         #[$attr]

@@ -162,8 +162,6 @@ impl Packing {
 
 /// The functions of a product that know layout and group.
 pub(super) struct Steps {
-    /// Codes of a part; zero for those of a group.
-    pub part: usize,
     pub permute: unsafe fn(Packing, *const i8, usize, *mut i8),
     pub arrange: unsafe fn(Packing, *const i8, usize, *mut i8),
     pub stream: unsafe fn(&Matrix<'_>, usize, usize, &Row, *const i8, &Panels, *mut f32),
@@ -183,8 +181,8 @@ pub(super) unsafe fn product<S: Rows>(
     units: Range<usize>,
     scratch: &mut [u8],
 ) {
-    let part = if steps.part == 0 { group } else { steps.part };
-    let packing = Packing { kind, group, part };
+    // What is done here asks for no part; the steps know theirs.
+    let packing = Packing { kind, group, part: group };
     let is_linear = call.kind == OpKind::LinearQuant;
     // A linear op as one expert; what it lacks is not read.
     let (a, o) = if is_linear {

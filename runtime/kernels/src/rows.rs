@@ -87,16 +87,23 @@ pub(crate) trait Rows: Copy + 'static {
     /// [`Rows::params`] of all `groups`, a vector for each, to memory with room for whole sixteens of them.
     #[inline(always)]
     unsafe fn fill_params(kind: u8, dtype: DType, rows: &[*const u8; 16], groups: usize, to: *mut u8) {
+        // SAFETY: the same condition.
+        unsafe {
+            // A copy for each common type: loads side by side instead of a choice before each.
+            match dtype {
+                DType::BF16 => Self::fill_typed(kind, DType::BF16, rows, groups, to),
+                DType::F16 => Self::fill_typed(kind, DType::F16, rows, groups, to),
+                other => Self::fill_typed(kind, other, rows, groups, to),
+            }
+        }
+    }
+    /// [`Rows::fill_params`] of a type that the compiler may know.
+    #[inline(always)]
+    unsafe fn fill_typed(kind: u8, dtype: DType, rows: &[*const u8; 16], groups: usize, to: *mut u8) {
         for g in (0..groups).step_by(Self::LANES) {
             // SAFETY: the same condition.
             unsafe {
-                let n = Self::LANES.min(groups - g);
-                // A copy for each common type: loads side by side instead of a choice before each.
-                let by_group = match dtype {
-                    DType::BF16 => Self::params(kind, DType::BF16, rows, g, n),
-                    DType::F16 => Self::params(kind, DType::F16, rows, g, n),
-                    other => Self::params(kind, other, rows, g, n),
-                };
+                let by_group = Self::params(kind, dtype, rows, g, Self::LANES.min(groups - g));
                 for i in 0..Self::LANES {
                     Self::store_b(to.add((g + i) * 4 * Self::LANES), by_group[i]);
                 }

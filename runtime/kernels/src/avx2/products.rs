@@ -196,14 +196,9 @@ impl<const DOT: u8> Rows for Products<DOT> {
     unsafe fn fill_params(kind: u8, dtype: DType, rows: &[*const u8; 16], groups: usize, to: *mut u8) {
         // SAFETY: the trait's condition.
         unsafe {
-            if dtype == DType::BF16 {
-                return stream::fill_bf16(rows, groups, to);
-            }
-            for g in (0..groups).step_by(8) {
-                let by_group = Self::params(kind, dtype, rows, g, 8.min(groups - g));
-                for i in 0..8 {
-                    Self::store_b(to.add((g + i) * 32), by_group[i]);
-                }
+            match dtype {
+                DType::BF16 => stream::fill_bf16(rows, groups, to),
+                other => Self::fill_typed(kind, other, rows, groups, to),
             }
         }
     }

@@ -637,6 +637,12 @@ pub fn attention(operands: &[Operand; 12], attrs: &[u64; 12], bases: &Bases, ste
     }
 }
 
+/// Whether all rows and heads of an operand begin at multiples of sixteen bytes.
+fn aligned(o: &Operand) -> bool {
+    let bytes = DType::from_code(o.dtype as u8).unwrap_or(DType::F32).bytes();
+    [o.at, o.row * bytes, u64::from(o.head) * bytes].iter().all(|n| n.is_multiple_of(16))
+}
+
 impl Attend {
     /// How it is cut.
     pub fn launch(mut self, bases: &Bases, few: bool) -> Launch {
@@ -670,12 +676,9 @@ impl Attend {
             128 => Kernel::AttentionRow128,
             _ => return None,
         };
-        let aligned = |o: &Operand| {
-            [o.at, 2 * o.row, 2 * u64::from(o.head)].iter().all(|n| n.is_multiple_of(16))
-                && o.dtype == DType::F16 as u32
-        };
+        let usual = |o: &Operand| o.dtype == DType::F16 as u32 && aligned(o);
         let makes = self.makes == 1 && self.rows == 1 && self.table != 0 && 2 * self.half == self.dim;
-        if !makes || ![&self.k, &self.v].into_iter().all(aligned) {
+        if !makes || ![&self.k, &self.v].into_iter().all(usual) {
             return None;
         }
         let grid = [self.most_blocks.clamp(1, ATTENTION_SPLIT), self.heads / self.per_block, 1];
@@ -694,9 +697,6 @@ impl Attend {
             129..=256 => (Kernel::AttentionTile256, 256),
             _ => return None,
         };
-        let bytes = |o: &Operand| DType::from_code(o.dtype as u8).unwrap_or(DType::F32).bytes();
-        let aligned =
-            |o: &Operand| [o.at, o.row * bytes(o), u64::from(o.head) * bytes(o)].iter().all(|n| n.is_multiple_of(16));
         let fits = [&self.q, &self.k, &self.v, &self.out].into_iter().all(aligned)
             && self.dim.is_multiple_of(8)
             && self.k.dtype == self.v.dtype

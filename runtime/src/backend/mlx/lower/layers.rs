@@ -3,6 +3,7 @@
 use loaf_formats::dtype::WEIGHT_PLANES;
 use loaf_formats::op::{OpAttrs, OpKind, attention, conv, expert_linear_quant, gdn_scan, kv_write, rope, rope_table};
 use loaf_formats::plan::StateKind;
+use loaf_kernels::math::rope_angle;
 
 use super::super::array::{Array, MlxError, Result, Type};
 use super::super::delta::{self, Scan};
@@ -11,7 +12,6 @@ use super::super::kernels::Attend;
 use super::super::values::shape;
 use super::super::weights::Matrix;
 use super::{Op, Planes, Trace, missing};
-use loaf_kernels::math::rope_angle;
 
 /// Slots from which products with experts are taken sorted by expert: fewer are read one by one anyway.
 const SORT_SLOTS: u64 = 64;
