@@ -4,7 +4,7 @@
 //! (`bf16 mxfp4`), those formats alone; with a number among them, on so many threads alone.
 //! `LOAF_ISA` names the table of kernels. Every figure is the best of several runs, on one thread
 //! (its own processor time) and on all physical cores (wall time). Weights are random bits; results
-//! are not looked at. With `float`, every op that is no integer matmul, on one thread.
+//! are not looked at. With `ops`, every kind of op, on one thread.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -68,7 +68,21 @@ fn operands(kind: OpKind, attrs: &[u64]) -> Vec<RawOperand> {
             operand(d, rows, heads, dim)
         })
     };
-    spec.operands.iter().map(make).collect()
+    let operands: Vec<RawOperand> = spec.operands.iter().map(make).collect();
+    for (spec, operand) in spec.operands.iter().zip(&operands) {
+        let count: u64 = spec.dims.iter().map(|d| d.value(attrs).unwrap_or(0)).product();
+        // Numbers of slots and experts that exist, each expert chosen as often as others.
+        let slots = attrs[0] * attrs.get(1).copied().unwrap_or(1);
+        let number: &dyn Fn(u64) -> u64 = match spec.name {
+            "order" => &|i| i,
+            "starts" => &|i| i * slots / (count - 1),
+            "ids" | "select" => &|i| i * 7 % attrs[1],
+            _ => continue,
+        };
+        // SAFETY: the operand has so many words.
+        (0..count).for_each(|i| unsafe { operand.ptr.cast::<u32>().add(i as usize).write(number(i) as u32) });
+    }
+    operands
 }
 
 /// Seconds on a clock that, on one thread, stands still while neighbours have the processor.
@@ -133,12 +147,13 @@ fn words(attrs: impl OpAttrs) -> Vec<u64> {
     words[..n].to_vec()
 }
 
-/// Every kind of op that is no integer matmul, in microseconds.
-fn float_ops(pool: &Pool, kernels: &Kernels) {
+/// Every kind of op in microseconds; those of many sizes in several.
+fn every_op(pool: &Pool, kernels: &Kernels) {
     use OpKind::*;
     let us = |name: &str, kind: OpKind, attrs: &[u64], pos: usize| {
         println!("  {name:<36} {:10.2} us", time_at(pos, 150, pool, kernels, kind, attrs) * 1e6);
     };
+    let affine = |bits, group| WeightFormat::Affine { bits, group, params: DType::BF16 };
     let dense = [WeightFormat::Dense(DType::F32), WeightFormat::Dense(DType::BF16), WeightFormat::Mxfp8];
     for format in dense {
         for (rows, inputs, outputs) in [(1, 64, 512), (1, 1024, 512), (3, 1024, 512), (24, 1024, 64), (64, 1024, 512)] {
@@ -146,6 +161,23 @@ fn float_ops(pool: &Pool, kernels: &Kernels) {
             us(&format!("linear {format} {rows} x {inputs} x {outputs}"), LinearDense, &attrs, 0);
         }
     }
+    let formats = [4, 5, 6, 8].map(|bits| affine(bits, 64)).into_iter();
+    let formats = formats.chain([affine(4, 32), WeightFormat::Mxfp4, WeightFormat::Nvfp4]);
+    for format in formats {
+        for (rows, inputs, outputs) in [(1, 1024, 512), (3, 1024, 512), (24, 1024, 512)] {
+            let attrs = words(op::linear::Attrs { rows, inputs, outputs, format });
+            us(&format!("linear {format} {rows} x {inputs} x {outputs}"), LinearQuant, &attrs, 0);
+        }
+    }
+    for (kind, format) in [(ExpertLinearDense, dense[1]), (ExpertLinearQuant, affine(4, 64))] {
+        for rows in [1, 64] {
+            let (k, experts, inputs, outputs) = (8, 32, 512, 128);
+            let attrs = op::expert_linear::Attrs { rows, k, experts, inputs, outputs, format, x_slots: 1 };
+            us(&format!("experts {format} {rows} x 8 of 32"), kind, &words(attrs), 0);
+        }
+    }
+    us("embed q4g64 1 x 1024", Embed, &[1, 4096, 1024, affine(4, 64).code()], 0);
+    us("embed bf16 64 x 1024", Embed, &[64, 4096, 1024, dense[1].code()], 0);
     let (eps, zero) = (u64::from(1e-6f32.to_bits()), 0);
     for (heads, dim) in [(16, 8), (16, 64), (16, 128), (1, 1024), (1, 4096)] {
         us(&format!("rms_norm {heads} x {dim}"), RmsNorm, &[1, heads, dim, eps, zero], 0);
@@ -155,12 +187,20 @@ fn float_ops(pool: &Pool, kernels: &Kernels) {
     us("softmax 128", Softmax, &[1, 128], 0);
     us("softmax 16 x 512", Softmax, &[16, 512], 0);
     us("quantize 4096", Quantize, &[1, 1, 4096, 64], 0);
-    us("silu_mul 3072", SiluMul, &[1, 1, 3072], 0);
-    us("add 4096", Add, &[1, 1, 4096], 0);
+    for (name, kind) in [("add", Add), ("mul", Mul), ("silu", Silu), ("sigmoid", Sigmoid)] {
+        us(&format!("{name} 4096"), kind, &[1, 1, 4096], 0);
+    }
+    for (name, kind) in [("silu_mul", SiluMul), ("sigmoid_mul", SigmoidMul)] {
+        us(&format!("{name} 3072"), kind, &[1, 1, 3072], 0);
+    }
+    us("mul_rows 64 x 1024", MulRows, &[64, 1024], 0);
+    us("weighted_sum 1 x 8 x 1024", WeightedSum, &[1, 8, 1024], 0);
+    us("gather_rows 16 x 1024", GatherRows, &[16, 64, 1024], 0);
     us("rope 16 x 128", Rope, &[1, 16, 128, 64], 0);
     us("rope_table 64", RopeTable, &[1, 64], 4000);
     us("kv_write 8 x 128", KvWrite, &[1, 8, 128, 4096], 4000);
     us("top_k 8 of 128", TopK, &[1, 128, 8, 1], 0);
+    us("expert_sort 64 x 8 of 128", ExpertSort, &[64, 8, 128], 0);
     for (rows, heads, dim, pos) in [
         (1, (16, 8), 128, 31),
         (1, (16, 8), 128, 1023),
@@ -174,7 +214,9 @@ fn float_ops(pool: &Pool, kernels: &Kernels) {
         let attrs = attention(rows, heads, dim, pos + rows);
         us(&format!("attention {}/{} x {dim}, {rows} at {pos}", heads.0, heads.1), Attention, &attrs, pos);
     }
+    us("gdn_gates 32", GdnGates, &[1, 1, 32], 0);
     for rows in [1, 64] {
+        us(&format!("conv {rows} x 8192"), Conv, &[rows, 1, 8192, 4], 0);
         us(&format!("conv_silu {rows} x 8192"), ConvSilu, &[rows, 1, 8192, 4], 0);
         us(&format!("gdn_scan {rows} x 32 heads"), GdnScan, &[rows, 16, 32, 128, 128, 0], 0);
     }
@@ -185,9 +227,9 @@ fn main() {
         Ok(name) => Kernels::named(&name).expect("LOAF_ISA"),
         Err(_) => Kernels::detect(),
     };
-    if std::env::args().skip(1).any(|name| name == "float") {
+    if std::env::args().skip(1).any(|name| name == "ops") {
         println!("1 thread, {}", kernels.isa().name());
-        return float_ops(&Pool::new(1), &kernels);
+        return every_op(&Pool::new(1), &kernels);
     }
     let (numbers, only): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|a| a.parse::<usize>().is_ok());
     let short = only.iter().any(|a| a == "short");

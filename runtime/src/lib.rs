@@ -44,6 +44,7 @@ pub mod generate;
 pub mod memory;
 pub mod model;
 pub mod op_times;
+mod pages;
 pub mod pool;
 mod prefetch;
 pub mod sample;

@@ -65,16 +65,36 @@ impl std::error::Error for OpenError {}
 
 /// The bytes a loaf lives in.
 enum Bytes {
-    Mapped(Mmap),
+    /// Whose file it is, so that the system may say which of its pages are in memory.
+    Mapped {
+        map: Mmap,
+        ours: bool,
+    },
     Static(&'static [u8]),
 }
 
 impl Bytes {
     fn get(&self) -> &[u8] {
         match self {
-            Bytes::Mapped(map) => map,
+            Bytes::Mapped { map, .. } => map,
             Bytes::Static(bytes) => bytes,
         }
+    }
+}
+
+/// Whether a file belongs to this process's user.
+fn is_ours(file: &File) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        // SAFETY: it takes nothing and cannot fail.
+        let user = unsafe { libc::geteuid() };
+        file.metadata().is_ok_and(|m| user == 0 || m.uid() == user)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        false
     }
 }
 
@@ -143,7 +163,7 @@ impl Model {
         // SAFETY: the mapping is read-only and private to us; a file that another process truncates or rewrites
         // while it is mapped breaks every program that maps files, and the hashes catch what was there at open.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        match Model::from_bytes(Bytes::Mapped(map)) {
+        match Model::from_bytes(Bytes::Mapped { map, ours: is_ours(&file) }) {
             // What is no loaf may be a program that carries one.
             Err(OpenError::Container(error)) => Model::open_embedded(path)?.ok_or(OpenError::Container(error)),
             opened => opened,
@@ -163,7 +183,7 @@ impl Model {
         let len = usize::try_from(len).map_err(|_| io(std::io::ErrorKind::OutOfMemory.into()))?;
         // SAFETY: as in `open`; the trailer was checked to name bytes within the file.
         let map = unsafe { MmapOptions::new().offset(offset).len(len).map(&file) }.map_err(io)?;
-        let loaf = Model::from_bytes(Bytes::Mapped(map))?;
+        let loaf = Model::from_bytes(Bytes::Mapped { map, ours: is_ours(&file) })?;
         if loaf.id() != id {
             return Err(OpenError::OtherLoaf { expected: id, found: loaf.id() });
         }
@@ -173,11 +193,16 @@ impl Model {
     /// Asks that weights be read from the file, and mapped, in large pages where the system can; it may refuse.
     pub(crate) fn advise_large_pages(&self) {
         #[cfg(target_os = "linux")]
-        if let Bytes::Mapped(map) = &self.0.bytes {
+        if let Bytes::Mapped { map, .. } = &self.0.bytes {
             let at = self.data().as_ptr() as usize - map.as_ptr() as usize;
             // Nothing depends on the answer.
             let _ = map.advise_range(memmap2::Advice::HugePage, at, self.data().len());
         }
+    }
+
+    /// Whether weights are a file's pages and the system says which of them are in memory: of another's file it says that all are.
+    pub(crate) fn tells_pages(&self) -> bool {
+        matches!(self.0.bytes, Bytes::Mapped { ours: true, .. })
     }
 
     /// Verifies a loaf that is part of the program.

@@ -154,7 +154,8 @@ pub fn with_section(loaf: &[u8], kind: SectionKind, bytes: &[u8], path: &Path) {
 
 /// An engine on the CPU.
 pub fn engine(model: &Model, kernels: Kernels, threads: usize, slots: u32) -> Engine {
-    Engine::new(model, EngineOptions { threads, kernels, slots }).expect("memory for a small model")
+    Engine::new(model, EngineOptions { threads, kernels, slots, ..EngineOptions::default() })
+        .expect("memory for a small model")
 }
 
 /// A session with these kernels and threads.

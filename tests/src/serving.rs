@@ -84,7 +84,8 @@ impl Setup {
         for (name, path) in self.models {
             let open = Box::new(move || Model::open(&path).map_err(|e| e.to_string()));
             let engine = Box::new(move |model: &Model, slots| {
-                Engine::new(model, EngineOptions { threads: 1, kernels, slots }).map_err(|e| e.to_string())
+                Engine::new(model, EngineOptions { threads: 1, kernels, slots, ..EngineOptions::default() })
+                    .map_err(|e| e.to_string())
             });
             let notes = Box::new(|note: &str| panic!("{note}"));
             let (served, thread) = Served::start(&name, open, engine, self.hub.clone(), notes).expect("a model");

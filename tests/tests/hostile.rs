@@ -166,7 +166,7 @@ fn replay(path: &Path) -> Vec<Option<Vec<u32>>> {
     let vocab = model.plan().vocab;
     let ids: Vec<u32> = (0..6).map(|i| i * 37 % vocab).collect();
     let run = |kernels, threads| -> Option<Vec<Option<Vec<u32>>>> {
-        let engine = Engine::new(&model, EngineOptions { threads, kernels, slots: 1 }).ok()?;
+        let engine = Engine::new(&model, EngineOptions { threads, kernels, ..EngineOptions::default() }).ok()?;
         let mut session = Session::new(engine).ok()?;
         let mut run = vec![session.eval(&ids).ok().map(bits)];
         run.extend(ids[..3].iter().map(|id| session.decode(*id).ok().map(bits)));

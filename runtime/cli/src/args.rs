@@ -209,6 +209,9 @@ pub(crate) struct ComputeArgs {
     /// for small models]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+    /// Map weights when they are first read, not ahead: less memory counts as this program's, first tokens come slower
+    #[arg(long)]
+    pub no_map_ahead: bool,
     /// Print timings and sizes on standard error
     #[arg(short, long)]
     pub verbose: bool,

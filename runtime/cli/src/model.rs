@@ -138,7 +138,8 @@ pub(crate) fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
 /// A session with the backend, threads and kernels asked for.
 pub(crate) fn session(loaf: &Model, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session, Failure> {
     let cpu = |io: &Io<'_>| {
-        let mut options = EngineOptions { kernels: kernels(io)?, ..EngineOptions::default() };
+        let mut options =
+            EngineOptions { kernels: kernels(io)?, map_ahead: !compute.no_map_ahead, ..EngineOptions::default() };
         options.threads = compute.threads.map_or_else(|| threads_for(loaf.plan()), usize::from);
         Engine::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))
     };

@@ -125,11 +125,12 @@ fn named(args: &ServeArgs, io: &Io<'_>) -> Result<Vec<Named>, Failure> {
 fn engines(args: &ServeArgs, io: &Io<'_>) -> Result<OpenEngine, Failure> {
     let threads = args.compute.threads.map(usize::from);
     let kernels = model::kernels(io)?;
+    let map_ahead = !args.compute.no_map_ahead;
     let open_gpu = io.gpu;
     let backend = args.compute.backend;
     let cpu = move |model: &Model, slots| {
         let threads = threads.unwrap_or_else(|| threads_for(model.plan()));
-        Engine::new(model, EngineOptions { threads, kernels, slots })
+        Engine::new(model, EngineOptions { threads, kernels, slots, map_ahead })
             .map_err(|e| format!("{e}; serve with a smaller --parallel, or bake with a smaller --context"))
     };
     Ok(Box::new(move |loaf, slots| {

@@ -19,6 +19,7 @@ use crate::kernels::{Kernels, Run};
 use crate::memory::{LARGE_PAGE, Reserved};
 use crate::model::Model;
 use crate::op_times::OpTimes;
+use crate::pages::MapAhead;
 use crate::pool::Pool;
 
 /// How the CPU runs.
@@ -29,12 +30,14 @@ pub struct CpuOptions {
     pub kernels: Kernels,
     /// Sequences there is room for.
     pub slots: u32,
+    /// Whether weights are mapped before they are read, by a thread that begins with the first decode step.
+    pub map_ahead: bool,
 }
 
 impl Default for CpuOptions {
     /// A thread a physical core, the best kernels, room for one sequence.
     fn default() -> Self {
-        CpuOptions { threads: crate::pool::default_threads(), kernels: Kernels::detect(), slots: 1 }
+        CpuOptions { threads: crate::pool::default_threads(), kernels: Kernels::detect(), slots: 1, map_ahead: true }
     }
 }
 
@@ -64,7 +67,12 @@ pub struct Cpu {
     runs: Vec<Run>,
     /// Gathers what ops take, if somebody watches.
     times: Option<OpTimes>,
+    /// Maps weights from the first decode step on: a single token reads fewer than all.
+    ahead: Option<MapAhead>,
 }
+
+/// Bytes of weights below which faults are not worth a thread: some ten milliseconds.
+const MAP_AHEAD: usize = 256 << 20;
 
 // SAFETY: the addresses inside point into memory it owns, the model's included; nothing is tied to the thread that made it.
 unsafe impl Send for Cpu {}
@@ -164,6 +172,9 @@ impl Cpu {
             pads: false,
             threads: pool.threads(),
         };
+        let ahead = (options.map_ahead && model.tells_pages() && model.data().len() >= MAP_AHEAD)
+            .then(|| MapAhead::new(model, decode.weights().chain(lm_head.weights())))
+            .flatten();
         Ok(Cpu {
             model: model.clone(),
             kernels: options.kernels,
@@ -179,6 +190,7 @@ impl Cpu {
             limits,
             runs: Vec::with_capacity(limits.slots.min(limits.prefill_rows.max(limits.decode_rows)) as usize),
             times: None,
+            ahead,
         })
     }
 
@@ -251,6 +263,9 @@ impl Device for Cpu {
     }
 
     fn decode(&mut self, ids: &[u32], runs: &[SlotRun]) -> Result<(), DeviceError> {
+        if let Some(ahead) = &self.ahead {
+            ahead.begin();
+        }
         self.put_words(self.model.plan().io.ids, ids);
         self.resolve(runs);
         let times = self.times.as_mut();

@@ -12,6 +12,7 @@ use loaf_formats::plan::{Region, Template, records};
 use crate::kernels::{self, Kernels, OpCall, RawOperand, Run, Split};
 use crate::memory::Reserved;
 use crate::op_times::OpTimes;
+use crate::pages::Asked;
 use crate::pool::Pool;
 use crate::prefetch::Prefetch;
 
@@ -49,6 +50,8 @@ struct Op {
     attrs: Range<usize>,
     /// The first matrix that is read after this op.
     prefetch: Prefetch,
+    /// Experts that it has read.
+    asked: Option<Asked>,
 }
 
 /// A template whose operands are addresses.
@@ -59,6 +62,8 @@ pub(crate) struct Replay {
     rows: u64,
     ops: Vec<Op>,
     operands: Vec<RawOperand>,
+    /// Which operands are weights.
+    are_weights: Vec<bool>,
 }
 
 /// The matrix that an op reads from its beginning to its end, whatever it computes.
@@ -140,17 +145,19 @@ impl Replay {
     pub fn new(template: &Template, bases: Bases) -> Replay {
         let mut words = Vec::new();
         template.expand(1, &mut words);
-        let (mut ops, mut operands) = (Vec::new(), Vec::new());
+        let (mut ops, mut operands, mut are_weights) = (Vec::new(), Vec::new(), Vec::new());
         for record in records(&words).flatten() {
             let count = record.kind.spec().operands.len();
             let first = operands.len();
             operands.extend((0..count).map(|i| bases.resolve(record.operand(i))));
+            are_weights.extend((0..count).map(|i| record.operand(i).region == Region::Weights));
             let attrs = record.at + 1 + 3 * count;
             ops.push(Op {
                 kind: record.kind,
                 operands: first..operands.len(),
                 attrs: attrs..attrs + record.attrs.len(),
                 prefetch: Prefetch::NONE,
+                asked: None,
             });
         }
         // A step is followed by another like it, so the first matrix comes after the last; hence twice around.
@@ -162,8 +169,22 @@ impl Replay {
             let attrs = &words[op.attrs.clone()];
             let call = OpCall { kind: op.kind, operands: &operands[op.operands.clone()], attrs, runs: &[Run::ONE] };
             next = matrix(&call).unwrap_or(next);
+            op.asked = Asked::of(&call);
         }
-        Replay { max_rows: template.max_rows, row_words: template.row_words(), rows: 1, words, ops, operands }
+        Replay {
+            max_rows: template.max_rows,
+            row_words: template.row_words(),
+            rows: 1,
+            words,
+            ops,
+            operands,
+            are_weights,
+        }
+    }
+
+    /// Where the weights that its ops read begin, in the order of use.
+    pub fn weights(&self) -> impl Iterator<Item = usize> {
+        self.operands.iter().zip(&self.are_weights).filter(|(_, is)| **is).map(|(o, _)| o.ptr.addr())
     }
 
     /// Runs the graph for the rows of `runs`; `times` gathers what each op takes.
@@ -193,13 +214,17 @@ impl Replay {
         // SAFETY: within the mapping, after every worker's own part.
         let shared = ScratchPtr(unsafe { memory.0.add(scratch.shared) });
         let split = kernels.split().filter(|_| pool.threads() > 1);
-        for op in &self.ops {
+        for op in &mut self.ops {
             let call = SharedCall(OpCall {
                 kind: op.kind,
                 operands: &self.operands[op.operands.clone()],
                 attrs: &self.words[op.attrs.clone()],
                 runs,
             });
+            if let Some(asked) = &mut op.asked {
+                // SAFETY: the operands are those of a verified plan, which the caller keeps alive.
+                unsafe { asked.ask(&call.0) };
+            }
             let start = times.is_some().then(Instant::now);
             let Some(kernel) = kernels.get(op.kind) else { continue };
             let units = kernels::units(&call.0);
