@@ -11,7 +11,7 @@ What it does not do: pipes and sets of files (compose.py), or choose splits (gen
 import os
 import re
 
-from grammar import CLOSE, FENCE, OPEN, SLOT, fill, is_verbal, parse
+from grammar import CLOSE, FENCE, OPEN, SLOT, TO_ME, fill, is_verbal, parse
 
 # What a slot of a kind is, for a pronoun.
 GROUP = {kind: group for group, kinds in {
@@ -33,7 +33,7 @@ RESULT_LAST = re.compile(r"cp |mv |convert |ffmpeg |ln |sort .*>|cat .*>|curl -o
 # After these there is nothing left that "it" could be; an archive has no lines to count.
 GONE = re.compile(r"rm |rmdir |shred |userdel |groupdel |xargs rm|docker (?:rm|rmi|volume rm|network rm) |kubectl delete |git (?:rm|branch -[dD]|tag -d|push \S+ --delete|remote remove|worktree remove) |(?:apt|dnf) (?:remove|purge) |"
                   r"(?:npm|pip|cargo|brew|snap|flatpak) (?:uninstall|remove) |apk del |yarn remove |pacman -R|helm uninstall ")
-ARCHIVES = re.compile(r"tar -c|zip |gzip |xz |bzip2 |zstd ")
+ARCHIVES = re.compile(r"tar -|unzip |zip |gzip |xz |bzip2 |zstd ")
 ARCHIVED = re.compile(r"(?:mv|cp|scp|rsync|ls|du|stat|rm|sha\d+sum|md5sum|chmod|chown|chgrp|file|gpg|unzip|tar|gunzip|unxz|zcat|realpath|readlink|basename|curl -[TF]|xdg-open|ln|test|docker cp|kubectl cp|split -b|shred|touch|cmp|base64)\b")
 
 
@@ -308,7 +308,7 @@ def join(texts, rng):
         if r < 0.10:
             return put(rng.choice(FRAMES))
         free = not MARKED.search(FENCE.sub("", b))
-        verbal = is_verbal(a) and is_verbal(b)
+        verbal = is_verbal(a) and is_verbal(b) and not (TO_ME.match(a) or TO_ME.match(b))
         if r < 0.16 and free:
             return put(rng.choice(REVERSED + WISHES_BACK if verbal else REVERSED))
         if r < 0.22:

@@ -63,6 +63,11 @@ where is @
 thing it
 first true
 do it
+thing it
+first cp {a:leaf} {b:leaf} => {c}
+copy {a} to {b}
+then pwd
+where is it
 """
 
 
@@ -218,6 +223,9 @@ def faults_of_scenes(name, text):
                         out = []
                         expand(nodes, rng, values.draw, out, [])
                         command = fill(step.command, values.context.values)
+                        for said in (step.thing, step.original):
+                            if said:
+                                fill(said, values.context.values)
                     except values.retry:
                         continue
                     except KeyError as e:
@@ -257,6 +265,8 @@ def main():
         # A block with a fault in its brackets is not worded; these are read apart.
         lines = CANARY_SCENES.splitlines()
         faults += faults_of_scenes("worded", "\n".join(lines[:6] + lines[8:14]))[0] + faults_of_scenes("worded2", "\n".join(lines[14:17] + lines[19:21]))[0]
+        faults += faults_of_scenes("worded3", "\n".join(lines[26:]))[0]
+        wanted |= {"worded3:3"}
         wanted |= {f"worded:{n}" for n in (8, 10, 12)} | {f"worded2:{n}" for n in (3, 5)}
         missed = wanted - {":".join(f.split(":")[:2]) for f in faults}
         print(f"missed: {sorted(missed)}" if missed else f"ok: all {len(wanted)} faults found")

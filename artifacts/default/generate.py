@@ -33,7 +33,7 @@ from itertools import accumulate
 
 from chains import ARCHIVED, ARCHIVES, GONE, SAME, TELLING, Bound, GROUP, MAKES, POINTERS, backwards, join, load_scenes, original, pointer, slots_of, thing
 from compose import ATTRIBUTES, CONSUMERS, DIR_ATTRIBUTES, FOR_BARE, FOR_DIRS, FOR_LINKS, MODIFIERS, ONLY_DIRS, TYPES
-from grammar import CLOSE, FENCE, OPEN, bucket, expand, fill, is_verbal, parse, tidy
+from grammar import CLOSE, FENCE, OPEN, TO_ME, bucket, expand, fill, is_verbal, parse, tidy
 from slots import KINDS, NUMBERS, ORDINALS
 from synonyms import NOT_AFTER, NOT_BEFORE, PHRASES, TOOLS, WORDS as SYNONYMS
 
@@ -578,6 +578,7 @@ WRAPPERS = ["please {}", "{} please", "{}, please", "can you {}", "could you {}"
             "be so kind and {}", "kindly {}", "could you kindly {}", "do me a favor and {}", "do me a favour and {}", "you should {}", "you need to {}", "I need you to {}", "I'd love to {}", "I would like you to {}", "next, {}", "one more: {}", "task: {}", "todo: {}",
             "is there any way to {}", "what command do I use to {}", "which command can {}", "what should I type to {}", "what would be the command to {}", "how am I supposed to {}", "teach me how to {}", "explain how to {}", "give me the command to {}",
             "give me a one-liner to {}", "write a command to {}", "write me a command to {}", "please show me how to {}", "the goal is to {}", "i have to {}", "let me {}", "let us {}", "please help me {}", "im trying to {}", "can u {}", "could u {}", "pls {}", "plz {}", "i need u to {}"]
+POLITE_WRAPPERS = [w for w in WRAPPERS if w.startswith(("please {", "{}", "can you", "could you", "would you {", "will you", "can u", "could u", "pls", "plz", "ok", "hey", "hi,", "kindly", "I want you", "I need you", "i need u", "go ahead", "just {", "now {", "so {", "next", "quickly"))]
 # Those for what is no verb phrase: "the ten largest files", "I can't open x, make it readable".
 NEUTRAL_WRAPPERS = ["{} please", "{}, please", "{}, thanks", "{} thanks", "{} thank you", "ok, {}", "ok {}", "hey, {}", "hi, {}", "hello, {}", "so {}", "so, {}", "now {}", "bash: {}", "linux: {}", "help: {}", "task: {}", "todo: {}", "next: {}",
                     "one more: {}", "next, {}", "please: {}", "well, {}", "{} asap", "{} if you can", "{}, if you can", "question: {}", "listen, {}", "terminal: {}", "command: {}", "command wanted: {}", "shell: {}"]
@@ -747,11 +748,11 @@ def dress(text, rng):
         text = reword(text, rng)
     wrapped = rng.random() < (0.10 if asking else 0.36 if verbal else 0.12)
     if wrapped:
-        wrapper = rng.choice(QUESTION_WRAPPERS if asking else WRAPPERS if verbal else NEUTRAL_WRAPPERS)
+        wrapper = rng.choice(QUESTION_WRAPPERS if asking else NEUTRAL_WRAPPERS if not verbal else POLITE_WRAPPERS if TO_ME.match(text) else WRAPPERS)
         text = wrapper.replace("{}", text)
         asking = asking or wrapper.startswith(ASKING)
     if rng.random() < 0.10:
-        joint = rng.choice(OPENING_JOINTS if verbal and not wrapped else OPENING_JOINTS[:8])
+        joint = rng.choice(OPENING_JOINTS if verbal and not wrapped and not TO_ME.match(text) else OPENING_JOINTS[:8])
         text = rng.choice(OPENINGS) + joint + text
     if rng.random() < 0.09:
         text += rng.choice(CLOSINGS)

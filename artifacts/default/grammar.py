@@ -177,6 +177,8 @@ switch symlink sync synchronise synchronize tabulate tack tag tail take tally ta
 unfreeze uninstall unify unload unlock unmask unmount unpack unpause unplug unset unstage unstash untag untar unzip up update upgrade uppercase upload upscale use validate verify view visit wait wake watch weed wget wipe wrap write xz yank zero zip""".split())
 NO_VERB = re.compile(r"(?:step|task|todo|number|line|group|user|file|log|size|time|process|port|head|tail|number|order|point|up|back|black|level|free|empty|open|double|label|package|release|nice|round|query|queue|image) (?:\x01?\d|one\b|files?\b|folders?\b|directories\b|ports?\b|lines?\b|containers?\b|disk\b|memory\b|space\b|users?\b|lists?\b|usage\b)|\w+ of ")
 
+TO_ME = re.compile(r"[A-Za-z]+ (?:me|us)\b")     # "show me ...": one wants it, one does not want to do it
+
 
 def is_verbal(text):
     """Whether a request is a verb phrase, so that "please" or "can you" may stand before it."""

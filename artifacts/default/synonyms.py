@@ -6,7 +6,7 @@ NOT_AFTER say where a word means something else ("check out", "the list", "trail
 
 WORDS = {
     "add": ["put"], "address": ["addr"], "afterwards": ["after that", "thereafter", "later"], "again": ["once more", "one more time"],
-    "all": ["all of the", "all the", "each of the", "all my"], "allow": ["permit"], "alphabetically": ["in alphabetical order", "by name", "from a to z"],
+    "all": ["all of the", "all the", "every one of the"], "allow": ["permit"], "alphabetically": ["in alphabetical order", "by name", "from a to z"],
     "append": ["add", "attach", "tack"], "archive": ["tarball", "package"], "archives": ["archive files"], "audio": ["sound"], "average": ["mean"],
     "backup": ["safety copy", "copy"], "backwards": ["in reverse", "from last to first"], "beginning": ["start"], "big": ["large", "huge"],
     "bigger": ["larger", "greater"], "biggest": ["largest", "heaviest"], "blank": ["empty"], "block": ["deny", "forbid", "close"],
