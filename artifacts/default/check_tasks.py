@@ -4,8 +4,9 @@
     python3 check_tasks.py            # exit code 1 and a line for each fault
     python3 check_tasks.py --canary   # the same over faulty tasks: every fault must be found
 
-A pattern is worded several times, the slots of its command are filled from it, and `bash -n` reads the result. Counted are distinct
-commands and sentence patterns; fewer than LEAST of either is a fault. What a command does is not checked here.
+A pattern is worded several times, the slots of its command are filled from it, and `bash -n` reads the result. The steps of scenes.txt are
+worded in the same way, a second step behind any first of its block that has what it speaks of. Counted are distinct commands, sentence
+patterns and scenes; fewer than LEAST of any is a fault. What a command does is not checked here.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import sys
 from grammar import FENCE, MACROS, Choice, Macro, Slot, expand, fill, sequence, tidy
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LEAST = {"commands": 1500, "patterns": 4000, "outside": 150}
+LEAST = {"commands": 1500, "patterns": 4000, "outside": 150, "blocks of scenes": 90, "wordings of scenes": 2000}
 WORDINGS = 6
 CANARY = """= rm {file}
 remove the file
@@ -35,6 +36,38 @@ do {file}
 remove nothing from {file:unknown}
 = test -e {file} || touch {file}
 make {file} unless it is there
+"""
+CANARY_SCENES = """thing it, that
+first touch {x:leaf}
+make {x}
+first ls {x:leaf}
+then cat {x}
+show @
+show <nothing> @
+then rm {x}
+then chmod {mode} {x}
+change it
+then true ; ; true
+fail with @
+then rm {o}
+remove @o
+all
+first cp {leaf} {b:leaf}
+copy {leaf}
+first ls
+(list
+then cat {x}
+show it
+then pwd
+where is @
+thing it
+first true
+do it
+thing it
+first cp {a:leaf} {b:leaf} => {c}
+copy {a} to {b}
+then pwd
+where is it
 """
 
 
@@ -138,6 +171,79 @@ def faults_of(files):
     return faults, commands, patterns
 
 
+def faults_of_scenes(name, text):
+    """(faults, blocks, wordings) of a text like scenes.txt."""
+    from chains import POINTERS, read_scenes
+    from slots import KINDS
+    faults, filled, wordings = [], [], 0
+    rng = random.Random(6)
+    try:
+        scenes = read_scenes(text)
+    except ValueError as e:
+        return [str(e)], 0, 0
+    for scene in scenes:
+        block = f"{name}:{scene.number}"
+        if not scene.firsts or not scene.thens:
+            faults.append(f"{block}: a block without {'thens' if scene.firsts else 'firsts'}")
+        for step in scene.firsts + scene.thens:
+            if not step.patterns:
+                faults.append(f"{name}:{step.number}: {step.command!r} has no wording")
+            for (number, line), pattern in zip(step.lines, step.patterns):
+                try:
+                    for part in parts(parse_loosely(pattern)):
+                        if isinstance(part, Macro) and part.name not in MACROS:
+                            raise ValueError(f"unknown macro <{part.name}>")
+                    if re.search(r"[{](?:it|here|orig)[}]", pattern) and (step in scene.firsts or (not scene.names and "{orig}" not in pattern)):
+                        raise ValueError("nothing that @ could be")
+                except ValueError as e:
+                    faults.append(f"{name}:{number}: {line!r}: {e}")
+        try:
+            for step in scene.firsts + scene.thens:
+                step.finish(KINDS)
+        except (ValueError, KeyError):
+            continue  # said above
+        for step in scene.firsts + scene.thens:
+            for (number, line), nodes in zip(step.lines, step.patterns):
+                wordings += 1
+                where, missing, met = f"{name}:{number}", set(), 0
+                for first in [None] * 3 if step in scene.firsts else rng.sample(scene.firsts, len(scene.firsts)):
+                    values = Values(rng)
+                    try:
+                        if first is not None:
+                            if not first.patterns:
+                                continue
+                            expand(rng.choice(first.patterns), rng, values.draw, [], [])
+                            known = dict(values.context.values)
+                            if first.thing:
+                                known["x"] = fill(first.thing, known)
+                            if first.original:
+                                known["o"] = fill(first.original, known)
+                            values.context.values = dict(known)
+                            values.context.carried = lambda slot: known[{"it": "x", "here": "x", "orig": "o"}.get(slot, slot)]
+                        out = []
+                        expand(nodes, rng, values.draw, out, [])
+                        command = fill(step.command, values.context.values)
+                        for said in (step.thing, step.original):
+                            if said:
+                                fill(said, values.context.values)
+                    except values.retry:
+                        continue
+                    except KeyError as e:
+                        missing.add(str(e.args[0]))
+                        continue
+                    request = FENCE.sub("", tidy("".join(out)))
+                    if re.search(r"[<>\[\]()|{}]", request) and not re.search(r"[<>\[\]()|{}]", step.command):
+                        missing.add(f"brackets are left in {request!r}")
+                        continue
+                    filled.append((where, command))
+                    met += 1
+                    if met == 3:
+                        break
+                if not met and missing or (missing and step in scene.firsts):
+                    faults.append(f"{where}: {line!r} of {step.command!r}: nothing gives {', '.join(sorted(missing))}")
+    return faults + unread(filled), len(scenes), wordings
+
+
 def unread(filled):
     """A fault for each (where, command) that bash does not read: it is asked to define a function with that body, and runs nothing."""
     script = """while IFS= read -r -d '' c; do eval "f() { $c"$'\n}' 2>/dev/null && echo read || echo unread; done"""
@@ -154,7 +260,14 @@ def main():
     args = parser.parse_args()
     if args.canary:
         faults, _, _ = faults_of([("canary", CANARY)])
-        wanted = {f"canary:{n}" for n in (2, 3, 5, 7, 9, 11, 12, 14)}
+        faults += faults_of_scenes("scenes", CANARY_SCENES)[0]
+        wanted = {f"canary:{n}" for n in (2, 3, 5, 7, 9, 11, 12, 14)} | {f"scenes:{n}" for n in (4, 7, 8, 19, 23, 24)}
+        # A block with a fault in its brackets is not worded; these are read apart.
+        lines = CANARY_SCENES.splitlines()
+        faults += faults_of_scenes("worded", "\n".join(lines[:6] + lines[8:14]))[0] + faults_of_scenes("worded2", "\n".join(lines[14:17] + lines[19:21]))[0]
+        faults += faults_of_scenes("worded3", "\n".join(lines[26:]))[0]
+        wanted |= {"worded3:3"}
+        wanted |= {f"worded:{n}" for n in (8, 10, 12)} | {f"worded2:{n}" for n in (3, 5)}
         missed = wanted - {":".join(f.split(":")[:2]) for f in faults}
         print(f"missed: {sorted(missed)}" if missed else f"ok: all {len(wanted)} faults found")
         return 1 if missed else 0
@@ -165,10 +278,13 @@ def main():
     faults, commands, patterns = faults_of(files)
     with open(os.path.join(HERE, "outside.txt"), encoding="utf-8") as f:
         outside = [line for line in f.read().splitlines() if line.strip() and not line.startswith("#")]
-    for what, count in (("commands", len(commands)), ("patterns", patterns), ("outside", len(outside))):
+    with open(os.path.join(HERE, "scenes.txt"), encoding="utf-8") as f:
+        more, blocks, wordings = faults_of_scenes("scenes.txt", f.read())
+    faults += more
+    for what, count in (("commands", len(commands)), ("patterns", patterns), ("outside", len(outside)), ("blocks of scenes", blocks), ("wordings of scenes", wordings)):
         if count < LEAST[what]:
             faults.append(f"expected at least {LEAST[what]} {what}, found {count}")
-    print("\n".join([*sorted(set(faults)), f"{'FAILED' if faults else 'ok'}: {len(commands)} commands, {patterns} patterns, {len(outside)} patterns outside"]))
+    print("\n".join([*sorted(set(faults)), f"{'FAILED' if faults else 'ok'}: {len(commands)} commands, {patterns} patterns, {len(outside)} patterns outside, {blocks} blocks of scenes with {wordings} wordings"]))
     return 1 if faults else 0
 
 

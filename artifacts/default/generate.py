@@ -31,14 +31,15 @@ import re
 import sys
 from itertools import accumulate
 
-from chains import SAME, TELLING, Bound, GROUP, MAKES, POINTERS, join, load_scenes, original, pointer, slots_of, thing
+from chains import ARCHIVED, ARCHIVES, GONE, SAME, TELLING, Bound, GROUP, MAKES, POINTERS, backwards, join, load_scenes, original, pointer, slots_of, thing
 from compose import ATTRIBUTES, CONSUMERS, DIR_ATTRIBUTES, FOR_BARE, FOR_DIRS, FOR_LINKS, MODIFIERS, ONLY_DIRS, TYPES
-from grammar import CLOSE, FENCE, OPEN, bucket, expand, fill, parse, tidy
+from grammar import CLOSE, FENCE, OPEN, TO_ME, bucket, expand, fill, is_verbal, parse, tidy
 from slots import KINDS, NUMBERS, ORDINALS
+from synonyms import NOT_AFTER, NOT_BEFORE, PHRASES, TOOLS, WORDS as SYNONYMS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SPLITS = ("slots", "phrasings", "patterns", "combinations")
-QUESTION = ("what", "which", "how", "who", "where", "when", "is ", "are ", "do ", "does ", "on which", "did", "at which")
+QUESTION = re.compile(r"(what|which|how|who|where)|(is|are|does|did|has|have we|on which|at which|in which|can anyone)\b|do (i|we|you|they|my|any|these|those|both)\b|when (is|was|were|did|does|do|has|will|are)\b", re.I)
 # Commands whose output is worth piping on.
 REFUSAL = "# I don't know a command for that"   # a comment, so that even running it does nothing
 OUTSIDE = 0.06                                  # the part of the training data that is outside
@@ -182,7 +183,8 @@ def plain(text):
     return " ".join(text.lower().split()).strip(" .?!")
 
 
-COMMON = ("everyday.tasks", "wordings.tasks", "everywhere.tasks", "lines.tasks", "plain_files.tasks", "plain_text.tasks", "plain_steps.tasks")
+COMMON = ("everyday.tasks", "wordings.tasks", "everywhere.tasks", "lines.tasks", "plain_files.tasks", "plain_text.tasks", "plain_steps.tasks", "said_steps.tasks")
+SCENE_PART = 0.55    # the part of the requests with several steps that comes from scenes.txt
 EVERYDAY = set()     # commands whose every pattern is trained
 TASKS = load_tasks()
 NOT_COMMANDS = load_patterns("outside.txt")
@@ -205,7 +207,7 @@ EVERY, NOUN_POOL, LINE_POOL = Pool(TASKS), Pool(NOUNS), Pool(LINES)
 SIMPLE = [t for t in TASKS if t.kind in "=|" and not t.command.endswith("&") and " && " not in t.command]   # one step each
 ACTIONS = Pool([t for t in SIMPLE if t.kind == "="], True)
 OUTPUTS = Pool(SIMPLE, True)
-FIRST = Pool([t for t in SIMPLE if t.kind == "=" and (t.thing or t.original)], True)
+FIRST = Pool([t for t in SIMPLE if t.kind == "=" and (t.thing or t.original) and not GONE.match(t.command)], True)
 FOLLOW = {group: Pool([t for t in TASKS if not MAKES.match(t.command) and not t.command.endswith("&") and " && " not in t.command and [GROUP.get(k) for k in slots_of(t.command).values()].count(group) == 1
                        and not t.command.startswith(("cp -r {a", "rsync"))], True)
           for group in sorted(set(GROUP.values()))}
@@ -217,7 +219,7 @@ DETERMINER = parse("(all|all the|the||the|all of the|)")
 
 
 def is_question(text):
-    return text.lower().startswith(QUESTION)
+    return QUESTION.match(text) is not None
 
 
 def verb_phrase(ctx, task):
@@ -429,9 +431,9 @@ def scene(ctx):
     block = SCENES.draw(rng)
     first, last = rng.choice(block.firsts), None
     steps = [first, rng.choice(block.thens)]
-    if rng.random() < 0.12 and not steps[1].ends:
+    if rng.random() < 0.15 and not steps[1].ends:
         steps.append(rng.choice(block.thens))
-    if len({s.command for s in steps}) < len(steps):
+    if len({s.command for s in steps}) < len(steps) or (GONE.match(first.command) and any("{x}" in s.command for s in steps[1:])):
         raise Retry
     texts, commands, known = [], [], {}
     for n, step in enumerate(steps):
@@ -448,7 +450,10 @@ def scene(ctx):
         finally:
             ctx.carried = None
         texts.append(tidy(text))
-        commands.append(fill(step.command, ctx.values))
+        try:
+            commands.append(fill(step.command, ctx.values))
+        except KeyError:
+            raise Retry from None   # a second step that speaks of what this first step does not have
         if n == 0:
             known = dict(ctx.values)
             if first.thing:
@@ -457,7 +462,12 @@ def scene(ctx):
                 known["o"] = fill(first.original, known)
     if any(map(is_question, texts[:-1])):
         raise Retry
-    return together(texts, rng), " && ".join(commands), "scene"
+    command = " && ".join(commands)
+    if len(texts) == 2 and first.thing == "{x}" and rng.random() < 0.05:
+        text = backwards(texts, steps, known["x"], rng)
+        if text is not None:
+            return text, command, "scene"
+    return together(texts, rng), command, "scene"
 
 
 def together(texts, rng):
@@ -491,16 +501,18 @@ def mention(ctx):
     ctx.bound = None
     if text is None or task.command.startswith("cd "):
         raise Retry
-    return rng.choice(MENTIONS[group]).format(named) + rng.choice([". ", ", ", ", ", " and ", "; ", ", please ", ". please ", ". now "]) + text, command, "mention"
+    said = rng.choice(MENTIONS[group])
+    joints = [". ", ", ", ", ", "; "] + ([", please ", ". please ", ". now "] if is_verbal(text) else []) + ([" and "] if said.startswith(("take", "look at")) and is_verbal(text) else [])
+    return said.format(named) + rng.choice(joints) + text, command, "mention"
 
 
 def chain(ctx):
     """Two or three tasks one after the other."""
     rng = ctx.rng
     r = rng.random()
-    if r < 0.45:
+    if r < SCENE_PART:
         return scene(ctx)
-    r = (r - 0.45) / 0.55
+    r = (r - SCENE_PART) / (1 - SCENE_PART)
     if r < 0.42:  # the second does something with what the first made or used
         first = FIRST.draw(rng)
         text, command = step(ctx, first)
@@ -514,7 +526,7 @@ def chain(ctx):
         then, more = step(ctx, second)
         then = ctx.bound.finish(tidy(then)) if ctx.bound.used else None
         ctx.bound = None
-        if then is None or then.count(",") > 1:
+        if then is None or then.count(",") > 1 or (ARCHIVES.match(first.command) and not ARCHIVED.match(second.command)):
             raise Retry
         steps = [(first, text, command), (second, then, more)]
     elif r < 0.50:  # first go somewhere
@@ -566,6 +578,10 @@ WRAPPERS = ["please {}", "{} please", "{}, please", "can you {}", "could you {}"
             "be so kind and {}", "kindly {}", "could you kindly {}", "do me a favor and {}", "do me a favour and {}", "you should {}", "you need to {}", "I need you to {}", "I'd love to {}", "I would like you to {}", "next, {}", "one more: {}", "task: {}", "todo: {}",
             "is there any way to {}", "what command do I use to {}", "which command can {}", "what should I type to {}", "what would be the command to {}", "how am I supposed to {}", "teach me how to {}", "explain how to {}", "give me the command to {}",
             "give me a one-liner to {}", "write a command to {}", "write me a command to {}", "please show me how to {}", "the goal is to {}", "i have to {}", "let me {}", "let us {}", "please help me {}", "im trying to {}", "can u {}", "could u {}", "pls {}", "plz {}", "i need u to {}"]
+POLITE_WRAPPERS = [w for w in WRAPPERS if w.startswith(("please {", "{}", "can you", "could you", "would you {", "will you", "can u", "could u", "pls", "plz", "ok", "hey", "hi,", "kindly", "I want you", "I need you", "i need u", "go ahead", "just {", "now {", "so {", "next", "quickly"))]
+# Those for what is no verb phrase: "the ten largest files", "I can't open x, make it readable".
+NEUTRAL_WRAPPERS = ["{} please", "{}, please", "{}, thanks", "{} thanks", "{} thank you", "ok, {}", "ok {}", "hey, {}", "hi, {}", "hello, {}", "so {}", "so, {}", "now {}", "bash: {}", "linux: {}", "help: {}", "task: {}", "todo: {}", "next: {}",
+                    "one more: {}", "next, {}", "please: {}", "well, {}", "{} asap", "{} if you can", "{}, if you can", "question: {}", "listen, {}", "terminal: {}", "command: {}", "command wanted: {}", "shell: {}"]
 QUESTION_WRAPPERS = ["tell me {}", "can you tell me {}", "I want to know {}", "do you know {}", "I wonder {}", "please tell me {}", "{} please", "ok, {}", "hey, {}", "find out {}", "show me {}", "check {}", "I'd like to know {}", "so {}", "let me know {}"]
 ASKING = ("can you", "could you", "how", "what", "is there", "would you", "will you", "can we", "can I", "please can", "is it", "which", "do you")
 # What stands before a request without changing it, and what stands behind it.
@@ -620,50 +636,6 @@ def typo(word, rng):
     return word[:i] + rng.choice("abcdefghijklmnopqrstuvwxyz") + word[i + 1:]
 
 
-SYNONYMS = {
-    "show": ["display", "print", "list", "output", "see", "get", "give me"], "list": ["show", "display", "print", "enumerate", "give me"],
-    "print": ["show", "display", "output"], "display": ["show", "print", "output"],
-    "delete": ["remove", "erase", "drop", "get rid of", "wipe", "discard"], "remove": ["delete", "erase", "get rid of", "take out", "eliminate"],
-    "create": ["make", "generate", "set up"], "find": ["locate", "search for", "look up", "get", "look for"],
-    "folder": ["directory", "dir"], "directory": ["folder", "dir"], "folders": ["directories", "dirs"], "directories": ["folders", "dirs"],
-    "modified": ["changed", "edited", "altered", "touched", "updated"], "changed": ["modified", "edited", "altered", "updated"],
-    "largest": ["biggest"], "biggest": ["largest"], "newest": ["latest", "most recent"], "copy": ["duplicate", "cp"], "move": ["transfer", "relocate", "shift", "mv"],
-    "count": ["tally", "count up", "get the number of"], "replace": ["substitute", "swap", "exchange"], "repository": ["repo"],
-    "containing": ["that contain", "with", "which contain", "having"], "lines": ["rows"], "line": ["row"], "sorted": ["ordered"], "unique": ["distinct"],
-    "convert": ["turn", "change", "transform", "translate"], "permissions": ["perms", "access rights"], "processes": ["procs"],
-    "each": ["every"], "every": ["each"], "larger": ["bigger", "greater"], "bigger": ["larger", "greater"], "using": ["with", "by means of"],
-    "named": ["called"], "called": ["named"], "compress": ["shrink"], "start": ["launch", "fire up", "start up"], "computer": ["machine", "system", "box"],
-    "machine": ["computer", "system", "box"], "contents": ["content"], "beginning": ["start"], "starting": ["beginning"], "duplicates": ["repeats", "dupes", "duplicated lines"],
-    "extension": ["suffix", "file extension", "ext"], "only": ["just"], "last": ["final"], "characters": ["chars", "letters"], "column": ["col"], "memory": ["RAM"],
-    "download": ["fetch", "get", "grab"], "switch": ["change", "go", "move"], "changes": ["modifications", "edits"], "want": ["would like", "wish", "need"],
-    "please": ["pls", "plz", "kindly"], "without": ["excluding", "minus"], "save": ["write", "store", "put"], "programs": ["applications", "apps"],
-}
-SYNONYMS.update({
-    "get": ["fetch", "show", "give me", "obtain", "retrieve"], "give": ["hand", "show"], "see": ["view", "look at", "check", "show"], "check": ["see", "look", "verify", "test", "find out", "inspect"],
-    "make": ["create", "build", "produce", "set up"], "add": ["put", "insert", "attach", "append", "include"], "put": ["place", "store", "add", "drop"], "erase": ["delete", "remove", "wipe"],
-    "search": ["look", "hunt", "grep", "scan", "seek"], "look": ["search", "check"], "locate": ["find", "search for", "where is"], "open": ["view", "launch", "bring up"], "run": ["execute", "start", "launch", "call", "do"],
-    "execute": ["run", "start", "launch"], "stop": ["end", "halt", "shut down", "terminate", "kill", "quit"], "kill": ["stop", "end", "terminate", "quit", "shut down"], "restart": ["reboot", "bounce", "start again", "relaunch", "re-start"],
-    "rename": ["call", "change the name of", "retitle", "rename"], "install": ["get", "add", "set up", "put on"], "uninstall": ["remove", "delete", "take off"], "update": ["refresh", "renew"],
-    "build": ["compile", "make", "construct"], "compile": ["build", "make"], "unpack": ["extract", "unzip", "open", "decompress", "uncompress"], "extract": ["unpack", "get", "pull out", "take"], "pack": ["bundle", "compress", "archive", "wrap up"],
-    "archive": ["tarball", "package", "bundle"], "tarball": ["archive", "tar file", "tar"], "send": ["transfer", "copy", "push", "upload"], "upload": ["send", "transfer", "push", "copy"], "fetch": ["get", "download"],
-    "log": ["logs", "logfile", "log output"], "logs": ["log", "log output", "log messages"], "watch": ["follow", "monitor", "observe", "keep an eye on"], "follow": ["watch", "tail", "monitor"], "monitor": ["watch", "observe"],
-    "running": ["active", "live", "up"], "process": ["program", "task", "job"], "program": ["application", "app", "process"], "service": ["daemon", "server"], "server": ["machine", "host", "box"], "host": ["server", "machine"],
-    "file": ["document"], "files": ["documents", "items"], "text": ["string", "words"], "string": ["text"], "word": ["term", "string"], "words": ["terms"], "empty": ["blank"], "blank": ["empty"], "hidden": ["dot", "invisible"],
-    "big": ["large", "huge"], "large": ["big", "huge"], "small": ["little", "tiny"], "old": ["outdated", "stale", "ancient"], "new": ["fresh", "brand new"], "current": ["present", "this"], "recent": ["latest", "newest", "last"], "latest": ["newest", "most recent", "last"],
-    "total": ["overall", "complete", "whole"], "whole": ["entire", "complete", "full"], "entire": ["whole", "complete"], "size": ["sizes", "space"], "sort": ["order", "arrange", "rank"], "order": ["sort", "arrange"], "number": ["amount"],
-    "many": ["much"], "user": ["account", "login"], "users": ["accounts", "people"], "group": ["team"], "password": ["passwd", "pw"], "port": ["tcp port"], "address": ["addr"], "image": ["picture", "img"], "picture": ["image", "photo", "pic"],
-    "video": ["movie", "clip", "film"], "audio": ["sound"], "commit": ["check in", "record"], "commits": ["changesets", "revisions"], "changes": ["edits", "modifications", "work"], "undo": ["revert", "take back", "roll back", "cancel"], "discard": ["throw away", "drop", "undo", "forget"],
-    "merge": ["join", "combine", "bring in"], "join": ["merge", "combine", "concatenate", "glue"], "combine": ["merge", "join"], "split": ["cut", "divide", "break"], "compare": ["diff", "contrast"], "difference": ["differences", "diff"], "differences": ["difference", "diff", "changes"],
-    "write": ["save", "put", "store"], "store": ["save", "keep", "put"], "append": ["add", "attach", "tack"], "insert": ["add", "put"], "swap": ["exchange", "switch"], "change": ["alter", "modify", "set", "edit", "switch"], "set": ["change", "make", "put"],
-    "edit": ["change", "modify", "open"], "enable": ["turn on", "activate", "switch on"], "disable": ["turn off", "deactivate", "switch off"], "allow": ["let", "permit", "enable"], "block": ["deny", "forbid", "close"], "clean": ["clear", "tidy"], "clear": ["empty", "clean", "wipe"],
-    "test": ["try"], "tests": ["test suite", "unit tests", "specs"], "project": ["code", "repo", "app"], "dependencies": ["deps", "packages", "libs"], "packages": ["programs", "software"], "package": ["program", "lib", "tool"], "version": ["release", "ver"],
-    "container": ["docker container", "ctr"], "containers": ["docker containers"], "pods": ["kubernetes pods", "k8s pods"], "directory": ["folder", "dir"], "home": ["home folder", "home directory"], "owner": ["possessor", "user"], "contain": ["have", "include", "mention", "hold"],
-    "contains": ["has", "includes", "mentions"], "occurrences": ["instances", "appearances", "matches", "mentions"], "occurrence": ["instance", "appearance", "match", "mention"], "matching": ["containing", "with", "that match"], "starting": ["beginning"], "ending": ["finishing"], "first": ["top", "leading"],
-    "under": ["in", "below", "inside", "beneath"], "inside": ["in", "within", "under"], "within": ["inside", "in"], "into": ["to", "in"], "recursively": ["with all subfolders", "including subfolders", "and subfolders"], "permanently": ["for good", "forever"], "including": ["with", "plus"],
-    "print": ["show", "output", "echo", "display", "list"], "tell": ["show", "let"], "need": ["want", "require"], "use": ["take", "consume", "need"], "using": ["with", "via", "through"], "all": ["every", "all of the", "all the", "each of the"],
-    "average": ["mean"], "sum": ["total", "add up"], "row": ["line"], "rows": ["lines"], "columns": ["fields"], "field": ["column", "value"], "remote": ["server", "origin"], "tag": ["label", "mark"], "machine": ["computer", "system", "box", "pc", "server"], "disk": ["drive", "hard drive", "hdd"],
-    "space": ["room", "storage"], "free": ["available", "unused"], "usage": ["use", "consumption"], "uses": ["takes", "consumes", "needs"], "quickly": ["fast"], "seconds": ["secs", "s"], "minutes": ["mins", "min"], "backup": ["back up", "safety copy", "copy"], "shrink": ["compress", "make smaller"],
-})
 DROPPED = {"the", "a", "an", "my", "me", "of", "please", "all", "is", "are", "to", "that", "for", "with", "file", "called", "named", "do", "I", "from", "there", "it"}
 HARMLESS = {"the", "a", "an", "my", "me", "please", "of"}
 FILLERS = ["just", "quickly", "please", "now", "actually", "somehow", "really", "also", "simply", "then", "again"]
@@ -686,16 +658,33 @@ def reword(text, rng, tiny=False):
     r = rng.random()
     if r < 0.3:
         chance, small = (0.3, HARMLESS) if tiny or rng.random() < 0.55 else (0.5, DROPPED)
-        kept = [(t, inside) for t, inside in pieces if inside or t.lower() not in small or rng.random() < chance]
+        kept = [(t, inside) for i, (t, inside) in enumerate(pieces) if inside or t.lower() not in small or rng.random() < chance or (t == "file" and not (i + 1 < len(pieces) and pieces[i + 1][1]))]
         return " ".join(t for t, _ in kept) or text
-    spots = [i for i, (t, inside) in enumerate(pieces) if not inside and t in SYNONYMS]
+    if r > 0.75:
+        text = phrased(text, rng)
+        if r > 0.92:
+            return text
+        pieces = fenced_words(text)
+    plain_words = [None if inside else t.strip(",.;:").lower() for t, inside in pieces] + [None]
+    spots = [i for i, (t, inside) in enumerate(pieces) if not inside and t in SYNONYMS and plain_words[i + 1] not in NOT_BEFORE.get(t, ())
+             and (i == 0 or plain_words[i - 1] not in TOOLS and plain_words[i - 1] not in NOT_AFTER.get(t, ()))]
     for i in rng.sample(spots, min(len(spots), rng.choice((1, 1, 1, 2, 2, 3)))):
         pieces[i] = (rng.choice(SYNONYMS[pieces[i][0]]), False)
-    if r > 0.92 and not tiny:
+    if 0.3 <= r < 0.36 and not tiny:
         outer = [i for i, (t, inside) in enumerate(pieces) if not inside]
         if outer:
             pieces.insert(rng.choice(outer), (rng.choice(FILLERS), False))
     return " ".join(t for t, _ in pieces)
+
+
+PHRASE = re.compile(r"(?<![\w'\x02-])(%s)(?![\w'\x01-])" % "|".join(sorted(map(re.escape, PHRASES), key=len, reverse=True)))
+
+
+def phrased(text, rng):
+    """Another phrase for one or two of those in PHRASES."""
+    found = PHRASE.findall(outside_slots(text, lambda p: p))
+    chosen = set(rng.sample(found, min(len(found), rng.choice((1, 1, 2)))))
+    return outside_slots(text, lambda p: PHRASE.sub(lambda m: rng.choice(PHRASES[m.group(1)]) if m.group(1) in chosen else m.group(1), p))
 
 
 def misspell(text, rng, most=3):
@@ -728,20 +717,42 @@ def chatty(text, rng):
     return text
 
 
+ORDINAL = re.compile(r"(?<![\w\x02])(?:(a hundred|%s)|(\x01?)(\d+)(\x02?))th\b" % "|".join([*NUMBERS, "thirty", "forty", "fifty"]))
+ROUND = {"twenty": "twentieth", "thirty": "thirtieth", "forty": "fortieth", "fifty": "fiftieth", "a hundred": "hundredth", "twelve": "twelfth", "zero": "zeroth"}
+TWICE = re.compile(r"\b(the |my |)(folder|directory|file|files|home directory|home folder|directories|folders) (?:the |)\2\b|\b(?:the|a|my) (?=(?:the|my) )", re.I)
+
+
+def ordinal(m):
+    """"five" + "th" is "fifth", "2" + "th" is "2nd"."""
+    if m.group(1):
+        word = m.group(1)
+        return ORDINALS[NUMBERS.index(word) - 1] if word in NUMBERS[1:11] else ROUND.get(word, word + "th")
+    n = int(m.group(3))
+    return m.group(2) + str(n) + ("th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")) + m.group(4)
+
+
+def polished(text):
+    """What putting parts together left: "fiveth", "the directory the directory x", "home directory directory"."""
+    text = ORDINAL.sub(ordinal, text)
+    return tidy(outside_slots(text, lambda p: TWICE.sub(lambda m: (m.group(1) + m.group(2)) if m.group(2) else "", p)))
+
+
 def dress(text, rng):
     """Wrap, capitalise, punctuate and misspell a request, as people do."""
     text = tidy(text)
     if text[0] == OPEN and text[-1] == CLOSE and text.count(OPEN) == 1 and " " in text:
         return FENCE.sub("", text)
+    text = polished(text)
+    asking, verbal = is_question(text), is_verbal(text)
     if rng.random() < 0.42:
         text = reword(text, rng)
-    asking = is_question(text)
-    if rng.random() < (0.10 if asking else 0.36):
-        wrapper = rng.choice(QUESTION_WRAPPERS if asking else WRAPPERS)
-        text = wrapper.format(text) if "{" not in text else wrapper.replace("{}", text)
+    wrapped = rng.random() < (0.10 if asking else 0.36 if verbal else 0.12)
+    if wrapped:
+        wrapper = rng.choice(QUESTION_WRAPPERS if asking else NEUTRAL_WRAPPERS if not verbal else POLITE_WRAPPERS if TO_ME.match(text) else WRAPPERS)
+        text = wrapper.replace("{}", text)
         asking = asking or wrapper.startswith(ASKING)
     if rng.random() < 0.10:
-        joint = rng.choice(OPENING_JOINTS[:8] if asking else OPENING_JOINTS)
+        joint = rng.choice(OPENING_JOINTS if verbal and not wrapped and not TO_ME.match(text) else OPENING_JOINTS[:8])
         text = rng.choice(OPENINGS) + joint + text
     if rng.random() < 0.09:
         text += rng.choice(CLOSINGS)
@@ -789,7 +800,8 @@ def sample(rng, split="train", tiny=False):
         if split == "slots" and not ctx.open_slots:
             continue
         if tiny:
-            return FENCE.sub("", reword(tidy(text), rng, True) if rng.random() < 0.5 else tidy(text)), command, name
+            text = polished(tidy(text))
+            return FENCE.sub("", reword(text, rng, True) if rng.random() < 0.5 else text), command, name
         request = dress(text, rng)
         if plain(request) not in CLOSED:
             return request, command, name

@@ -161,6 +161,31 @@ def expand(nodes, rng, draw, out, skeleton):
             out.append(text)
 
 
+# First words of a verb phrase: "can you ..." and "I want to ..." go before these and nothing else.
+VERBS = set("""abort accept activate add adjust align allow alphabetize alphabetise amend announce analyse analyze append apply archive arrange ask assign attach auto-rotate back bind black block blur boot bounce branch break brighten bring browse
+build bump bundle burn bzip2 cache calculate call cancel capitalise capitalize capture cat cd change chart chase check checkout cherry-pick chgrp chmod choose chop chown chuck clean cleanup clear clone close collect colour combine comment commit compare compile
+compress compute concatenate condense configure connect consult continue convert copy count cp crash create crop curl cut daemonize deactivate debug decode decompress decrypt decrease define delete demote deny deploy describe destroy detach detect
+determine diff dig disable discard disconnect discover display ditch divide do docker double download downgrade downscale drain draw drop dump duplicate echo edit eject eliminate email embed empty enable encode encrypt end enlarge enter enumerate erase estimate evaluate
+examine exclude exec execute exit expand explain export expose extend extract fetch figure fill filter find finish fire fix flatten flip flush follow fold force force-push forget forbid fork format forward free freeze gather generate get git give go grab
+grant grayscale grep group guess gunzip gzip halt hand hard-reset hash have head hibernate hide highlight hold hop hunt identify ignore import increase increment indent inflate init initialise initialize insert inspect install interleave interrupt invert invoke
+isolate join jump keep kick kill knock label launch leave let level limit line-wrap link lint list load locate lock log look lower lowercase ls mail make mark match measure merge migrate minify mirror mkdir mock modify monitor mount move mute mv name navigate
+negate nice normalise normalize note nuke number obtain omit open optimise optimize order organise organize output overwrite pack package pad page park paste patch pause peek pick ping pipe place play point pop post prefix prepare prepend preview print probe process produce
+promote prune publish pull purge push put query queue quit quote rank re-create re-run reapply rearrange rebase reboot rebuild recompile recompress record recover recreate redirect reduce refresh regenerate register reindex reinstall release relaunch reload relocate remove rename renew renice
+reopen reorder repack repair repeat replace report request rerun reset resize resolve restart restore restrict resume retag retrieve return reveal reverse revert rewind rewrite roll rotate round run sample save say scale scan schedule scp scramble scroll search see select send separate
+set shelve shift shorten shove show shred shrink shuffle shut sign simplify sketch skip sleep slice slow snapshot sort source spawn speed spell split squash squeeze ssh stage start stash stick stop store stream strip submit substitute subtract sum summarise summarize suspend swap
+switch symlink sync synchronise synchronize tabulate tack tag tail take tally tar tear tell terminate test throw tidy time toggle total touch trace track transfer transform translate transpose trash traverse trim truncate try turn type unarchive unblock uncomment uncompress undo
+unfreeze uninstall unify unload unlock unmask unmount unpack unpause unplug unset unstage unstash untag untar unzip up update upgrade uppercase upload upscale use validate verify view visit wait wake watch weed wget wipe wrap write xz yank zero zip""".split())
+NO_VERB = re.compile(r"(?:step|task|todo|number|line|group|user|file|log|size|time|process|port|head|tail|number|order|point|up|back|black|level|free|empty|open|double|label|package|release|nice|round|query|queue|image) (?:\x01?\d|one\b|files?\b|folders?\b|directories\b|ports?\b|lines?\b|containers?\b|disk\b|memory\b|space\b|users?\b|lists?\b|usage\b)|\w+ of ")
+
+TO_ME = re.compile(r"[A-Za-z]+ (?:me|us)\b")     # "show me ...": one wants it, one does not want to do it
+
+
+def is_verbal(text):
+    """Whether a request is a verb phrase, so that "please" or "can you" may stand before it."""
+    first = text.split(" ", 1)[0]
+    return first.rstrip(",").lower() in VERBS and not first.endswith(":") and not (NO_VERB.match(text) and not text.startswith(("get rid of", "back up", "free up", "empty ", "open ")))
+
+
 SPACES = re.compile(" +")
 
 
