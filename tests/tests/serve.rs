@@ -4,14 +4,17 @@ use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::path::Path;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use loaf_serve::api::App;
 use loaf_serve::cache::CacheOptions;
 use loaf_serve::hub::HubOptions;
 use loaf_serve::server::{Server, ServerOptions};
-use loaf_tests::serving::{Running, Setup, data_lines, read_reply, request, talker};
+use loaf_tests::serving::{Running, Setup, data_lines, read_reply, request, soon, talker};
 use serde_json::{Value, json};
+
+#[path = "serve/description.rs"]
+mod description;
 
 fn dense() -> &'static Path {
     static MODEL: OnceLock<(tempfile::TempDir, std::path::PathBuf)> = OnceLock::new();
@@ -45,15 +48,6 @@ fn text(more: Value) -> Value {
         body[name] = value;
     }
     body
-}
-
-/// Waits for something that has to become true soon.
-fn soon(what: &str, mut is: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -352,34 +346,34 @@ fn a_full_queue_says_so_and_those_who_leave_make_room() {
     assert_eq!(server.post("/v1/completions", &text(json!({}))).status, 200);
 }
 
+#[cfg(unix)]
 #[test]
-fn a_hundred_clients_that_leave_at_any_moment_leave_nothing_behind() {
-    let cache = CacheOptions { memory: 8 << 20, block: 16, ..CacheOptions::default() };
-    let hub = HubOptions { parallel: 3, queue: 200, cache, ..HubOptions::default() };
-    let server = Setup { hub, ..Setup::of(dense()) }.start();
-    let model = &server.models[0];
-    for i in 0u64..100 {
-        let prompt = format!("{} once upon a time {i}", "and then ".repeat((i % 7 * 40) as usize));
-        let body = text(json!({ "prompt": prompt, "max_tokens": 400, "stream": i % 2 == 0, "ignore_eos": true }));
-        let mut stream = server.connect();
-        let bytes = request("/v1/completions", &body.to_string());
-        let sent = if i % 5 == 0 { bytes.len() / 2 } else { bytes.len() };
-        stream.write_all(&bytes[..sent]).expect("a server that listens");
-        std::thread::sleep(Duration::from_millis(i * 7 % 23));
-        if i % 3 == 0 {
-            let mut some = [0; 200];
-            stream.set_read_timeout(Some(Duration::from_millis(20))).expect("a time limit");
-            let _ = stream.read(&mut some);
-        }
-        drop(stream);
+fn who_does_not_read_is_cut_off_and_keeps_nobody_waiting() {
+    use std::os::unix::net::UnixStream;
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("loaf.sock");
+    let options = ServerOptions {
+        listen: Vec::new(),
+        socket: Some(path.clone()),
+        writing: Duration::from_millis(300),
+        ..ServerOptions::default()
+    };
+    let hub = HubOptions { parallel: 1, ..HubOptions::default() };
+    let server = Setup { server: options, hub, ..Setup::of(dense()) }.start();
+    let connect = || UnixStream::connect(&path).expect("a server that listens");
+    // Events of two kilobytes each, more of them than a socket holds.
+    let long = text(json!({ "max_tokens": 3500, "logprobs": 20, "stream": true, "ignore_eos": true }));
+    let lines = format!("{}\n", text(json!({ "max_tokens": 3900, "ignore_eos": true })));
+    for (bytes, gone) in [(request("/v1/completions", &long.to_string()), 1), (lines.into_bytes(), 2)] {
+        let mut deaf = connect();
+        deaf.write_all(&bytes).expect("it listens");
+        soon("it runs", || server.models[0].gauges().running == 1);
+        let mut next = connect();
+        next.write_all(&request("/v1/completions", &text(json!({})).to_string())).expect("it listens");
+        assert_eq!(read_reply(&mut BufReader::new(next)).expect("a response").status, 200);
+        assert_eq!(server.models[0].metrics.gone.get(), gone, "the one that does not read was dropped, not finished");
+        drop(deaf);
     }
-    soon("all are gone", || model.gauges().running == 0 && model.gauges().waiting == 0);
-    let now = model.gauges();
-    assert_eq!(now.slots_free + now.idle, now.slots, "{now:?}");
-    assert!(now.cache_bytes <= now.cache_budget, "{now:?}");
-    let clean = Setup::of(dense()).start();
-    let answer = |server: &Running| server.post("/v1/completions", &text(json!({}))).json()["choices"].clone();
-    assert_eq!(answer(&server), answer(&clean));
 }
 
 #[test]
@@ -506,6 +500,10 @@ fn a_model_that_nobody_asks_goes_and_comes_back() {
     let second = server.post("/v1/completions", &named).json();
     assert_eq!((&second["choices"], second["model"].as_str()), (&first["choices"], Some("second")));
     assert!(server.models[0].metrics.unloads.get() >= 1 && server.models[0].metrics.loads.get() >= 2);
+    // What was opened only to look at its tokenizer goes again, too.
+    soon("both go again", || server.models.iter().all(|m| !m.is_loaded()));
+    assert_eq!(server.post("/tokenize", &json!({ "content": "A fox." })).status, 200);
+    soon("it goes once more", || !server.models[0].is_loaded());
 }
 
 #[cfg(unix)]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::args::{BackendArg, ComputeArgs, ModelArgs};
-use crate::{Failure, Gpu, Io, models};
+use crate::{Failure, Gpu, Io, OpenGpu, models};
 use loaf_runtime::Session;
 use loaf_runtime::backend::Device;
 use loaf_runtime::engine::{Engine, EngineOptions};
@@ -33,40 +33,27 @@ pub(crate) fn path(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
 /// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment or the settings
 /// name, or else the one built in.
 pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Model, Failure> {
-    let failure = |path: &Path, e| match e {
-        // It names the file already.
-        OpenError::Io(..) | OpenError::Program(..) => Failure::runtime(e),
-        e => Failure::Runtime(format!("{}: {e}; is it a loaf that 'bake build' made, and whole?", path.display())),
-    };
-    if let (None, Some(program)) = (&args.model, &args.program) {
-        let loaf = Model::open_embedded(program).map_err(|e| failure(program, e))?;
-        return loaf.ok_or_else(|| Failure::usage(NO_MODEL));
-    }
-    match named(args, io) {
-        Some(path) => {
-            let path = find(path, io)?;
-            Model::open(&path).map_err(|e| failure(&path, e))
-        }
-        None => {
-            let bytes = io.builtin.ok_or_else(|| Failure::usage(NO_MODEL))?;
-            Model::from_static(bytes).map_err(|e| Failure::Runtime(format!("the built-in model: {e}")))
-        }
-    }
+    opener(args, io)?().map_err(Failure::Runtime)
 }
 
 /// A way to open the loaf again and again that [`open_model`] opens once: what the arguments mean is found out now.
 pub(crate) fn opener(args: &ModelArgs, io: &Io<'_>) -> Result<loaf_serve::hub::OpenModel, Failure> {
+    let failure = |path: &Path, e| match e {
+        // It names the file already.
+        OpenError::Io(..) | OpenError::Program(..) => e.to_string(),
+        e => format!("{}: {e}; is it a loaf that 'bake build' made, and whole?", path.display()),
+    };
     if let (None, Some(program)) = (&args.model, &args.program) {
         let program = program.clone();
         return Ok(Box::new(move || {
-            let loaf = Model::open_embedded(&program).map_err(|e| e.to_string())?;
+            let loaf = Model::open_embedded(&program).map_err(|e| failure(&program, e))?;
             loaf.ok_or_else(|| NO_MODEL.to_owned())
         }));
     }
     match named(args, io) {
         Some(path) => {
             let path = find(path, io)?;
-            Ok(Box::new(move || Model::open(&path).map_err(|e| format!("{}: {e}", path.display()))))
+            Ok(Box::new(move || Model::open(&path).map_err(|e| failure(&path, e))))
         }
         None => {
             let bytes = io.builtin.ok_or_else(|| Failure::usage(NO_MODEL))?;
@@ -135,31 +122,52 @@ pub(crate) fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
     Kernels::named(&name.to_string_lossy()).map_err(|e| Failure::Usage(format!("LOAF_ISA: {e}; found {name:?}")))
 }
 
+/// How engines are made, as the arguments and the environment say; found out once, before there is any.
+pub(crate) struct Compute {
+    backend: BackendArg,
+    threads: Option<usize>,
+    kernels: Kernels,
+    map_ahead: bool,
+    gpu: Option<OpenGpu>,
+}
+
+impl Compute {
+    pub(crate) fn of(args: &ComputeArgs, io: &Io<'_>) -> Result<Compute, Failure> {
+        let threads = args.threads.map(usize::from);
+        let (kernels, map_ahead) = (kernels(io)?, !args.no_map_ahead);
+        Ok(Compute { backend: args.backend, threads, kernels, map_ahead, gpu: io.gpu })
+    }
+
+    /// An engine with so many slots. Beside it stands why it is the CPU's, where a GPU would have been taken.
+    pub(crate) fn engine(&self, loaf: &Model, slots: u32) -> Result<(Engine, Option<String>), String> {
+        let device = match self.backend {
+            BackendArg::Cpu => return Ok((self.cpu(loaf, slots)?, None)),
+            BackendArg::Auto => match open_gpu(loaf, self.gpu) {
+                Ok(gpu) => gpu.into_device(),
+                Err(why) => return Ok((self.cpu(loaf, slots)?, Some(why))),
+            },
+            BackendArg::Cuda => open_gpu(loaf, self.gpu)?.into_device(),
+            BackendArg::Mlx => device(loaf, true)?,
+            BackendArg::MlxCpu => device(loaf, false)?,
+        };
+        Ok((Engine::on(loaf, device), None))
+    }
+
+    fn cpu(&self, loaf: &Model, slots: u32) -> Result<Engine, String> {
+        let threads = self.threads.unwrap_or_else(|| threads_for(loaf.plan()));
+        let options = EngineOptions { threads, kernels: self.kernels, slots, map_ahead: self.map_ahead };
+        let smaller = if slots > 1 { "serve with a smaller --parallel, or " } else { "" };
+        Engine::new(loaf, options).map_err(|e| format!("{e}; {smaller}bake with a smaller --context"))
+    }
+}
+
 /// A session with the backend, threads and kernels asked for.
 pub(crate) fn session(loaf: &Model, compute: &ComputeArgs, io: &mut Io<'_>) -> Result<Session, Failure> {
-    let cpu = |io: &Io<'_>| {
-        let mut options =
-            EngineOptions { kernels: kernels(io)?, map_ahead: !compute.no_map_ahead, ..EngineOptions::default() };
-        options.threads = compute.threads.map_or_else(|| threads_for(loaf.plan()), usize::from);
-        Engine::new(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; bake with a smaller --context")))
-    };
-    let engine = match compute.backend {
-        BackendArg::Cpu => cpu(io)?,
-        BackendArg::Cuda => Engine::on(loaf, gpu(loaf, io)?.into_device()),
-        BackendArg::Auto => match gpu(loaf, io) {
-            Ok(gpu) => Engine::on(loaf, gpu.into_device()),
-            Err(Failure::Runtime(why)) => {
-                if compute.verbose {
-                    io.note(format_args!("loaf: the CPU, since: {why}"));
-                }
-                cpu(io)?
-            }
-            Err(other) => return Err(other),
-        },
-        BackendArg::Mlx => Engine::on(loaf, device(loaf, true)?),
-        BackendArg::MlxCpu => Engine::on(loaf, device(loaf, false)?),
-    };
+    let (engine, why) = Compute::of(compute, io)?.engine(loaf, 1).map_err(Failure::Runtime)?;
     if compute.verbose {
+        if let Some(why) = why {
+            io.note(format_args!("loaf: the CPU, since: {why}"));
+        }
         io.note(format_args!("loaf: {}, {}", engine.name(), loaf.id()));
     }
     Session::new(engine).map_err(Failure::runtime)
@@ -167,8 +175,12 @@ pub(crate) fn session(loaf: &Model, compute: &ComputeArgs, io: &mut Io<'_>) -> R
 
 /// The NVIDIA GPU, with the model on it.
 pub(crate) fn gpu(loaf: &Model, io: &Io<'_>) -> Result<Box<dyn Gpu>, Failure> {
-    let open = io.gpu.ok_or_else(|| Failure::Runtime(format!("CUDA: this program was built without it; {USE_CPU}")))?;
-    open(loaf).map_err(|e| Failure::Runtime(format!("{e}; {USE_CPU}")))
+    open_gpu(loaf, io.gpu).map_err(Failure::Runtime)
+}
+
+fn open_gpu(loaf: &Model, open: Option<OpenGpu>) -> Result<Box<dyn Gpu>, String> {
+    let open = open.ok_or_else(|| format!("CUDA: this program was built without it; {USE_CPU}"))?;
+    open(loaf).map_err(|e| format!("{e}; {USE_CPU}"))
 }
 
 /// What to do where another backend is not to be had.
@@ -176,36 +188,36 @@ const USE_CPU: &str = "--backend cpu needs none of it";
 
 /// The MLX backend, on the GPU or on MLX's own CPU device.
 #[cfg(feature = "mlx")]
-fn open_mlx(loaf: &Model, gpu: bool, exact: bool) -> Result<loaf_runtime::backend::mlx::MlxDevice, Failure> {
+fn open_mlx(loaf: &Model, gpu: bool, exact: bool) -> Result<loaf_runtime::backend::mlx::MlxDevice, String> {
     use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, array::Type};
     let options = MlxOptions { gpu, activations: exact.then_some(Type::F32), ..MlxOptions::default() };
-    MlxDevice::open(loaf, options).map_err(|e| Failure::Runtime(format!("{e}; {USE_CPU}")))
+    MlxDevice::open(loaf, options).map_err(|e| format!("{e}; {USE_CPU}"))
 }
 
 #[cfg(feature = "mlx")]
-pub(crate) fn device(loaf: &Model, gpu: bool) -> Result<Box<dyn Device>, Failure> {
+fn device(loaf: &Model, gpu: bool) -> Result<Box<dyn Device>, String> {
     Ok(Box::new(open_mlx(loaf, gpu, false)?))
 }
 
 /// MLX as something to watch, with f32 activations.
 #[cfg(feature = "mlx")]
 pub(crate) fn tracer(loaf: &Model, gpu: bool) -> Result<Box<dyn Trace>, Failure> {
-    Ok(Box::new(open_mlx(loaf, gpu, true)?))
+    Ok(Box::new(open_mlx(loaf, gpu, true).map_err(Failure::Runtime)?))
 }
 
 #[cfg(not(feature = "mlx"))]
-fn without_mlx() -> Failure {
-    Failure::Runtime(format!("MLX: this loaf was built without it (feature 'mlx'; see 'make mlx'); {USE_CPU}"))
+fn without_mlx() -> String {
+    format!("MLX: this loaf was built without it (feature 'mlx'; see 'make mlx'); {USE_CPU}")
 }
 
 #[cfg(not(feature = "mlx"))]
-pub(crate) fn device(_: &Model, _: bool) -> Result<Box<dyn Device>, Failure> {
+fn device(_: &Model, _: bool) -> Result<Box<dyn Device>, String> {
     Err(without_mlx())
 }
 
 #[cfg(not(feature = "mlx"))]
 pub(crate) fn tracer(_: &Model, _: bool) -> Result<Box<dyn Trace>, Failure> {
-    Err(without_mlx())
+    Err(Failure::Runtime(without_mlx()))
 }
 
 /// The loaf's tokenizer, if it has one.

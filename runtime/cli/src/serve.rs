@@ -6,15 +6,13 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use loaf_runtime::Model;
-use loaf_runtime::engine::{Engine, EngineOptions};
-use loaf_runtime::threads::threads_for;
 use loaf_serve::api::App;
 use loaf_serve::audit::Audit;
 use loaf_serve::cache::CacheOptions;
-use loaf_serve::hub::{HubOptions, OpenEngine, Served};
+use loaf_serve::hub::{HubOptions, Served};
 use loaf_serve::server::{Server, ServerOptions};
 
-use crate::args::{BackendArg, ModelArgs, ServeArgs};
+use crate::args::{ModelArgs, ServeArgs};
 use crate::{Failure, Io, model, read_text_file};
 
 /// A model's name, and what says where it is.
@@ -66,12 +64,14 @@ fn start(args: &ServeArgs, notes: &Sender<String>, io: &mut Io<'_>) -> Result<Se
     let (mut models, mut threads) = (Vec::new(), Vec::new());
     for named in named(args, io)? {
         let (name, open) = (named.name, model::opener(&named.model, io)?);
+        let compute = model::Compute::of(&args.compute, io)?;
+        let engine = Box::new(move |loaf: &Model, slots| compute.engine(loaf, slots).map(|(engine, _)| engine));
         let to = std::sync::Mutex::new(notes.clone());
         let notes = Box::new(move |note: &str| {
             // After the end nobody reads them.
             let _ = to.lock().unwrap_or_else(PoisonError::into_inner).send(note.to_owned());
         });
-        let started = Served::start(&name, open, engines(args, io)?, options.clone(), notes);
+        let started = Served::start(&name, open, engine, options.clone(), notes);
         let (served, thread) = started.map_err(|e| Failure::Runtime(format!("{name}: {e}")))?;
         if args.compute.verbose {
             let loaded = served.loaded().map_err(Failure::Runtime)?;
@@ -119,41 +119,6 @@ fn named(args: &ServeArgs, io: &Io<'_>) -> Result<Vec<Named>, Failure> {
         out.push(Named { name, model: ModelArgs { model: Some(path), ..args.model.clone() } });
     }
     Ok(out)
-}
-
-/// How engines are made, as the arguments and the environment say.
-fn engines(args: &ServeArgs, io: &Io<'_>) -> Result<OpenEngine, Failure> {
-    let threads = args.compute.threads.map(usize::from);
-    let kernels = model::kernels(io)?;
-    let map_ahead = !args.compute.no_map_ahead;
-    let open_gpu = io.gpu;
-    let backend = args.compute.backend;
-    let cpu = move |model: &Model, slots| {
-        let threads = threads.unwrap_or_else(|| threads_for(model.plan()));
-        Engine::new(model, EngineOptions { threads, kernels, slots, map_ahead })
-            .map_err(|e| format!("{e}; serve with a smaller --parallel, or bake with a smaller --context"))
-    };
-    Ok(Box::new(move |loaf, slots| {
-        let gpu = || {
-            let open = open_gpu.ok_or_else(|| "CUDA: this program was built without it".to_owned())?;
-            open(loaf).map_err(|e| e.to_string())
-        };
-        match backend {
-            BackendArg::Cpu => cpu(loaf, slots),
-            BackendArg::Cuda => Ok(Engine::on(loaf, gpu()?.into_device())),
-            BackendArg::Auto => match gpu() {
-                Ok(gpu) => Ok(Engine::on(loaf, gpu.into_device())),
-                Err(_) => cpu(loaf, slots),
-            },
-            BackendArg::Mlx | BackendArg::MlxCpu => {
-                let device = model::device(loaf, backend == BackendArg::Mlx).map_err(|e| match e {
-                    Failure::Usage(why) | Failure::Runtime(why) => why,
-                    Failure::Closed => "closed".to_owned(),
-                })?;
-                Ok(Engine::on(loaf, device))
-            }
-        }
-    }))
 }
 
 /// Keys, one a line; what begins with '#' is a comment.

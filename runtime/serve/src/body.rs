@@ -9,7 +9,9 @@ use std::time::Duration;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::job::Event;
+use crate::api::{Flavour, sse};
+use crate::fields::Refusal;
+use crate::job::{Event, Failure};
 use crate::run::Run;
 
 /// How events of a request become the text of a stream.
@@ -23,11 +25,15 @@ pub trait Stream: Send {
     /// What comes after the last one.
     fn end(&mut self, run: &Run) -> String;
 
-    /// What is said when nothing was for a while.
-    fn ping(&self) -> String;
+    /// What is said when nothing was for a while: a comment.
+    fn ping(&self) -> String {
+        ": ping\n\n".to_owned()
+    }
 
-    /// What is said when it fails in the middle.
-    fn failed(&mut self, why: &str) -> String;
+    /// What is said when it fails in the middle: an error as OpenAI has it.
+    fn failed(&mut self, why: &Failure) -> String {
+        sse(&Flavour::OpenAi.error(&Refusal::from(why)))
+    }
 }
 
 /// Time without a word after which a stream says that it is alive.

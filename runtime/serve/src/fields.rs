@@ -1,8 +1,11 @@
-//! Reading requests strictly: every field is asked for by name, and what nobody asked for is an error that names it.
+//! Reading requests strictly: every field is asked for by name, and what nobody asked for is an error that names it, and
+//! the fields that there are.
 
 use std::fmt;
 
 use serde_json::{Map, Value};
+
+use crate::job::Failure;
 
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +21,16 @@ pub struct Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
+    }
+}
+
+impl From<&Failure> for Refusal {
+    fn from(failure: &Failure) -> Refusal {
+        let status = match failure {
+            Failure::Stopping => 503,
+            Failure::Broken(_) => 500,
+        };
+        Refusal::new(status, failure.to_string())
     }
 }
 
@@ -50,6 +63,8 @@ pub struct Fields {
     map: Map<String, Value>,
     /// Where it stands, such as `messages[2].`; empty at the top.
     place: String,
+    /// What was asked for.
+    asked: Vec<&'static str>,
 }
 
 impl Fields {
@@ -69,7 +84,7 @@ impl Fields {
         match value {
             Value::Object(map) => {
                 let place = if place.is_empty() { String::new() } else { format!("{place}.") };
-                Ok(Fields { map, place })
+                Ok(Fields { map, place, asked: Vec::new() })
             }
             other if place.is_empty() => {
                 Err(Refusal::new(400, format!("body: expected a JSON object, found {}", kind(&other))))
@@ -83,13 +98,20 @@ impl Fields {
     }
 
     /// The field, if it is there.
-    pub fn any(&mut self, field: &str) -> Option<Value> {
+    pub fn any(&mut self, field: &'static str) -> Option<Value> {
+        if !self.asked.contains(&field) {
+            self.asked.push(field);
+        }
         self.map.shift_remove(field).filter(|v| !v.is_null())
     }
 
-    fn typed<T>(
+    /// The field, as `read` reads it.
+    ///
+    /// # Errors
+    /// What `read` does not take: something else was `expected`.
+    pub fn typed<T>(
         &mut self,
-        field: &str,
+        field: &'static str,
         expected: &str,
         read: impl Fn(&Value) -> Option<T>,
     ) -> Result<Option<T>, Refusal> {
@@ -110,7 +132,7 @@ impl Fields {
     ///
     /// # Errors
     /// Something else, by name; so for all that follow.
-    pub fn bool(&mut self, field: &str) -> Result<Option<bool>, Refusal> {
+    pub fn bool(&mut self, field: &'static str) -> Result<Option<bool>, Refusal> {
         self.typed(field, "true or false", Value::as_bool)
     }
 
@@ -118,7 +140,7 @@ impl Fields {
     ///
     /// # Errors
     /// As [`Fields::bool`].
-    pub fn number(&mut self, field: &str, low: u64, high: u64) -> Result<Option<u64>, Refusal> {
+    pub fn number(&mut self, field: &'static str, low: u64, high: u64) -> Result<Option<u64>, Refusal> {
         let whole = |v: &Value| {
             let whole = |f: f64| f.fract() == 0.0 && (0.0..9e15).contains(&f);
             v.as_u64().or_else(|| v.as_f64().filter(|f| whole(*f)).map(|f| f as u64))
@@ -131,7 +153,7 @@ impl Fields {
     ///
     /// # Errors
     /// As [`Fields::bool`].
-    pub fn float(&mut self, field: &str, low: f64, high: f64) -> Result<Option<f32>, Refusal> {
+    pub fn float(&mut self, field: &'static str, low: f64, high: f64) -> Result<Option<f32>, Refusal> {
         let within = |v: &Value| v.as_f64().filter(|f| (low..=high).contains(f)).map(|f| f as f32);
         self.typed(field, &format!("a number from {low} to {high}"), within)
     }
@@ -140,7 +162,7 @@ impl Fields {
     ///
     /// # Errors
     /// As [`Fields::bool`].
-    pub fn text(&mut self, field: &str) -> Result<Option<String>, Refusal> {
+    pub fn text(&mut self, field: &'static str) -> Result<Option<String>, Refusal> {
         self.typed(field, "a string", |v| v.as_str().map(str::to_owned))
     }
 
@@ -148,7 +170,7 @@ impl Fields {
     ///
     /// # Errors
     /// As [`Fields::bool`].
-    pub fn list(&mut self, field: &str) -> Result<Option<Vec<Value>>, Refusal> {
+    pub fn list(&mut self, field: &'static str) -> Result<Option<Vec<Value>>, Refusal> {
         self.typed(field, "an array", |v| v.as_array().cloned())
     }
 
@@ -156,7 +178,7 @@ impl Fields {
     ///
     /// # Errors
     /// As [`Fields::bool`].
-    pub fn object(&mut self, field: &str) -> Result<Option<Fields>, Refusal> {
+    pub fn object(&mut self, field: &'static str) -> Result<Option<Fields>, Refusal> {
         let place = self.name(field);
         self.any(field).map(|value| Fields::at(value, &place)).transpose()
     }
@@ -165,7 +187,7 @@ impl Fields {
     ///
     /// # Errors
     /// As [`Fields::bool`].
-    pub fn texts(&mut self, field: &str) -> Result<Vec<String>, Refusal> {
+    pub fn texts(&mut self, field: &'static str) -> Result<Vec<String>, Refusal> {
         let read = |v: &Value| match v {
             Value::String(s) => Some(vec![s.clone()]),
             Value::Array(list) => list.iter().map(|v| v.as_str().map(str::to_owned)).collect(),
@@ -178,7 +200,7 @@ impl Fields {
     ///
     /// # Errors
     /// As [`Fields::bool`], or its absence.
-    pub fn needed_text(&mut self, field: &str) -> Result<String, Refusal> {
+    pub fn needed_text(&mut self, field: &'static str) -> Result<String, Refusal> {
         self.text(field)?.ok_or_else(|| self.missing(field, "a string"))
     }
 
@@ -191,7 +213,7 @@ impl Fields {
     ///
     /// # Errors
     /// A refusal that names it.
-    pub fn unsupported(&mut self, field: &str, harmless: &[Value]) -> Result<(), Refusal> {
+    pub fn unsupported(&mut self, field: &'static str, harmless: &[Value]) -> Result<(), Refusal> {
         match self.any(field) {
             Some(value) if !harmless.contains(&value) => {
                 let but = if harmless.is_empty() { String::new() } else { format!(" but as {}", list(harmless)) };
@@ -202,19 +224,20 @@ impl Fields {
     }
 
     /// Takes fields that are labels of the caller's and change no answer.
-    pub fn labels(&mut self, fields: &[&str]) {
-        fields.iter().for_each(|field| drop(self.any(field)));
+    pub fn labels(&mut self, fields: &[&'static str]) {
+        fields.iter().copied().for_each(|field| drop(self.any(field)));
     }
 
     /// That nothing is left.
     ///
     /// # Errors
-    /// The first field that nobody asked for.
+    /// The first field that nobody asked for, beside those that there are.
     pub fn done(self) -> Result<(), Refusal> {
         match self.map.iter().find(|(_, value)| !value.is_null()) {
             Some((field, _)) => {
                 let shown = loaf_formats::text::short(field, 60);
-                Err(Refusal::field(&format!("{}{shown}", self.place), "no such field here; it would be ignored"))
+                let message = format!("no such field here; there are {}", self.asked.join(", "));
+                Err(Refusal::field(&format!("{}{shown}", self.place), message))
             }
             None => Ok(()),
         }
@@ -239,7 +262,7 @@ mod tests {
         assert_eq!(f.text("t"), Ok(None));
         let deep = f.object("deep").unwrap().unwrap();
         assert_eq!(deep.done().unwrap_err().param.as_deref(), Some("deep.odd"));
-        assert_eq!(f.done().unwrap_err().message, "rest: no such field here; it would be ignored");
+        assert_eq!(f.done().unwrap_err().message, "rest: no such field here; there are n, x, t, deep");
         assert!(Fields::of(json!([1])).is_err_and(|e| e.status == 400));
     }
 }

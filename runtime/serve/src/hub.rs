@@ -14,7 +14,7 @@ use loaf_runtime::model::SharedTokenizer;
 use loaf_runtime::{Engine, Model};
 
 use crate::cache::{Cache, CacheOptions};
-use crate::job::{Event, Job};
+use crate::job::{Event, Failure, Job};
 use crate::metrics::{Gauges, Metrics};
 use crate::scheduler::{Pace, Scheduler};
 
@@ -225,16 +225,16 @@ impl Served {
             let mut waited = scheduler.as_ref().map_or(0, Scheduler::waiting);
             let mut first = true;
             loop {
-                let command = match (&scheduler, self.options.idle_unload) {
+                let command = match self.options.idle_unload {
                     _ if busy || !first => commands.try_recv().map_err(|e| e == TryRecvError::Disconnected),
-                    (Some(_), Some(limit)) => match commands.recv_timeout(limit) {
+                    Some(limit) => match commands.recv_timeout(limit) {
                         Err(RecvTimeoutError::Timeout) => {
                             self.unload(scheduler.take());
                             Err(false)
                         }
                         other => other.map_err(|_| true),
                     },
-                    _ => commands.recv().map_err(|_| true),
+                    None => commands.recv().map_err(|_| true),
                 };
                 first = false;
                 match command {
@@ -245,7 +245,7 @@ impl Served {
                                 Ok(loaded) => scheduler = Some(loaded),
                                 Err(why) => {
                                     // Nobody has to listen.
-                                    let _ = job.events.send((job.index, Event::Failed(why)));
+                                    let _ = job.events.send((job.index, Event::Failed(Failure::Broken(why))));
                                     continue;
                                 }
                             }
@@ -257,7 +257,7 @@ impl Served {
                     Ok(Command::Stop) | Err(true) => {
                         stopping = true;
                         if let Some(s) = scheduler.as_mut() {
-                            s.refuse_waiting("the server is stopping");
+                            s.refuse_waiting(&Failure::Stopping);
                         }
                         break;
                     }
@@ -278,12 +278,13 @@ impl Served {
         }
     }
 
+    /// Lets the model go. It may be there without an engine: front ends open it to look at its tokenizer.
     fn unload(&self, scheduler: Option<Scheduler>) {
         if let Some(scheduler) = scheduler {
             scheduler.finish();
-            *locked(&self.loaded) = None;
             *locked(&self.gauges) = Gauges::default();
             self.metrics.unloads.add(1);
         }
+        *locked(&self.loaded) = None;
     }
 }

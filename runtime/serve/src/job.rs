@@ -1,5 +1,6 @@
 //! What a front end asks of a model, and what it is told: the one form that every API is turned into and rendered from.
 
+use std::fmt;
 use std::time::Duration;
 
 use loaf_runtime::generate::GenerateOptions;
@@ -104,6 +105,24 @@ pub struct Usage {
     pub all: Duration,
 }
 
+/// Why a job failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The server stops, and the job had not begun.
+    Stopping,
+    /// What the engine or the system said.
+    Broken(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Stopping => f.write_str("the server is stopping"),
+            Failure::Broken(why) => f.write_str(why),
+        }
+    }
+}
+
 /// What a front end is told.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -117,6 +136,6 @@ pub enum Event {
     Done(String, Stop, Usage),
     /// The vector, of length 1.
     Embedding(Vec<f32>, Usage),
-    /// It failed; why.
-    Failed(String),
+    /// It failed.
+    Failed(Failure),
 }

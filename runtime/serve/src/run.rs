@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::audit::{Audit, Entry};
-use crate::job::{Event, Stop, TokenProbs, Usage};
+use crate::job::{Event, Failure, Stop, TokenProbs, Usage};
 
 /// What one job said so far.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +44,7 @@ pub struct Run {
     pub answers: Vec<Answer>,
     left: usize,
     /// Why it failed.
-    pub failed: Option<String>,
+    pub failed: Option<Failure>,
     audit: Option<Arc<Audit>>,
     entry: Entry,
 }
@@ -67,7 +67,7 @@ impl Run {
         }
         let next = std::task::ready!(self.events.poll_recv(context));
         let Some((index, event)) = next else {
-            self.failed = Some("the model's thread has ended".to_owned());
+            self.failed = Some(Failure::Broken("the model's thread has ended".to_owned()));
             return Poll::Ready(None);
         };
         let answer = &mut self.answers[index];
@@ -110,13 +110,12 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
+        let Some(audit) = &self.audit else { return };
         let outcome = match &self.failed {
-            Some(why) => why.as_str(),
-            None if self.left == 0 => "done",
-            None => "gone",
+            Some(why) => why.to_string(),
+            None if self.left == 0 => "done".to_owned(),
+            None => "gone".to_owned(),
         };
-        if let Some(audit) = &self.audit {
-            audit.add(&self.entry, outcome, &self.answers);
-        }
+        audit.add(&self.entry, &outcome, &self.answers);
     }
 }

@@ -3,6 +3,7 @@
 //! One thread runs all connections. A connection is bounded in everything that a stranger decides: the size and the time of headers and bodies, how
 //! long a write may make no progress, and how many connections there are. A response that nobody reads any more is dropped, and its jobs with it.
 
+use std::future::Future;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use hyper::{Request as HttpRequest, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
@@ -115,6 +116,7 @@ impl Server {
         let gate = Arc::new(Gate { app: Arc::new(app), names: open.is_none(), keys, options });
         let body = move || {
             runtime.block_on(async {
+                let mut signals = Signals::watch(gate.options.signals);
                 // Each listener holds a place for the connection that it waits for.
                 let most = gate.options.connections.max(listeners.len() + 2);
                 let connections = Arc::new(Semaphore::new(most));
@@ -125,10 +127,14 @@ impl Server {
                 }
                 #[cfg(unix)]
                 if let Some(socket) = socket {
-                    let (gate, connections) = (gate.clone(), connections.clone());
-                    tasks.push(tokio::spawn(crate::socket::accept(socket, gate, connections, stopped.clone())));
+                    let socket = socket.listening().map_err(|e| e.to_string())?;
+                    tasks.push(tokio::spawn(accept(socket, gate.clone(), connections.clone(), stopped.clone())));
                 }
-                stop_is_wanted(gate.options.signals, stopped).await;
+                let mut stopped = stopped;
+                tokio::select! {
+                    _ = stopped.wait_for(|stop| *stop) => (),
+                    () = signals.next() => (),
+                }
                 // All connections are told through this.
                 sender.send_replace(true);
                 gate.app.models.iter().for_each(|m| m.stop());
@@ -139,7 +145,7 @@ impl Server {
                 tokio::select! {
                     // What is still running then ends with its connection.
                     _ = all => (),
-                    () = signalled(gate.options.signals) => (),
+                    () = signals.next() => (),
                 }
                 Ok::<(), String>(())
             })?;
@@ -178,33 +184,68 @@ impl Server {
     }
 }
 
-async fn stop_is_wanted(signals: bool, mut stopped: watch::Receiver<bool>) {
-    tokio::select! {
-        _ = stopped.wait_for(|stop| *stop) => (),
-        () = signalled(signals) => (),
-    }
+/// The signals that end programs. They are watched from first to last, so that none is missed in between.
+struct Signals {
+    #[cfg(unix)]
+    both: Option<[tokio::signal::unix::Signal; 2]>,
 }
 
-/// Ends when one of the signals comes that end programs.
-async fn signalled(watched: bool) {
-    #[cfg(unix)]
-    if watched {
-        use tokio::signal::unix::{SignalKind, signal};
-        let both = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-        if let (Ok(mut terminate), Ok(mut interrupt)) = both {
+impl Signals {
+    #[cfg_attr(not(unix), allow(unused_variables))]
+    fn watch(on: bool) -> Signals {
+        #[cfg(unix)]
+        {
+            use tokio::signal::unix::{SignalKind, signal};
+            let both = || Some([signal(SignalKind::terminate()).ok()?, signal(SignalKind::interrupt()).ok()?]);
+            Signals { both: if on { both() } else { None } }
+        }
+        #[cfg(not(unix))]
+        Signals {}
+    }
+
+    /// Waits for the next one.
+    async fn next(&mut self) {
+        #[cfg(unix)]
+        if let Some([terminate, interrupt]) = &mut self.both {
             tokio::select! {
                 _ = terminate.recv() => (),
                 _ = interrupt.recv() => (),
             }
             return;
         }
+        std::future::pending().await
     }
-    let _ = watched;
-    std::future::pending().await
 }
 
-async fn accept(
-    listener: TcpListener,
+/// What connections come from.
+pub(crate) trait Listener: Send + 'static {
+    /// One of them.
+    type Stream: Send + 'static;
+
+    /// Waits for the next one.
+    fn next(&self) -> impl Future<Output = std::io::Result<Self::Stream>> + Send;
+
+    /// Serves one to its end.
+    fn serve(stream: Self::Stream, gate: Arc<Gate>, stopped: watch::Receiver<bool>) -> impl Future<Output = ()> + Send;
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> std::io::Result<TcpStream> {
+        self.accept().await.map(|(stream, _)| stream)
+    }
+
+    async fn serve(stream: TcpStream, gate: Arc<Gate>, stopped: watch::Receiver<bool>) {
+        // Without it events are late, but come.
+        let _ = stream.set_nodelay(true);
+        connection(Wire::new(stream, gate.options.writing, Vec::new()), gate, true, stopped).await;
+    }
+}
+
+/// Takes connections, as many at once as there may be, until the server stops.
+async fn accept<L: Listener>(
+    listener: L,
     gate: Arc<Gate>,
     connections: Arc<Semaphore>,
     mut stopped: watch::Receiver<bool>,
@@ -212,18 +253,17 @@ async fn accept(
     loop {
         let Ok(permit) = connections.clone().acquire_owned().await else { return };
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = listener.next() => accepted,
             _ = stopped.wait_for(|stop| *stop) => return,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok(stream) = accepted else {
             // Out of file descriptors, say: others will be closed.
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let _ = stream.set_nodelay(true);
         let (gate, stopped) = (gate.clone(), stopped.clone());
         tokio::spawn(async move {
-            connection(Wire::new(stream, gate.options.writing, Vec::new()), gate, true, stopped).await;
+            L::serve(stream, gate, stopped).await;
             drop(permit);
         });
     }
@@ -316,7 +356,7 @@ impl Gate {
         if remote && (self.names || !self.options.hosts.is_empty()) {
             let Some(host) = host else { return Err(Refusal::new(400, "host: expected one, found none")) };
             let name = name_of(host);
-            let here = self.names && ["localhost", "127.0.0.1", "[::1]"].contains(&name);
+            let here = self.names && ["localhost", "127.0.0.1", "[::1]"].iter().any(|h| h.eq_ignore_ascii_case(name));
             if !here && !self.options.hosts.iter().any(|h| h.eq_ignore_ascii_case(name)) {
                 let shown = loaf_formats::text::short(name, 100);
                 return Err(Refusal::new(403, format!("host: {shown} is no name of this server (--allow-host)")));

@@ -13,14 +13,14 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::api::{self, Request};
 use crate::fields::Refusal;
 use crate::job::Event;
 use crate::run::{Run, stop_name};
-use crate::server::{Gate, connection};
+use crate::server::{Gate, Listener, connection};
 use crate::wire::Wire;
 
 /// Time without an event after which a line says that the server is alive.
@@ -69,47 +69,42 @@ pub fn bind(path: &Path) -> Result<Bound, String> {
     Ok(Bound { listener: made.map_err(failed)?, path: path.to_owned() })
 }
 
-pub(crate) async fn accept(
-    bound: Bound,
-    gate: Arc<Gate>,
-    connections: Arc<Semaphore>,
-    mut stopped: watch::Receiver<bool>,
-) {
-    let listener = bound.listener.try_clone().and_then(UnixListener::from_std);
-    let Ok(listener) = listener else { return };
-    loop {
-        let Ok(permit) = connections.clone().acquire_owned().await else { return };
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = stopped.wait_for(|stop| *stop) => return,
-        };
-        let Ok((stream, _)) = accepted else {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            continue;
-        };
-        let (gate, stopped) = (gate.clone(), stopped.clone());
-        tokio::spawn(async move {
-            serve(stream, gate, stopped).await;
-            drop(permit);
-        });
+impl Bound {
+    /// Listens, inside a runtime.
+    pub(crate) fn listening(self) -> std::io::Result<Listening> {
+        Ok(Listening { listener: UnixListener::from_std(self.listener.try_clone()?)?, _bound: self })
     }
 }
 
-async fn serve(mut stream: UnixStream, gate: Arc<Gate>, mut stopped: watch::Receiver<bool>) {
-    let mut first = [0];
-    let read = tokio::select! {
-        read = timeout(gate.options.reading, stream.read_exact(&mut first)) => read,
-        _ = stopped.wait_for(|stop| *stop) => return,
-    };
-    if !matches!(read, Ok(Ok(_))) {
-        return;
+/// A socket that is listened to.
+pub(crate) struct Listening {
+    listener: UnixListener,
+    _bound: Bound,
+}
+
+impl Listener for Listening {
+    type Stream = UnixStream;
+
+    async fn next(&self) -> std::io::Result<UnixStream> {
+        self.listener.accept().await.map(|(stream, _)| stream)
     }
-    let wire = Wire::new(stream, gate.options.writing, first.to_vec());
-    if first[0] == b'{' {
-        // A client that goes away is no error of ours.
-        let _ = lines(wire, &gate, stopped).await;
-    } else {
-        connection(wire, gate, false, stopped).await;
+
+    async fn serve(mut stream: UnixStream, gate: Arc<Gate>, mut stopped: watch::Receiver<bool>) {
+        let mut first = [0];
+        let read = tokio::select! {
+            read = timeout(gate.options.reading, stream.read_exact(&mut first)) => read,
+            _ = stopped.wait_for(|stop| *stop) => return,
+        };
+        if !matches!(read, Ok(Ok(_))) {
+            return;
+        }
+        let wire = Wire::new(stream, gate.options.writing, first.to_vec());
+        if first[0] == b'{' {
+            // A client that goes away is no error of ours.
+            let _ = lines(wire, &gate, stopped).await;
+        } else {
+            connection(wire, gate, false, stopped).await;
+        }
     }
 }
 
@@ -176,7 +171,7 @@ async fn events(mut run: Run, id: &Value, writer: &mut (impl AsyncWriteExt + Unp
         let line = match next {
             None => return Ok(()),
             Some((_, Event::Failed(why))) => {
-                return write(writer, &error(&Refusal::new(500, why), id)).await;
+                return write(writer, &error(&Refusal::from(&why), id)).await;
             }
             Some((index, Event::Started(cached))) => {
                 json!({ "event": "started", "id": id, "index": index, "cached_tokens": cached })

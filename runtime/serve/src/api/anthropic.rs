@@ -5,12 +5,12 @@ use std::sync::Arc;
 use hyper::Response;
 use serde_json::{Value, json};
 
-use super::{App, Plan, Request, blocking, open, sampling, submit};
+use super::{App, Plan, Request, blocking, messages_in, open, sampling, submit};
 use crate::answer::{Piece, Splitter, join};
 use crate::body::{Content, Stream};
 use crate::fields::{Fields, Refusal, kind};
 use crate::hub::{Loaded, Served};
-use crate::job::{Event, Stop, Wanted};
+use crate::job::{Event, Failure, Stop, Wanted};
 use crate::prompt::{self, Prompt, Talk};
 use crate::run::{Answer, Run};
 
@@ -93,7 +93,7 @@ fn messages(list: Vec<Value>) -> Result<Vec<Value>, Refusal> {
                 }
                 ("tool_use", "assistant") => {
                     let (id, name) = (block.needed_text("id")?, block.needed_text("name")?);
-                    let input = block.any("input").unwrap_or_else(|| json!({}));
+                    let input = messages_in::object(&mut block, "input")?.unwrap_or_else(|| json!({}));
                     block.labels(&["caller"]);
                     let function = json!({ "name": name, "arguments": input });
                     calls.push(json!({ "id": id, "type": "function", "function": function }));
@@ -142,7 +142,8 @@ fn tools(list: Vec<Value>) -> Result<Vec<Value>, Refusal> {
         if let Some(description) = tool.text("description")? {
             function["description"] = description.into();
         }
-        function["parameters"] = tool.any("input_schema").ok_or_else(|| tool.missing("input_schema", "an object"))?;
+        let schema = messages_in::object(&mut tool, "input_schema")?;
+        function["parameters"] = schema.ok_or_else(|| tool.missing("input_schema", "an object"))?;
         tool.labels(&["cache_control"]);
         tool.done()?;
         Ok(json!({ "type": "function", "function": function }))
@@ -216,9 +217,8 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
     let mut f = super::fields(&request.body)?;
     let Read { served, loaded, talk } = read(app, &mut f)?;
     let most = f.number("max_tokens", 1, 1 << 24)?.ok_or_else(|| f.missing("max_tokens", "a whole number"))?;
-    let stops = sampling::stops(&mut f, "stop_sequences")?;
-    let mut text = sampling::text(&mut f, &loaded, false)?;
-    (text.options.max_tokens, text.options.stop_strings) = (Some(most as usize), stops);
+    let mut text = sampling::text(&mut f, &loaded, "stop_sequences", false)?;
+    text.options.max_tokens = Some(most as usize);
     let streams = f.bool("stream")?.unwrap_or(false);
     f.unsupported("service_tier", &["auto".into(), "standard_only".into()])?;
     f.labels(&["metadata"]);
@@ -390,8 +390,7 @@ impl Stream for Blocks {
         event("ping", json!({ "type": "" }))
     }
 
-    fn failed(&mut self, why: &str) -> String {
-        let error = super::Flavour::Anthropic.error(&Refusal::new(500, why));
-        event("error", error)
+    fn failed(&mut self, why: &Failure) -> String {
+        event("error", super::Flavour::Anthropic.error(&Refusal::from(why)))
     }
 }

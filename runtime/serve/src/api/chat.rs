@@ -5,26 +5,24 @@ use std::sync::Arc;
 use hyper::Response;
 use serde_json::{Value, json};
 
-use super::{App, Plan, Request, blocking, finish_reason, log_prob, messages_in, open, sampling, sse, submit};
+use super::chunks::{Head, stream_options};
+use super::{App, Plan, Request, blocking, finish_reason, log_prob, messages_in, open, sampling, submit};
 use crate::answer::{Piece, Splitter, join};
 use crate::body::{Content, Stream};
 use crate::fields::{Fields, Refusal};
 use crate::hub::Loaded;
-use crate::job::{Event, Stop, TokenProbs, Wanted};
+use crate::job::{Event, TokenProbs, Wanted};
 use crate::prompt::{self, Talk};
 use crate::run::{Answer, Run};
 use crate::tools::Call;
 
 /// How answers to a chat are read and written.
 pub struct Shape {
-    id: String,
-    model: String,
-    fingerprint: String,
+    head: Head,
     loaded: Arc<Loaded>,
     thinks: bool,
     tools: Vec<Value>,
     probs: bool,
-    include_usage: Option<bool>,
 }
 
 /// Reads what chat-like requests say of the template.
@@ -99,7 +97,7 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
         talk.tools = tools;
     }
     template_options(&mut f, &mut talk)?;
-    let mut text = sampling::text(&mut f, &loaded, false)?;
+    let mut text = sampling::text(&mut f, &loaded, "stop", false)?;
     let most = f.number("max_tokens", 0, 1 << 24)?;
     text.options.max_tokens = f.number("max_completion_tokens", 0, 1 << 24)?.or(most).map(|n| n as usize);
     let probs = f.bool("logprobs")?.unwrap_or(false);
@@ -128,28 +126,13 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
         cached: true,
     };
     let shape = Shape {
-        id: format!("chatcmpl-{}", request.id),
-        model: served.name().to_owned(),
-        fingerprint: format!("loaf-{}", &loaded.model.id().to_string()[..16]),
+        head: Head::of_chat(request, &served, &loaded, include_usage),
         thinks,
         tools: talk.tools,
         probs,
-        include_usage,
         loaded: loaded.clone(),
     };
     Ok((submit(app, &served, &loaded, request, plan)?, shape, streams))
-}
-
-/// Whether a stream ends with a chunk of usage; `None` where nobody said.
-pub fn stream_options(fields: &mut Fields, streams: bool) -> Result<Option<bool>, Refusal> {
-    let Some(mut options) = fields.object("stream_options")? else { return Ok(None) };
-    if !streams {
-        return Err(Refusal::field("stream_options", "expected stream to be true beside it"));
-    }
-    let usage = options.bool("include_usage")?;
-    options.unsupported("include_obfuscation", &[false.into()])?;
-    options.done()?;
-    Ok(usage)
 }
 
 /// A call as the wire has it.
@@ -190,7 +173,7 @@ impl Shape {
             match piece {
                 Piece::Reasoning(t) => reasoning.push_str(&t),
                 Piece::Text(t) => text.push_str(&t),
-                Piece::Call(call) => calls.push(call_json(&call, &format!("{}_{index}", self.id), calls.len())),
+                Piece::Call(call) => calls.push(call_json(&call, &format!("{}_{index}", self.head.id()), calls.len())),
             }
         }
         if calls.is_empty() || !text.is_empty() {
@@ -210,20 +193,11 @@ impl Shape {
     fn whole(&self, run: &Run) -> Value {
         let choices = run.answers.iter().enumerate().map(|(i, answer)| {
             let (message, called) = self.message(answer, i);
-            let ended = answer.stop.as_ref();
-            let finish = if called && !matches!(ended, Some(Stop::Length | Stop::Context)) {
-                "tool_calls"
-            } else {
-                finish_reason(ended)
-            };
+            let finish = finish_reason(answer.stop.as_ref(), called);
             let probs = if self.probs { self.probs(&answer.probs) } else { Value::Null };
             json!({ "index": i, "message": message, "logprobs": probs, "finish_reason": finish })
         });
-        json!({
-            "id": self.id, "object": "chat.completion", "created": 0, "model": self.model,
-            "system_fingerprint": self.fingerprint, "choices": choices.collect::<Value>(),
-            "usage": super::usage(&run.answers, 1), "seed": run.seed(),
-        })
+        self.head.whole(choices.collect(), run)
     }
 }
 
@@ -235,16 +209,8 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn chunk(&self, choices: Value) -> Value {
-        let shape = &self.shape;
-        json!({
-            "id": shape.id, "object": "chat.completion.chunk", "created": 0, "model": shape.model,
-            "system_fingerprint": shape.fingerprint, "choices": choices,
-        })
-    }
-
-    fn delta(&self, index: usize, delta: Value, probs: Value, finish: Value) -> String {
-        sse(&self.chunk(json!([{ "index": index, "delta": delta, "logprobs": probs, "finish_reason": finish }])))
+    fn delta(&self, index: usize, delta: Value, probs: Value) -> String {
+        self.shape.head.chunk(json!({ "index": index, "delta": delta, "logprobs": probs, "finish_reason": null }))
     }
 
     fn pieces(&mut self, index: usize, pieces: Vec<Piece>, probs: Value) -> String {
@@ -257,16 +223,16 @@ impl Chunks {
                 Piece::Call(call) => {
                     let i = self.calls[index];
                     self.calls[index] += 1;
-                    let mut call = call_json(&call, &format!("{}_{index}", self.shape.id), i);
+                    let mut call = call_json(&call, &format!("{}_{index}", self.shape.head.id()), i);
                     call["index"] = i.into();
                     json!({ "tool_calls": [call] })
                 }
             };
-            out += &self.delta(index, delta, probs.take().unwrap_or(Value::Null), Value::Null);
+            out += &self.delta(index, delta, probs.take().unwrap_or(Value::Null));
         }
         if let Some(probs) = probs.filter(|p| !p.is_null()) {
             // A token without text of its own yet.
-            out += &self.delta(index, json!({}), probs, Value::Null);
+            out += &self.delta(index, json!({}), probs);
         }
         out
     }
@@ -275,7 +241,7 @@ impl Chunks {
 impl Stream for Chunks {
     fn begin(&mut self) -> String {
         let role = json!({ "role": "assistant", "content": "" });
-        (0..self.splitters.len()).map(|i| self.delta(i, role.clone(), Value::Null, Value::Null)).collect()
+        (0..self.splitters.len()).map(|i| self.delta(i, role.clone(), Value::Null)).collect()
     }
 
     fn event(&mut self, run: &Run, index: usize, event: &Event) -> String {
@@ -290,36 +256,14 @@ impl Stream for Chunks {
                 let mut pieces = self.splitters[index].push(tail);
                 pieces.extend(self.splitters[index].finish());
                 let out = self.pieces(index, pieces, Value::Null);
-                let cut = matches!(stop, Stop::Length | Stop::Context);
-                let called = self.calls[index] > 0 && !cut;
-                let finish = if called { "tool_calls" } else { finish_reason(Some(stop)) };
-                let last = run.answers.iter().all(|a| a.stop.is_some()) && self.shape.include_usage.is_none();
-                let choice = json!([{ "index": index, "delta": {}, "logprobs": null, "finish_reason": finish }]);
-                let mut chunk = self.chunk(choice);
-                if last {
-                    chunk["usage"] = super::usage(&run.answers, 1);
-                }
-                out + &sse(&chunk)
+                let last = json!({ "index": index, "delta": {}, "logprobs": null });
+                out + &self.shape.head.last(run, last, stop, self.calls[index] > 0)
             }
             _ => String::new(),
         }
     }
 
     fn end(&mut self, run: &Run) -> String {
-        let mut out = String::new();
-        if self.shape.include_usage == Some(true) {
-            let mut chunk = self.chunk(json!([]));
-            chunk["usage"] = super::usage(&run.answers, 1);
-            out += &sse(&chunk);
-        }
-        out + "data: [DONE]\n\n"
-    }
-
-    fn ping(&self) -> String {
-        ": ping\n\n".to_owned()
-    }
-
-    fn failed(&mut self, why: &str) -> String {
-        sse(&super::Flavour::OpenAi.error(&Refusal::new(500, why)))
+        self.shape.head.end(run)
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use hyper::Response;
 use serde_json::{Map, Value, json};
 
-use super::chat::stream_options;
-use super::{App, Plan, Request, blocking, finish_reason, log_prob, open, sampling, sse, submit};
+use super::chunks::{Head, stream_options};
+use super::{App, Plan, Request, blocking, finish_reason, log_prob, open, sampling, submit};
 use crate::body::{Content, Stream};
 use crate::fields::{Fields, Refusal, kind};
 use crate::hub::Loaded;
@@ -20,16 +20,12 @@ const MOST_PROMPTS: usize = 64;
 const USUAL_TOKENS: usize = 16;
 
 struct Shape {
-    id: String,
-    model: String,
-    fingerprint: String,
+    head: Head,
     loaded: Arc<Loaded>,
     /// Of each answer, where the prompt is given back.
     echo: Option<Vec<String>>,
-    prompts: usize,
     probs: bool,
     ids: bool,
-    include_usage: Option<bool>,
 }
 
 /// Prompts: a text, texts, ids, or lists of ids.
@@ -96,7 +92,7 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
     let loaded = open(&served)?;
     let given = f.any("prompt").ok_or_else(|| f.missing("prompt", "a string or token ids"))?;
     let prompts = prompts(given, "prompt", &loaded)?;
-    let mut text = sampling::text(&mut f, &loaded, true)?;
+    let mut text = sampling::text(&mut f, &loaded, "stop", true)?;
     text.options.max_tokens = Some(f.number("max_tokens", 0, 1 << 24)?.map_or(USUAL_TOKENS, |n| n as usize));
     let probs = f.number("logprobs", 0, sampling::MOST_TOP)?;
     text.log_probs = probs.map(|n| n as usize);
@@ -114,14 +110,10 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
     let all: Vec<Prompt> = prompts.iter().flat_map(|p| std::iter::repeat_n(p.clone(), n)).collect();
     let decoded = |p: &Prompt| loaded.tokenizer.as_ref().map_or_else(String::new, |t| t.get().decode(&p.ids, true));
     let shape = Shape {
-        id: format!("cmpl-{}", request.id),
-        model: served.name().to_owned(),
-        fingerprint: format!("loaf-{}", &loaded.model.id().to_string()[..16]),
+        head: Head::of_text(request, &served, &loaded, prompts.len(), include_usage),
         echo: echo.then(|| all.iter().map(decoded).collect()),
-        prompts: prompts.len(),
         probs: probs.is_some(),
         ids,
-        include_usage,
         loaded: loaded.clone(),
     };
     let wanted = (0..all.len()).map(|i| Wanted::Text(Box::new(sampling::nth(&text, i % n)))).collect();
@@ -156,7 +148,7 @@ impl Shape {
         let probs = if self.probs { self.probs(&tokens, 0) } else { Value::Null };
         let mut choice = json!({
             "index": i, "text": format!("{before}{}", answer.text), "logprobs": probs,
-            "finish_reason": finish_reason(answer.stop.as_ref()),
+            "finish_reason": finish_reason(answer.stop.as_ref(), false),
         });
         if self.ids {
             choice["token_ids"] = answer.ids.as_slice().into();
@@ -166,11 +158,7 @@ impl Shape {
 
     fn whole(&self, run: &Run) -> Value {
         let choices = run.answers.iter().enumerate().map(|(i, answer)| self.choice(i, answer));
-        json!({
-            "id": self.id, "object": "text_completion", "created": 0, "model": self.model,
-            "system_fingerprint": self.fingerprint, "choices": choices.collect::<Value>(),
-            "usage": super::usage(&run.answers, self.prompts), "seed": run.seed(),
-        })
+        self.head.whole(choices.collect(), run)
     }
 }
 
@@ -180,14 +168,6 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn chunk(&self, choices: Value) -> Value {
-        let shape = &self.shape;
-        json!({
-            "id": shape.id, "object": "text_completion", "created": 0, "model": shape.model,
-            "system_fingerprint": shape.fingerprint, "choices": choices,
-        })
-    }
-
     fn text(&mut self, i: usize, text: &str, tokens: &[TokenProbs], ids: &[u32]) -> String {
         let probs = if self.shape.probs { self.shape.probs(tokens, self.offsets[i]) } else { Value::Null };
         self.offsets[i] += tokens.iter().map(|t| self.shape.token(t.id).chars().count()).sum::<usize>();
@@ -195,7 +175,7 @@ impl Chunks {
         if self.shape.ids {
             choice["token_ids"] = ids.into();
         }
-        sse(&self.chunk(json!([choice])))
+        self.shape.head.chunk(choice)
     }
 }
 
@@ -220,32 +200,14 @@ impl Stream for Chunks {
             }
             Event::Done(tail, stop, _) => {
                 let text = if tail.is_empty() { String::new() } else { self.text(index, tail, &[], &[]) };
-                let choice = json!([{ "index": index, "text": "", "logprobs": null, "finish_reason": finish_reason(Some(stop)) }]);
-                let mut chunk = self.chunk(choice);
-                if self.shape.include_usage.is_none() && run.answers.iter().all(|a| a.stop.is_some()) {
-                    chunk["usage"] = super::usage(&run.answers, self.shape.prompts);
-                }
-                text + &sse(&chunk)
+                let last = json!({ "index": index, "text": "", "logprobs": null });
+                text + &self.shape.head.last(run, last, stop, false)
             }
             _ => String::new(),
         }
     }
 
     fn end(&mut self, run: &Run) -> String {
-        let mut out = String::new();
-        if self.shape.include_usage == Some(true) {
-            let mut chunk = self.chunk(json!([]));
-            chunk["usage"] = super::usage(&run.answers, self.shape.prompts);
-            out += &sse(&chunk);
-        }
-        out + "data: [DONE]\n\n"
-    }
-
-    fn ping(&self) -> String {
-        ": ping\n\n".to_owned()
-    }
-
-    fn failed(&mut self, why: &str) -> String {
-        sse(&super::Flavour::OpenAi.error(&Refusal::new(500, why)))
+        self.shape.head.end(run)
     }
 }

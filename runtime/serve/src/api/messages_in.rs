@@ -68,11 +68,18 @@ pub fn messages(list: Vec<Value>) -> Result<Vec<Value>, Refusal> {
             format!("expected 1 to {MOST_MESSAGES} messages, found {}", list.len()),
         ));
     }
-    list.into_iter().enumerate().map(|(i, value)| message(value, &format!("messages[{i}]"))).collect()
+    let one = |(i, value)| {
+        let place = format!("messages[{i}]");
+        message(Fields::at(value, &place)?, &place)
+    };
+    list.into_iter().enumerate().map(one).collect()
 }
 
-fn message(value: Value, place: &str) -> Result<Value, Refusal> {
-    let mut m = Fields::at(value, place)?;
+/// One message, which stands at `place`.
+///
+/// # Errors
+/// What is no message.
+pub fn message(mut m: Fields, place: &str) -> Result<Value, Refusal> {
     let role = m.needed_text("role")?;
     let text = content(m.any("content"), place)?;
     let mut out = Map::new();
@@ -108,7 +115,10 @@ fn message(value: Value, place: &str) -> Result<Value, Refusal> {
                 let calls = calls.map(|(i, call)| tool_call(call, &format!("{place}.tool_calls[{i}]")));
                 out.insert("tool_calls".to_owned(), calls.collect::<Result<Value, _>>()?);
             }
-            m.labels(&["refusal", "annotations", "audio", "function_call"]);
+            m.labels(&["annotations"]);
+            for field in ["refusal", "audio", "function_call"] {
+                m.unsupported(field, &[])?;
+            }
         }
         other => {
             let shown = loaf_formats::text::short(other, 40);
@@ -126,6 +136,14 @@ fn message(value: Value, place: &str) -> Result<Value, Refusal> {
 /// What is no function, with its place.
 pub fn tools(list: Vec<Value>) -> Result<Vec<Value>, Refusal> {
     list.into_iter().enumerate().map(|(i, value)| tool(value, &format!("tools[{i}]"))).collect()
+}
+
+/// An object that goes on as it is.
+///
+/// # Errors
+/// Something else, by name.
+pub fn object(fields: &mut Fields, name: &'static str) -> Result<Option<Value>, Refusal> {
+    fields.typed(name, "an object", |v| v.is_object().then(|| v.clone()))
 }
 
 fn tool(value: Value, place: &str) -> Result<Value, Refusal> {
@@ -149,7 +167,7 @@ fn tool(value: Value, place: &str) -> Result<Value, Refusal> {
         out["description"] = description.into();
     }
     let empty = || json!({ "type": "object", "properties": {} });
-    out["parameters"] = function.any("parameters").unwrap_or_else(empty);
+    out["parameters"] = object(&mut function, "parameters")?.unwrap_or_else(empty);
     function.unsupported("strict", &[false.into()])?;
     function.done()?;
     Ok(json!({ "type": "function", "function": out }))

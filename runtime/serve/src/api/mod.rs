@@ -5,6 +5,7 @@
 
 pub mod anthropic;
 pub mod chat;
+pub mod chunks;
 pub mod completions;
 pub mod embeddings;
 pub mod messages_in;
@@ -23,7 +24,7 @@ use crate::audit::{Audit, Entry, hash};
 use crate::body::Content;
 use crate::fields::{Fields, Refusal};
 use crate::hub::{Loaded, Refused, Served};
-use crate::job::{Job, Stop, Usage, Wanted};
+use crate::job::{Failure, Job, Stop, Usage, Wanted};
 use crate::prompt::Prompt;
 use crate::run::Run;
 
@@ -194,7 +195,7 @@ pub fn submit(app: &App, served: &Served, loaded: &Loaded, request: &Request, pl
     });
     served.submit(jobs.collect()).map_err(|e| match e {
         Refused::Full => Refusal::new(429, "the queue is full: try again later"),
-        Refused::Stopping => Refusal::new(503, "the server is stopping"),
+        Refused::Stopping => Refusal::from(&Failure::Stopping),
     })?;
     let texts = app.audit.as_ref().is_some_and(|a| a.has_texts());
     let entry = Entry {
@@ -223,7 +224,7 @@ pub fn open(served: &Served) -> Result<Arc<Loaded>, Refusal> {
 pub async fn wait(run: &mut Run) -> Result<(), Refusal> {
     run.finish().await;
     match &run.failed {
-        Some(why) => Err(Refusal::new(if why.contains("stopping") { 503 } else { 500 }, why.clone())),
+        Some(why) => Err(why.into()),
         None => Ok(()),
     }
 }
@@ -242,10 +243,11 @@ pub fn usage(answers: &[crate::run::Answer], prompts: usize) -> Value {
     })
 }
 
-/// The reason of an end as OpenAI names it.
-pub fn finish_reason(stop: Option<&Stop>) -> &'static str {
+/// The reason of an end as OpenAI names it; `called` says that the answer calls a tool.
+pub fn finish_reason(stop: Option<&Stop>, called: bool) -> &'static str {
     match stop {
         Some(Stop::Length | Stop::Context) => "length",
+        _ if called => "tool_calls",
         _ => "stop",
     }
 }
@@ -281,7 +283,10 @@ pub fn place(app: &App, method: &Method, path: &str) -> Option<Response<Content>
             Some(answer(200, &json!({ "status": "ok", "models": models.collect::<Value>() })))
         }
         "/" => Some(page()),
-        "/openapi.json" => Some(answer(200, &openapi::description())),
+        "/openapi.json" => {
+            let names: Vec<&str> = app.models.iter().map(|m| m.name()).collect();
+            Some(answer(200, &openapi::description(&names)))
+        }
         "/metrics" => {
             let all: Vec<_> = app.models.iter().map(|m| (m.name().to_owned(), &m.metrics, m.gauges())).collect();
             Some(typed(200, "text/plain; version=0.0.4", crate::metrics::render(&all)))
@@ -292,21 +297,34 @@ pub fn place(app: &App, method: &Method, path: &str) -> Option<Response<Content>
         }
         _ => {
             if let Some(id) = path.strip_prefix("/v1/responses/") {
-                let kept = app.responses.get(id).map(|response| answer(200, &response));
+                let kept = app.responses.get(&decoded(id)).map(|response| answer(200, &response));
                 let missing =
                     || refuse(&Refusal::new(404, "response: none of this id here (any more)"), Flavour::OpenAi);
                 return Some(kept.unwrap_or_else(missing));
             }
-            let name = path.strip_prefix("/v1/models/")?;
+            let name = decoded(path.strip_prefix("/v1/models/")?);
             Some(match app.models.iter().find(|m| m.name() == name) {
                 Some(model) => answer(200, &model_json(model)),
                 None => {
-                    let shown = loaf_formats::text::short(name, 80);
+                    let shown = loaf_formats::text::short(&name, 80);
                     refuse(&Refusal::new(404, format!("model: no {shown} here")), Flavour::OpenAi)
                 }
             })
         }
     }
+}
+
+/// A part of a path as it was meant: clients write `%2F` for a stroke in a name. What is no such mark stays as it is.
+fn decoded(part: &str) -> String {
+    let mut out = Vec::with_capacity(part.len());
+    let mut rest = part.as_bytes();
+    while let Some((byte, after)) = rest.split_first() {
+        let digits = after.get(..2).filter(|d| *byte == b'%' && d.iter().all(u8::is_ascii_hexdigit));
+        let meant = digits.and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 16).ok());
+        out.push(meant.unwrap_or(*byte));
+        rest = if meant.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8_lossy(&out).into_owned()
 }
 
 /// The page to talk to a model: one file that loads nothing from elsewhere.
@@ -333,7 +351,7 @@ pub async fn route(app: &Arc<App>, method: &Method, path: &str, body: Vec<u8>) -
     let flavour = Flavour::of(path);
     let allowed = if POSTED.contains(&path) {
         Method::POST
-    } else if LOOKED_AT.contains(&path) {
+    } else if LOOKED_AT.contains(&path) || NAMED.iter().any(|place| path.starts_with(place)) {
         Method::GET
     } else {
         return None;
@@ -375,4 +393,19 @@ pub const POSTED: [&str; 8] = [
 ];
 
 /// Places that are looked at.
-pub const LOOKED_AT: [&str; 5] = ["/", "/health", "/metrics", "/openapi.json", "/v1/models"];
+pub const LOOKED_AT: [&str; 6] = ["/", "/health", "/v1/health", "/metrics", "/openapi.json", "/v1/models"];
+
+/// Beginnings of places that are looked at; the name of one thing follows.
+pub const NAMED: [&str; 2] = ["/v1/models/", "/v1/responses/"];
+
+#[cfg(test)]
+mod tests {
+    use super::decoded;
+
+    #[test]
+    fn names_in_paths_are_decoded_and_nothing_else_is() {
+        let parts = ["a%20b", "own%2Fname", "%c3%bc", "100%", "%zz", "%+1", "%ff"];
+        let meant = ["a b", "own/name", "\u{fc}", "100%", "%zz", "%+1", "\u{fffd}"];
+        assert_eq!(parts.map(decoded), meant);
+    }
+}

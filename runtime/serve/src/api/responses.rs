@@ -14,7 +14,7 @@ use crate::answer::{Piece, Splitter, join};
 use crate::body::{Content, Stream};
 use crate::fields::{Fields, Refusal, kind};
 use crate::hub::Loaded;
-use crate::job::{Event, Stop, Wanted};
+use crate::job::{Event, Failure, Stop, Wanted};
 use crate::prompt::{self, Talk};
 use crate::run::{Answer, Run};
 
@@ -83,24 +83,16 @@ fn input(value: Value) -> Result<Vec<Value>, Refusal> {
         }
     };
     let mut out: Vec<Value> = Vec::new();
-    for (i, mut item) in items.into_iter().enumerate() {
+    for (i, item) in items.into_iter().enumerate() {
         let place = format!("input[{i}]");
-        let kind = item["type"].as_str().unwrap_or("message").to_owned();
-        let object = item.as_object_mut();
-        let map = object.ok_or_else(|| Refusal::field(&place, "expected an object"))?;
-        match kind.as_str() {
-            "message" => {
-                for label in ["type", "id", "status"] {
-                    map.shift_remove(label);
-                }
-                let one = messages_in::messages(vec![item]);
-                out.extend(one.map_err(|e| moved(e, &place))?);
-            }
+        let mut f = Fields::at(item, &place)?;
+        let kind = f.text("type")?;
+        f.labels(&["id", "status"]);
+        match kind.as_deref().unwrap_or("message") {
+            "message" => out.push(messages_in::message(f, &place)?),
             "function_call" => {
-                let mut f = Fields::at(item, &place)?;
                 let (id, name) = (f.needed_text("call_id")?, f.needed_text("name")?);
                 let arguments = messages_in::arguments(&f.needed_text("arguments")?);
-                f.labels(&["type", "id", "status"]);
                 f.done()?;
                 let call =
                     json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } });
@@ -113,19 +105,19 @@ fn input(value: Value) -> Result<Vec<Value>, Refusal> {
                 }
             }
             "function_call_output" => {
-                let mut f = Fields::at(item, &place)?;
                 let (id, output) = (f.needed_text("call_id")?, f.needed_text("output")?);
-                f.labels(&["type", "id", "status"]);
                 f.done()?;
                 out.push(json!({ "role": "tool", "tool_call_id": id, "content": output }));
             }
             "reasoning" => {
-                let mut f = Fields::at(item, &place)?;
                 let mut text = String::new();
-                for part in f.list("content")?.unwrap_or_default() {
-                    text.push_str(part["text"].as_str().unwrap_or_default());
+                for (j, part) in f.list("content")?.unwrap_or_default().into_iter().enumerate() {
+                    let mut part = Fields::at(part, &format!("{place}.content[{j}]"))?;
+                    part.unsupported("type", &["reasoning_text".into()])?;
+                    text.push_str(&part.needed_text("text")?);
+                    part.done()?;
                 }
-                f.labels(&["type", "id", "status", "summary", "encrypted_content"]);
+                f.labels(&["summary", "encrypted_content"]);
                 f.done()?;
                 out.push(json!({ "role": "assistant", "content": "", "reasoning_content": text }));
             }
@@ -158,12 +150,6 @@ fn joined(messages: Vec<Value>) -> Vec<Value> {
         }
     }
     out
-}
-
-fn moved(mut refusal: Refusal, place: &str) -> Refusal {
-    refusal.message = refusal.message.replacen("messages[0]", place, 1);
-    refusal.param = refusal.param.map(|p| p.replacen("messages[0]", place, 1));
-    refusal
 }
 
 /// Answers a request.
@@ -231,7 +217,7 @@ fn prepare(app: &Arc<App>, request: &Request) -> Result<(Run, Shape, bool), Refu
         text.unsupported("verbosity", &["medium".into()])?;
         text.done()?;
     }
-    let mut text = sampling::text(&mut f, &loaded, false)?;
+    let mut text = sampling::text(&mut f, &loaded, "stop", false)?;
     text.options.max_tokens = f.number("max_output_tokens", 1, 1 << 24)?.map(|n| n as usize);
     let top = f.number("top_logprobs", 0, sampling::MOST_TOP)?;
     let include = f.texts("include")?;
@@ -483,13 +469,9 @@ impl Stream for Items {
         out + &self.event(name, json!({ "response": response }))
     }
 
-    fn ping(&self) -> String {
-        ": ping\n\n".to_owned()
-    }
-
-    fn failed(&mut self, why: &str) -> String {
+    fn failed(&mut self, why: &Failure) -> String {
         let mut response = self.shape.response("failed", json!([]), Value::Null, Value::Null);
-        response["error"] = json!({ "code": "server_error", "message": why });
+        response["error"] = json!({ "code": "server_error", "message": why.to_string() });
         self.event("response.failed", json!({ "response": response }))
     }
 }

@@ -8,9 +8,10 @@ use crate::fields::{Fields, Refusal};
 use crate::hub::Loaded;
 use crate::job::Text;
 
-/// Most stop texts, and bytes of one.
-const MOST_STOPS: usize = 16;
-const LONGEST_STOP: usize = 1024;
+/// Most stop texts.
+pub const MOST_STOPS: usize = 16;
+/// Most characters of one.
+pub const LONGEST_STOP: usize = 1024;
 /// Most tokens whose logits are changed.
 const MOST_BIASES: usize = 4096;
 /// Most alternatives of a token.
@@ -51,15 +52,14 @@ pub fn sampler(fields: &mut Fields, loaded: &Loaded) -> Result<SamplerOptions, R
 ///
 /// # Errors
 /// Too many, too long or empty ones.
-pub fn stops(fields: &mut Fields, name: &str) -> Result<Vec<String>, Refusal> {
+fn stops(fields: &mut Fields, name: &'static str) -> Result<Vec<String>, Refusal> {
     let stops = fields.texts(name)?;
     if stops.len() > MOST_STOPS {
         return Err(Refusal::field(name, format!("expected at most {MOST_STOPS} texts, found {}", stops.len())));
     }
-    match stops.iter().find(|s| s.is_empty() || s.len() > LONGEST_STOP) {
-        Some(bad) => {
-            Err(Refusal::field(name, format!("expected texts of 1 to {LONGEST_STOP} bytes, found {}", bad.len())))
-        }
+    let length = |s: &String| s.chars().count();
+    match stops.iter().map(length).find(|n| !(1..=LONGEST_STOP).contains(n)) {
+        Some(n) => Err(Refusal::field(name, format!("expected texts of 1 to {LONGEST_STOP} characters, found {n}"))),
         None => Ok(stops),
     }
 }
@@ -83,15 +83,15 @@ fn bias(fields: &mut Fields, loaded: &Loaded) -> Result<Vec<(u32, f32)>, Refusal
     map.into_iter().map(read).collect()
 }
 
-/// Everything of generation that chat and plain completions share but length and log-probabilities.
+/// Everything of generation that all APIs share but length and log-probabilities. `stop` is what an API calls stop texts.
 ///
 /// # Errors
 /// What is out of range, by name.
-pub fn text(fields: &mut Fields, loaded: &Loaded, continues_text: bool) -> Result<Text, Refusal> {
+pub fn text(fields: &mut Fields, loaded: &Loaded, stop: &'static str, continues_text: bool) -> Result<Text, Refusal> {
     let sampler = sampler(fields, loaded)?;
-    let stop_strings = stops(fields, "stop")?;
+    let stop_strings = stops(fields, stop)?;
     if loaded.tokenizer.is_none() && !stop_strings.is_empty() {
-        return Err(Refusal::field("stop", "not supported: this model has no tokenizer"));
+        return Err(Refusal::field(stop, "not supported: this model has no tokenizer"));
     }
     let stop_ids =
         if fields.bool("ignore_eos")? == Some(true) { Vec::new() } else { loaded.model.chat().stop_ids.clone() };

@@ -10,7 +10,7 @@ use super::restore::{Parking, Restore, Source};
 use super::{Live, Scheduler, Task, Waiting, Work};
 use crate::cache::Found;
 use crate::cache::tree::{State, same};
-use crate::job::Wanted;
+use crate::job::{Event, Failure, Wanted};
 use crate::metrics::Metrics;
 
 /// Tokens that a job waits for, if another is about to have them evaluated.
@@ -121,7 +121,9 @@ impl Scheduler {
         let live = match live {
             Ok(Ok(live)) => live,
             Ok(Err(why)) | Err(Some(why)) => {
-                let _ = waiting.job.events.send((waiting.job.index, crate::job::Event::Failed(why)));
+                let failed = Event::Failed(Failure::Broken(why));
+                // Nobody has to listen.
+                let _ = waiting.job.events.send((waiting.job.index, failed));
                 return Ok(());
             }
             Err(None) => return Err(waiting),
@@ -150,7 +152,7 @@ impl Scheduler {
         let work = match work {
             Ok(work) => work,
             Err(e) => {
-                let _ = job.events.send((job.index, crate::job::Event::Failed(e.to_string())));
+                let _ = job.events.send((job.index, Event::Failed(Failure::Broken(e.to_string()))));
                 // What the sequence holds is as good as before.
                 self.idle.push(live);
                 return;

@@ -21,7 +21,7 @@ use loaf_runtime::{Engine, Generation, Sequence};
 
 use crate::cache::Cache;
 use crate::cache::tree::State;
-use crate::job::{Event, Job, Stop, TokenProbs, Usage};
+use crate::job::{Event, Failure, Job, Stop, TokenProbs, Usage};
 use crate::metrics::{Gauges, Metrics};
 
 /// Bounds of the loop.
@@ -149,11 +149,11 @@ impl Scheduler {
         self.waiting.len()
     }
 
-    /// Forgets jobs that wait, with a reason.
-    pub fn refuse_waiting(&mut self, why: &str) {
+    /// Forgets jobs that wait, and tells them why.
+    pub fn refuse_waiting(&mut self, why: &Failure) {
         for waiting in self.waiting.drain(..) {
             // Nobody has to listen.
-            let _ = waiting.job.events.send((waiting.job.index, Event::Failed(why.to_owned())));
+            let _ = waiting.job.events.send((waiting.job.index, Event::Failed(why.clone())));
         }
     }
 
@@ -301,7 +301,7 @@ impl Task {
     }
 
     fn fail(&mut self, why: impl std::fmt::Display) {
-        self.tell(Event::Failed(why.to_string()));
+        self.tell(Event::Failed(Failure::Broken(why.to_string())));
         self.done = true;
     }
 

@@ -1,0 +1,342 @@
+#!/usr/bin/env python3
+"""`loaf serve` beside llama.cpp's server: the same weights, shapes and threads, in turns. `make bench-serve` calls this.
+
+    bench/serve.py [--only load,follow] [--models dense,hybrid] [--rounds N]
+
+Models, packages and llama.cpp's sources are those of peers.py, in bench/.local; its server (llama-server) is built from the same sources with the
+same options, which takes half an hour of one core the first time. Results: bench/.local/serve.md and serve.json.
+
+**load**: 1, 4 and 16 clients, each of which asks again as soon as it was answered: a prompt of its own (256 random token ids) and 64 tokens, greedy,
+streamed. Figures are tokens generated a second, over all clients, and the time to the first token, at the median and at the 99th percentile.
+llama.cpp has a slot for each client, and of its settings (flash attention or not, one cache for all slots or one each) those with the best
+median count, figure by figure; loaf has `--parallel 16` for all.
+
+**follow**: what a second question costs after a long conversation: 20,000 tokens of history, the answer to the first question, and 64 new
+tokens. Time to the first token, cold, as a follow-up, and as a follow-up after the server was ended and started again with its cache on disk
+(loaf; llama.cpp's server keeps no such cache). It is held against what evaluating the new tokens alone takes at that place (`loaf bench --context
+20000 --prefill 64`). `state` is a model whose recurrent state and caches have the true size of Qwen3.6-35B-A3B (62.8 MiB, 20 KiB a token) with small
+experts; it is loaf's alone.
+
+A client of this script costs some tenths of a millisecond an event, in both. A figure is only as good as the machine is idle: the load average stands
+in the table.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import peers
+from peers import LOAF, LOCAL, SOURCE, run
+
+CLIENTS = (1, 4, 16)
+HISTORY, NEW, ANSWER = 20_000, 64, 16
+CONTEXT = 22_528
+WANTED = {("load", 4): 1.5, ("load", 16): 2.0}
+
+# Qwen3.6-35B-A3B's attention and delta rule at their true sizes, its experts and width small.
+STATE = {
+    "model_type": "qwen3_5_moe", "tie_word_embeddings": False,
+    "text_config": {
+        "rms_norm_eps": 1e-6, "vocab_size": 32768, "attention_bias": False, "hidden_act": "silu", "eos_token_id": 32767,
+        "max_position_embeddings": 40960, "model_type": "qwen3_5_moe_text", "hidden_size": 1024, "num_hidden_layers": 40,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25},
+    },
+}
+
+
+def build_server():
+    """llama.cpp's server, from the sources that peers.py has."""
+    source, build = LOCAL / "-".join(SOURCE) / "vendor" / "llama.cpp", LOCAL / "build-server"
+    program, marker = build / "bin" / "llama-server", build / "complete"
+    options = [*peers.ISAS["native"][0], "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF",
+               "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF"]
+    wanted = " ".join([*SOURCE, *options])
+    if not marker.exists() or marker.read_text() != wanted:
+        print("building llama.cpp's server, which takes half an hour of one core", flush=True)
+        tools = {**os.environ, "PATH": f"{peers.VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+        run("cmake", "-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options, env=tools)
+        run("cmake", "--build", build, "--target", "llama-server", "--parallel", os.cpu_count(), env=tools)
+        marker.write_text(wanted)
+    return program
+
+
+class Loaf:
+    """`loaf serve`, and how it is asked for tokens by ids."""
+
+    def __init__(self, loaf, threads, *more):
+        arguments = [LOAF, "serve", "-m", loaf, "--listen", "127.0.0.1:0", "--threads", threads, *more]
+        self.process = subprocess.Popen([str(a) for a in arguments], stderr=subprocess.PIPE, text=True)
+        line = self.process.stderr.readline()
+        found = re.search(r"http://(\S+)", line)
+        if not found:
+            sys.exit(f"loaf serve did not start: {line}{self.process.stderr.read()}")
+        self.address = found[1]
+
+    path = "/v1/completions"
+
+    @staticmethod
+    def body(ids, tokens):
+        return {"prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True}
+
+    @staticmethod
+    def tokens(event):
+        return [id for choice in event.get("choices", ()) for id in choice.get("token_ids", ())]
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        if self.process.wait(timeout=300):
+            sys.exit("loaf serve ended badly")
+
+
+class Llama:
+    """llama-server, likewise."""
+
+    def __init__(self, program, gguf, threads, slots, context, *more):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        self.address = f"127.0.0.1:{port}"
+        self.log = tempfile.TemporaryFile()
+        arguments = [program, "-m", gguf, "--host", "127.0.0.1", "--port", port, "-t", threads, "-np", slots, "-c", slots * context,
+                     "--no-webui", "--no-slots", *more]
+        self.process = subprocess.Popen([str(a) for a in arguments], stdout=self.log, stderr=self.log)
+        start = time.monotonic()
+        while True:
+            try:
+                connection = http.client.HTTPConnection(self.address, timeout=5)
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return
+            except OSError:
+                pass
+            if self.process.poll() is not None or time.monotonic() - start > 300:
+                self.log.seek(0)
+                sys.exit(f"llama-server did not start: {self.log.read()[-3000:].decode(errors='replace')}")
+            time.sleep(0.05)
+
+    path = "/completion"
+
+    @staticmethod
+    def body(ids, tokens):
+        return {"prompt": ids, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "stream": True, "return_tokens": True, "cache_prompt": True}
+
+    @staticmethod
+    def tokens(event):
+        return event.get("tokens", []) if not event.get("stop") else []
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(timeout=60)
+
+
+def ask(server, ids, tokens):
+    """Seconds to the first token and to the end, and the tokens."""
+    connection = http.client.HTTPConnection(server.address, timeout=3600)
+    body = json.dumps(server.body(ids, tokens))
+    start = time.perf_counter()
+    connection.request("POST", server.path, body, {"content-type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        sys.exit(f"{server.path}: {response.status}: {response.read()[:1000]}")
+    first, said = None, []
+    for line in response:
+        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+            continue
+        new = server.tokens(json.loads(line[6:]))
+        if new and first is None:
+            first = time.perf_counter() - start
+        said += new
+    seconds = time.perf_counter() - start
+    connection.close()
+    # A server may hold tokens back that end in the middle of a character.
+    if first is None or not tokens - 3 <= len(said) <= tokens:
+        sys.exit(f"expected {tokens} tokens, found {len(said)}")
+    return first, seconds, said
+
+
+def prompt(random_ids, n, vocab):
+    return [random_ids.randrange(1000, vocab - 1000) for _ in range(n)]
+
+
+def load(server, clients, a, seed):
+    """All clients at once: tokens a second, and every time to the first token."""
+    firsts, failed = [], []
+    barrier = threading.Barrier(clients + 1)
+
+    def client(n):
+        draw = random.Random(seed * 1000 + n)
+        try:
+            barrier.wait()
+            for _ in range(a.requests):
+                firsts.append(ask(server, prompt(draw, a.prompt, 150_000), a.answer)[0])
+        except BaseException as why:
+            failed.append(why)
+
+    threads = [threading.Thread(target=client, args=(n,)) for n in range(clients)]
+    for t in threads:
+        t.start()
+    # A first request, so that nothing is made only now.
+    barrier.wait()
+    start = time.perf_counter()
+    for t in threads:
+        t.join()
+    seconds = time.perf_counter() - start
+    if failed:
+        sys.exit(f"a client failed: {failed[0]}")
+    return clients * a.requests * a.answer / seconds, firsts
+
+
+def percentile(values, p):
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(p / 100 * len(ordered)))]
+
+
+def measure_load(name, model, llama, a, results):
+    """A table of one model: every engine and setting in turns."""
+    modes = [(f"flash {'on' if flash == 'on' else 'off'}, {'one cache' if unified else 'a cache a slot'}", flash, unified)
+             for flash in ("on", "off") for unified in (False, True)]
+    samples = results.setdefault("load", {}).setdefault(name, {})
+    context = -(-(a.prompt + a.answer + 64) // 256) * 256
+    for turn in range(a.rounds):
+        for clients in CLIENTS:
+            plan = [("loaf", None)] + ([("llama.cpp", mode) for mode in modes] if llama else [])
+            for engine, mode in plan[turn % len(plan):] + plan[:turn % len(plan)]:
+                if engine == "loaf":
+                    server, who = Loaf(model["loaf"], a.threads, "--parallel", 16), "loaf"
+                else:
+                    label, flash, unified = mode
+                    more = ["-fa", flash, "--kv-unified" if unified else "--no-kv-unified"]
+                    server, who = Llama(llama, model["gguf"], a.threads, clients, context, *more), f"llama.cpp {label}"
+                try:
+                    ask(server, prompt(random.Random(0), a.prompt, 150_000), 4)
+                    rate, firsts = load(server, clients, a, turn)
+                finally:
+                    server.stop()
+                kept = samples.setdefault(str(clients), {}).setdefault(who, {"rate": [], "first": [], "load": []})
+                kept["rate"].append(rate)
+                kept["first"] += firsts
+                kept["load"].append(os.getloadavg()[0])
+                print(f"{name}, {clients} clients, {who}: {rate:.1f} tokens/s, first token {1e3 * statistics.median(firsts):.0f} ms", flush=True)
+    return load_table(name, samples)
+
+
+def load_table(name, samples):
+    lines = [f"## {name}: load", "", "| clients | figure | loaf | llama.cpp | its best setting | ratio | wanted |", "|---:|---|---:|---:|---|---:|---:|"]
+    for clients, engines in samples.items():
+        figures = [("tokens/s", lambda s: statistics.median(s["rate"]), max), ("first token, median, ms", lambda s: 1e3 * statistics.median(s["first"]), min),
+                   ("first token, 99th percentile, ms", lambda s: 1e3 * percentile(s["first"], 99), min)]
+        for figure, of, best in figures:
+            ours = of(engines["loaf"])
+            theirs = {who: of(s) for who, s in engines.items() if who != "loaf"}
+            who = best(theirs, key=theirs.get) if theirs else None
+            ratio = f"{ours / theirs[who]:.2f}" if who else ""
+            wanted = WANTED.get(("load", int(clients))) if figure == "tokens/s" and name == "dense" else None
+            lines.append(f"| {clients} | {figure} | {ours:.0f} | {theirs[who]:.0f} | {who.removeprefix('llama.cpp ')} | {ratio} | {f'≥ {wanted}' if wanted else ''} |"
+                         if who else f"| {clients} | {figure} | {ours:.0f} | | | | |")
+    loads = [x for engines in samples.values() for s in engines.values() for x in s["load"]]
+    return lines + ["", f"Load average {min(loads):.1f} to {max(loads):.1f}.", ""]
+
+
+def measure_follow(name, model, llama, a, results):
+    """Times to the first token of a long conversation's first and second question."""
+    samples = results.setdefault("follow", {}).setdefault(name, {})
+    add = lambda figure, seconds: (samples.setdefault(figure, []).append(1e3 * seconds), print(f"{name}, {figure}: {1e3 * seconds:.0f} ms", flush=True))
+    for turn in range(a.rounds):
+        draw = random.Random(turn)
+        history, new = prompt(draw, a.history, model["vocab"]), prompt(draw, NEW, model["vocab"])
+        out = json.loads(run(LOAF, "bench", "-m", model["loaf"], "--context", a.history, "--prefill", NEW, "--decode", 0, "--threads", a.threads, "--json"))
+        add("the new tokens alone", NEW / out["prefill_tok_s"]["median"])
+        with tempfile.TemporaryDirectory(dir=LOCAL) as folder:
+            more = ["--cache-dir", folder]
+            server = Loaf(model["loaf"], a.threads, *more)
+            first, _, said = ask(server, history, ANSWER)
+            add("loaf, cold", first)
+            # The history is a conversation of its own each time; what follows is asked thrice, each with other words.
+            for k in range(3):
+                add("loaf, follow-up", ask(server, history + said + [1000 + k] + new[1:], ANSWER)[0])
+            server.stop()
+            server = Loaf(model["loaf"], a.threads, *more)
+            add("loaf, follow-up after a restart", ask(server, history + said + [2000] + new[1:], ANSWER)[0])
+            server.stop()
+        if llama and model.get("gguf"):
+            server = Llama(llama, model["gguf"], a.threads, 1, CONTEXT, "-fa", "auto")
+            first, _, said = ask(server, history, ANSWER)
+            add("llama.cpp, cold", first)
+            for k in range(3):
+                add("llama.cpp, follow-up", ask(server, history + said + [1000 + k] + new[1:], ANSWER)[0])
+            server.stop()
+    middle = {figure: statistics.median(values) for figure, values in samples.items()}
+    alone = middle["the new tokens alone"]
+    lines = [f"## {name}: a follow-up after {a.history} tokens", "", "| time to first token, ms | median | least | most | wanted |", "|---|---:|---:|---:|---|"]
+    for figure, values in samples.items():
+        wanted = {"loaf, follow-up": f"≤ {alone + 20:.0f}", "loaf, follow-up after a restart": f"≤ {alone + 200:.0f}"}.get(figure, "")
+        lines.append(f"| {figure} | {middle[figure]:.0f} | {min(values):.0f} | {max(values):.0f} | {wanted} |")
+    if "llama.cpp, follow-up" in middle:
+        wanted = "; wanted: ≤ 0.1" if name == "hybrid" else ""
+        lines += ["", f"Follow-up, loaf to llama.cpp: {middle['loaf, follow-up'] / middle['llama.cpp, follow-up']:.3f}{wanted}."]
+    return lines + ["", f"Load average {os.getloadavg()[0]:.1f}.", ""]
+
+
+def bake_state():
+    """The model of true state size; a loaf alone, without a tokenizer."""
+    folder = LOCAL / "models" / "state"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(STATE))
+    loaf = peers.bake(folder, folder / f"q4-{CONTEXT}.loaf", "q4", ["--random-weights", 1], CONTEXT)
+    return {"loaf": loaf, "vocab": STATE["text_config"]["vocab_size"]}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="loaf serve beside llama.cpp's server, on random weights, in turns.")
+    parser.add_argument("--only", default="load,follow", help="parts [default: load,follow]")
+    parser.add_argument("--models", default="dense,hybrid,state", help="models of bench/peer_models.py, and state [default: dense,hybrid,state]")
+    parser.add_argument("--rounds", type=int, default=2, help="processes of every engine and setting [default: 2]")
+    parser.add_argument("--requests", type=int, default=4, help="requests of each client [default: 4]")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt [default: 256]")
+    parser.add_argument("--answer", type=int, default=64, help="tokens of an answer [default: 64]")
+    parser.add_argument("--history", type=int, default=HISTORY, help="tokens before the follow-up [default: 20000]")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of either [default: all]")
+    parser.add_argument("--without-llama", action="store_true", help="loaf alone")
+    a = parser.parse_args()
+    peers.set_up("native")
+    llama = None if a.without_llama else build_server()
+    import peer_models
+
+    parts, names = a.only.split(","), a.models.split(",")
+    about = peers.machine("native")
+    lines = ["# loaf serve beside llama.cpp's server", "", f"{about['cpu']}, {about['cores']} cores; {a.threads} threads; {a.rounds} rounds; Q4_0.", ""]
+    results = {"machine": about, "arguments": vars(a)}
+    for name in names:
+        if name == "state":
+            model = bake_state()
+        else:
+            model = {**peers.make_models(peer_models, name, "q4_0", (CONTEXT - 1024,), False), "vocab": 150_000}
+        if "load" in parts and name != "state":
+            lines += measure_load(name, model, llama, a, results)
+        if "follow" in parts:
+            lines += measure_follow(name, model, llama, a, results)
+        # After every model, so that an interrupted run keeps what it has.
+        (LOCAL / "serve.md").write_text("\n".join(lines))
+        (LOCAL / "serve.json").write_text(json.dumps(results, indent=1))
+    print("\n".join(lines))
+    print(f"saved in {LOCAL / 'serve.md'} and serve.json")
+
+
+if __name__ == "__main__":
+    main()
