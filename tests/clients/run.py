@@ -64,9 +64,9 @@ def needed(*names, of):
     raise Missing(f"{names[0]} is not here ({of})")
 
 
-def hybrid(bake):
+def hybrid(bake, context):
     """A small hybrid with random weights, a tokenizer and a chat template that knows tools and reasoning."""
-    source, out = LOCAL / "hybrid", LOCAL / "hybrid.loaf"
+    source, out = LOCAL / "hybrid", LOCAL / f"hybrid-{context}.loaf"
     source.mkdir(exist_ok=True)
     fixtures = ROOT / "tests" / "fixtures"
     config = json.loads((fixtures / "hf" / "qwen3_next" / "config.json").read_text())
@@ -76,7 +76,7 @@ def hybrid(bake):
     (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": template}))
     shutil.copy(fixtures / "tokenizers" / "qwen3.json", source / "tokenizer.json")
     if not out.exists() or out.stat().st_mtime < Path(bake).stat().st_mtime:
-        subprocess.run([bake, "build", source, "-o", out, "--random-weights", "7", "--context", "4096"], check=True, capture_output=True)
+        subprocess.run([bake, "build", source, "-o", out, "--random-weights", "7", "--context", str(context)], check=True, capture_output=True)
     return out
 
 
@@ -110,16 +110,16 @@ def check(what, is_true, found):
     print(f"ok: {what}", flush=True)
 
 
-def with_python(program, models):
+def with_python(a, models):
     from with_python import anthropic_package, openai_package
 
-    with Server(program, models) as server:
+    with Server(a.program, models) as server:
         for model in models:
             openai_package(server.url, model)
             anthropic_package(server.url, model)
 
 
-def with_node(program, models):
+def with_node(a, models):
     node, npm = needed("node", of="Node 20 or newer"), needed("npm", of="comes with Node")
     folder, wanted = LOCAL / "node", (HERE / "package.json").read_text()
     marker = folder / "complete"
@@ -132,31 +132,32 @@ def with_node(program, models):
         marker.write_text(wanted)
     # Packages are looked for beside the script that asks for them.
     shutil.copy(HERE / "with_node.mjs", folder)
-    with Server(program, models) as server:
+    with Server(a.program, models) as server:
         done = subprocess.run([node, "with_node.mjs", server.url, *models], cwd=folder)
         check("the packages of Node", done.returncode == 0, f"exit code {done.returncode}")
 
 
-def with_description(program, models):
+def with_description(a, models):
     from with_description import walk
 
-    with Server(program, models, "--max-body", "1M") as server:
+    # Some of what the description allows asks for as much as the context holds, so that is small.
+    with Server(a.program, {"hybrid": hybrid(a.bake, 256)}, "--max-body", "1M") as server:
         walk(server.url)
 
 
-def with_page(program, models):
+def with_page(a, models):
     browser = needed("chromium", "chromium-browser", "google-chrome", of="Debian: apt install chromium")
     from with_page import talk
 
-    with Server(program, models) as server:
+    with Server(a.program, models) as server:
         talk(server.url, browser, LOCAL / "page.png")
 
 
-def with_balancer(program, models):
+def with_balancer(a, models):
     haproxy = needed("haproxy", of="2.6 or newer; Debian: apt install haproxy")
     from with_balancer import balance
 
-    with Server(program, models) as first, Server(program, models) as second:
+    with Server(a.program, models) as first, Server(a.program, models) as second:
         balance(haproxy, ROOT / "docs" / "serve" / "haproxy.cfg", LOCAL, [first, second], list(models))
 
 
@@ -170,12 +171,12 @@ def main():
     parts = a.only.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--only: expected some of {', '.join(PARTS)}, found {', '.join(unknown)}")
-    models = {"default": ROOT / "artifacts" / "default.loaf", "hybrid": hybrid(a.bake)}
+    models = {"default": ROOT / "artifacts" / "default.loaf", "hybrid": hybrid(a.bake, 4096)}
     missing = []
     for part in parts:
         print(f"-- {part}", flush=True)
         try:
-            globals()[f"with_{part}"](a.program, models)
+            globals()[f"with_{part}"](a, models)
         except Missing as why:
             missing.append(f"{part}: {why}")
     ran = len(parts) - len(missing)

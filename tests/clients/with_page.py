@@ -1,5 +1,6 @@
 """The page at /, in a headless browser: somebody talks to a model, and sees what the page promises to show."""
 
+import json
 import re
 
 from playwright.sync_api import sync_playwright
@@ -10,8 +11,11 @@ def talk(url, browser, picture):
     with sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-quic", "--disable-background-networking"])
         page = chromium.new_page(viewport={"width": 1100, "height": 800})
-        asked, complaints = [], []
+        asked, talks, complaints = [], [], []
         page.on("request", lambda request: asked.append(request.url))
+        # What went out, as roles.
+        roles = lambda request: [m["role"] for m in json.loads(request.post_data)["messages"]]
+        page.on("request", lambda request: talks.append(roles(request)) if request.method == "POST" else None)
         page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(url)
@@ -53,7 +57,8 @@ def talk(url, browser, picture):
         page.fill("#temperature", "1000")
         check("page: a refusal is shown", "temperature" in say("Hot?", 3).inner_text(), page.content())
         page.fill("#temperature", "")
-        check("page: what was refused is forgotten", "failed" not in say("Cold?", 4).locator(".facts").inner_text(), page.content())
+        say("Cold?", 4)
+        check("page: what was refused is forgotten", talks[-1] == talks[-2] and talks[-1][-2:] == ["assistant", "user"], talks)
         # Cleared while somebody talks: the next talk begins anew.
         page.select_option("#model", "hybrid")
         page.fill("#text", "Tell me more.")
@@ -62,8 +67,8 @@ def talk(url, browser, picture):
         page.click("#clear")
         page.locator("#send:enabled").wait_for()
         page.select_option("#model", "default")
-        fresh = say("show free disk space", 1).locator(".facts").inner_text()
-        check("page: cleared while a model talks", "failed" not in fresh, fresh)
+        say("show free disk space", 1)
+        check("page: cleared while a model talks", talks[-1] == ["user"], talks)
         check("page: nothing from elsewhere", all(a.startswith(url) for a in asked), asked)
         # The refusal is the one thing that the browser itself complains of.
         others = [c for c in complaints if "400" not in c]

@@ -179,6 +179,7 @@ fn read(app: &App, f: &mut Fields) -> Result<Read, Refusal> {
         thinking.unsupported("budget_tokens", &[])?;
         thinking.done()?;
     }
+    f.labels(&["cache_control"]);
     Ok(Read { served, loaded, talk })
 }
 

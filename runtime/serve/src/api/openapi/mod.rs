@@ -132,8 +132,9 @@ mod tests {
         assert_eq!(posted, POSTED.into_iter().collect());
         let looked_at = paths.iter().filter(|p| p.1["get"].is_object()).map(|p| p.0.split('{').next().unwrap_or(""));
         assert_eq!(looked_at.collect::<BTreeSet<_>>(), LOOKED_AT.into_iter().chain(NAMED).collect());
-        // What is pointed to is there.
         let text = all.to_string();
+        assert!(!text.contains("\":null"), "a keyword without a value");
+        // What is pointed to is there.
         let pointers: BTreeSet<&str> =
             text.split("\"#/components/schemas/").skip(1).filter_map(|s| s.split('"').next()).collect();
         let schemas = all["components"]["schemas"].as_object().expect("schemas");

@@ -50,10 +50,10 @@ fn or_null(mut schema: Value) -> Value {
     if schema["$ref"].is_string() {
         return any_of(&[schema, json!({ "type": "null" })]);
     }
-    if let Some(all) = schema["anyOf"].as_array_mut() {
+    if let Some(all) = schema.get_mut("anyOf").and_then(Value::as_array_mut) {
         all.push(json!({ "type": "null" }));
     }
-    if let Some(all) = schema["enum"].as_array_mut() {
+    if let Some(all) = schema.get_mut("enum").and_then(Value::as_array_mut) {
         all.push(Value::Null);
     }
     if let Some(kind) = schema["type"].as_str().filter(|kind| *kind != "null").map(str::to_owned) {
@@ -270,7 +270,7 @@ fn anthropic(model: &Value) -> Map<String, Value> {
     let talk = json!({
         "messages": { "type": "array", "items": named("AnthropicMessage"), "minItems": 1 }, "system": named("TextBlocks"),
         "tools": list(named("AnthropicTool")), "tool_choice": object(&["type"], &[choice]),
-        "thinking": object(&["type"], &[thinking]),
+        "thinking": object(&["type"], &[thinking]), "cache_control": label(),
     });
     add("TokenCountRequest", object(&["messages"], &[model.clone(), talk.clone()]));
     let message = json!({
