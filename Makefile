@@ -5,7 +5,7 @@ PYTHON ?= python3
 DEMO = "show the ten largest files under src" "replace foo with bar in every rust file" "how much disk space is free" \
        "compress the logs folder into backup.tar.gz" "undo the last commit but keep the changes"
 
-.PHONY: demo small test serve-clients soak fmt lint docs default-model verify-artifacts test-requests mlx test-mlx cuda-kernels test-cuda test-neon templates-peer bench-kernels bench-bake bench-peers bench-serve bench-mlx
+.PHONY: demo small test serve-clients soak fmt lint docs default-model verify-artifacts test-requests mlx test-mlx cuda-kernels test-cuda test-neon test-page templates-peer bench-kernels bench-bake bench-peers bench-serve bench-mlx
 
 demo:            ## Run the built-in default model on a handful of requests (needs Rust alone).
 	@$(CARGO) build --release -p loaf-cli --bin loaf && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
@@ -14,7 +14,7 @@ small:           ## target/small/loaf-small, the program of at most 4 MB for `ba
 	RUSTFLAGS="-C force-unwind-tables=no" $(CARGO) build --profile small -p loaf-cli --bin loaf-small
 
 test:            ## Pass everything: format, lints, documentation, tests, published artifacts.
-	$(CARGO) fmt --all --check && $(MAKE) lint docs && $(CARGO) test --workspace && $(MAKE) verify-artifacts test-requests test-mlx
+	$(CARGO) fmt --all --check && $(MAKE) lint docs && $(CARGO) test --workspace && $(MAKE) verify-artifacts test-requests test-mlx test-page
 
 mlx:             ## loaf with the MLX backend, in .mlx/cpu/bin or .mlx/cuda13/bin (MLX_VARIANT=cuda13 for NVIDIA; macOS: .mlx/metal/bin).
 	./runtime/mlx/build.sh
@@ -30,6 +30,9 @@ test-cuda:       ## The CUDA suites on a card (and under compute-sanitizer, if i
 
 test-neon:       ## The NEON kernels on emulated CPUs (needs a cross linker and qemu; not part of test).
 	./tests/neon.sh
+
+test-page:       ## A report in a browser, light and dark; says so and passes if there is no Chromium.
+	$(PYTHON) tests/page.py
 
 templates-peer:  ## Published chat templates beside Jinja (downloads packages that carry them; TEMPLATES="FOLDER --only qwen" and more).
 	python3 tests/templates_peer.py $(TEMPLATES)

@@ -14,9 +14,10 @@ use loaf_bake::checkpoint::gguf::GgmlType;
 use loaf_bake::lock::{self, Lock, LockError};
 use loaf_bake::passes::{Pass, Pipeline};
 use loaf_bake::program;
+use loaf_bake::report::measured::Bench;
 use loaf_bake::verify;
 use loaf_bake::weights::{QuantOptions, QuantRule};
-use loaf_bake::{bench, explain, graphs};
+use loaf_bake::{bench, explain, graphs, report};
 use loaf_formats::container::{ArtifactId, Container, SectionKind, hex};
 use loaf_formats::dtype::DType;
 use loaf_formats::experts::{StoredPlane, stored_planes};
@@ -48,6 +49,17 @@ enum Command {
         /// List every tensor.
         #[arg(long)]
         tensors: bool,
+    },
+    /// Write a page about a loaf: layers, weights, memory, ops and hashes.
+    Report {
+        /// The loaf, or a program made by 'bake executable'.
+        file: PathBuf,
+        /// The page to write: one HTML file that needs nothing else.
+        #[arg(short, long)]
+        output: PathBuf,
+        /// What 'loaf bench --ops --json' printed for this loaf.
+        #[arg(long, value_name = "JSON")]
+        bench: Option<PathBuf>,
     },
     /// Print one concrete graph of a loaf, op by op.
     Explain {
@@ -402,6 +414,7 @@ fn run(command: Command) -> Result<()> {
         Command::Executable { file, output, runtime } => executable(&file, &output, runtime),
         Command::Build(args) => run_build(&args),
         Command::Inspect { file, tensors } => inspect(&file, tensors),
+        Command::Report { file, output, bench } => write_report(&file, &output, bench.as_deref()),
         Command::Explain { file, position, phase, rows, proof } => {
             let map = map(&file)?;
             let (container, plan) = open(&map)?;
@@ -568,6 +581,33 @@ fn open(bytes: &[u8]) -> Result<(Container<'_>, VerifiedPlan)> {
     let plan = Plan::decode(container.verify_section(SectionKind::Plan)?)?;
     let plan = plan.verify(container.data().len() as u64)?;
     Ok((container, plan))
+}
+
+/// Longest measurement that is read, in bytes.
+const MAX_BENCH_BYTES: u64 = 16 << 20;
+
+fn write_report(file: &Path, output: &Path, bench: Option<&Path>) -> Result<()> {
+    let at = || file.display().to_string();
+    let map = map(file)?;
+    let (container, plan) = open(&map).with_context(at)?;
+    let measured = match bench {
+        None => None,
+        Some(path) => {
+            let at = || path.display().to_string();
+            let mut bytes = Vec::new();
+            let input = std::fs::File::open(path).with_context(at)?;
+            std::io::Read::read_to_end(&mut std::io::Read::take(input, MAX_BENCH_BYTES), &mut bytes)
+                .with_context(at)?;
+            Some(Bench::read(&bytes, container.artifact_id()).with_context(at)?)
+        }
+    };
+    let name = file.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let page = report::page(&name, &container, &plan, measured.as_ref()).with_context(at)?;
+    let inputs: Vec<&Path> = [Some(file), bench].into_iter().flatten().collect();
+    let written = Output::create(output, &inputs)?;
+    std::io::Write::write_all(&mut written.file(), page.as_bytes()).map_err(written.io("write to it"))?;
+    written.finish()?;
+    print(&format!("{}: {} bytes\nid {}\n", output.display(), page.len(), container.artifact_id()))
 }
 
 /// How many bits a weight takes, and what became of each type of a GGUF model; what a manifest does not say is left out.

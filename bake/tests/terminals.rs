@@ -73,6 +73,7 @@ fn loaves_full_of_escapes_are_shown_without_them() {
     let mut walk = walk();
     let plain = fs::read(VECTOR).expect("a committed vector");
     let (loaf, keys, program) = (walk.at("h.loaf"), walk.at("k.loaf"), text(&walk.at("program")));
+    let page = text(&walk.at("page.html"));
     poison(&plain, &loaf, false);
     poison(&plain, &keys, true);
     let named = walk.at(&format!("n{}.loaf", ESC.replace(['\n', '\r'], "")));
@@ -93,9 +94,15 @@ fn loaves_full_of_escapes_are_shown_without_them() {
             &["diff", VECTOR, &file],
             &["executable", &file, "-o", &program, "--runtime", env!("CARGO_BIN_EXE_bake")],
             &["inspect", &program],
+            &["report", &file, "-o", &page],
         ] {
             walk.run(args);
         }
+        // Text that is copied from a page may land in a terminal.
+        let written = fs::read_to_string(&page).expect("a report");
+        assert_eq!(steers(&written), None, "{file}");
+        assert!(written.contains(r"\u{9b}31m"), "{file}");
+        fs::remove_file(&page).expect("there");
     }
     // Had nothing of the files been printed, nothing would have been tested.
     assert!(walk.escapes() > 100, "{}", walk.escapes());

@@ -1,9 +1,10 @@
 //! A loaf whose every string would steer a terminal; also included by the suite of the `loaf` program.
+#![allow(dead_code, reason = "each suite uses its part")]
 
 use std::path::Path;
 
 use loaf_formats::chat::Chat;
-use loaf_formats::container::{Container, FileLayout, Layout, SectionKind, Writer};
+use loaf_formats::container::{Container, FileLayout, Layout, SectionKind, TensorEntry, Writer};
 use loaf_formats::plan::Plan;
 use serde_json::Value;
 
@@ -17,24 +18,31 @@ pub fn steers(text: &str) -> Option<char> {
 
 /// The value with [`ESC`] behind every string and, if `keys`, every key.
 pub fn poisoned(value: &Value, keys: bool) -> Value {
+    lengthened(value, ESC, keys)
+}
+
+/// The value with `more` behind every string and, if `keys`, every key.
+pub fn lengthened(value: &Value, more: &str, keys: bool) -> Value {
     match value {
-        Value::String(text) => format!("{text}{ESC}").into(),
-        Value::Array(list) => list.iter().map(|v| poisoned(v, keys)).collect(),
+        Value::String(text) => format!("{text}{more}").into(),
+        Value::Array(list) => list.iter().map(|v| lengthened(v, more, keys)).collect(),
         Value::Object(map) => map
             .iter()
-            .map(|(k, v)| (if keys { format!("{k}{ESC}") } else { k.clone() }, poisoned(v, keys)))
+            .map(|(k, v)| (if keys { format!("{k}{more}") } else { k.clone() }, lengthened(v, more, keys)))
             .collect::<serde_json::Map<_, _>>()
             .into(),
         other => other.clone(),
     }
 }
 
-/// Writes the loaf in `bytes` to `path` with what `edit` makes of each section, all hashes fitting.
-pub fn rewrite(bytes: &[u8], path: &Path, edit: impl Fn(SectionKind, &[u8]) -> Vec<u8>) {
+/// Writes the loaf in `bytes` to `path` with `more` behind the names of its tensors and what `edit` makes of each section, all
+/// hashes fitting.
+pub fn rewrite(bytes: &[u8], path: &Path, more: &str, edit: impl Fn(SectionKind, &[u8]) -> Vec<u8>) {
     let container = Container::open(bytes).expect("valid");
     let tensors: Vec<_> = container.tensors().expect("valid").into_iter().filter(|t| t.is_weight()).collect();
     let mut layout = Layout::new();
-    let weights: Vec<_> = tensors.iter().map(|t| layout.weight(&t.name, t.dtype, &t.shape).expect("valid")).collect();
+    let weight = |t: &TensorEntry| layout.weight(&format!("{}{more}", t.name), t.dtype, &t.shape).expect("valid");
+    let weights: Vec<_> = tensors.iter().map(weight).collect();
     let own = |k: &SectionKind| !matches!(k, SectionKind::Weights | SectionKind::HashTree);
     let sections: Vec<(SectionKind, Vec<u8>)> =
         SectionKind::ALL.into_iter().filter(own).filter_map(|k| Some((k, edit(k, container.section(k)?)))).collect();
@@ -50,7 +58,7 @@ pub fn rewrite(bytes: &[u8], path: &Path, edit: impl Fn(SectionKind, &[u8]) -> V
 
 /// Poisons the strings of a loaf's sections; with `keys`, their keys too, where the section then still is one.
 pub fn poison(bytes: &[u8], path: &Path, keys: bool) {
-    rewrite(bytes, path, |kind, section| match kind {
+    rewrite(bytes, path, "", |kind, section| match kind {
         SectionKind::Manifest => poisoned(&serde_json::from_slice(section).expect("JSON"), keys).to_string().into(),
         SectionKind::Golden if keys => {
             poisoned(&serde_json::from_slice(section).expect("JSON"), keys).to_string().into()

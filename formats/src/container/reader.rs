@@ -224,6 +224,11 @@ impl Leaves<'_> {
         self.hashes.len() as u64
     }
 
+    /// Their hashes, in order.
+    pub fn hashes(&self) -> &[Digest] {
+        self.hashes
+    }
+
     /// Proves leaf `ix` and returns its length in bytes.
     ///
     /// # Errors

@@ -1,60 +1,29 @@
-//! `loaf pull`, started as a process, against a server on this machine that speaks the hub's API.
+//! `loaf pull`, started as a process, against servers on this machine that speak the hub's API.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+#[path = "../../../hub/tests/common/server.rs"]
+mod server;
+
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use loaf_formats::container::{Container, hex};
-use sha2::{Digest, Sha256};
-
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+use loaf_formats::container::Container;
+use server::{Manner, Repository, blobs, cache, sha256};
 
 fn tiny() -> Vec<u8> {
     std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vectors/tiny.loaf")).expect("committed")
 }
 
-/// Serves the repository `some/model` with `files` in it; returns the address.
-fn hub(files: Vec<(&'static str, Vec<u8>)>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = format!("http://{}", listener.local_addr().expect("bound"));
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.expect("a connection");
-            let mut lines = BufReader::new(stream.try_clone().expect("a socket")).lines();
-            let first = lines.next().and_then(Result::ok).unwrap_or_default();
-            while lines.next().and_then(Result::ok).is_some_and(|line| !line.is_empty()) {}
-            let (method, path) = first.split_once(' ').unwrap_or_default();
-            let path = path.split(' ').next().unwrap_or_default();
-            let names: Vec<String> = files.iter().map(|(name, _)| format!(r#"{{"rfilename":"{name}"}}"#)).collect();
-            let list = format!(r#"{{"sha":"{COMMIT}","siblings":[{}]}}"#, names.join(","));
-            let file = path.strip_prefix("/some/model/resolve/main/");
-            let found = match path {
-                "/api/models/some/model/revision/main" => Some(list.as_bytes()),
-                _ => files.iter().find(|(name, _)| Some(*name) == file).map(|(_, bytes)| bytes.as_slice()),
-            };
-            let status = if found.is_some() { 200 } else { 404 };
-            let body = found.unwrap_or_default();
-            let head = format!(
-                "HTTP/1.1 {status} X\r\nConnection: close\r\nContent-Length: {}\r\nETag: \"{}\"\r\nX-Repo-Commit: {COMMIT}\r\n\r\n",
-                body.len(),
-                hex(&Sha256::digest(body).into())
-            );
-            let _ = stream.write_all(head.as_bytes());
-            let _ = stream.write_all(if method == "HEAD" { &[] } else { body });
-            let _ = stream.shutdown(std::net::Shutdown::Write);
-            let _ = stream.read_to_end(&mut Vec::new());
-        }
-    });
-    address
+fn loaf(home: &Path, hub: &str, args: &[&str]) -> Output {
+    loaf_with(home, hub, None, args)
 }
 
-fn loaf(home: &Path, hub: &str, args: &[&str]) -> Output {
+fn loaf_with(home: &Path, hub: &str, token: Option<&str>, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_loaf"));
     command.args(args).env("LOAF_HOME", home.join("loaf")).env("HF_HOME", home.join("hf")).env("HF_ENDPOINT", hub);
-    for name in ["HF_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE", "LOAF_MODEL"] {
+    for name in ["HF_HUB_CACHE", "HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE", "LOAF_MODEL"] {
         command.env_remove(name);
     }
+    token.map(|token| command.env("HF_TOKEN", token));
     command.stdin(Stdio::null()).output().expect("an executable")
 }
 
@@ -65,7 +34,9 @@ fn said(output: &Output) -> String {
 #[test]
 fn a_pulled_loaf_has_a_name_and_answers() {
     let home = tempfile::tempdir().expect("a folder");
-    let hub = hub(vec![("README.md", b"words".to_vec()), ("tiny-1.loaf", tiny())]);
+    let files = vec![("README.md", b"words".to_vec()), ("tiny-1.loaf", tiny())];
+    let repository = Repository::new(files, Manner::Plain, false);
+    let hub = repository.hub.address.clone();
     let output = loaf(home.path(), &hub, &["pull", "hf:some/model"]);
     assert!(output.status.success(), "{}", said(&output));
     let id = Container::open(&tiny()).expect("a loaf").artifact_id().to_string();
@@ -92,12 +63,14 @@ fn a_pulled_loaf_has_a_name_and_answers() {
 #[test]
 fn what_cannot_be_pulled_is_said_in_one_line() {
     let home = tempfile::tempdir().expect("a folder");
-    let address = hub(vec![
+    let files = vec![
         ("a.loaf", tiny()),
         ("b.loaf", tiny()),
         ("no.loaf", b"no loaf at all".to_vec()),
         ("c.gguf", b"GGUF".to_vec()),
-    ]);
+    ];
+    let repository = Repository::new(files, Manner::Plain, false);
+    let address = repository.hub.address.clone();
     let fails = |args: &[&str], code: i32, part: &str| {
         let output = loaf(home.path(), &address, args);
         assert_eq!(output.status.code(), Some(code), "{}", said(&output));
@@ -116,4 +89,85 @@ fn what_cannot_be_pulled_is_said_in_one_line() {
         output.status.success() && String::from_utf8_lossy(&output.stdout).trim().ends_with("c.gguf"),
         "{output:?}"
     );
+}
+
+/// Pulls and asks: the ids of an answer, or the one line that says why there is none.
+fn answer(home: &Path, repository: &Repository, token: Option<&str>) -> Result<String, String> {
+    let hub = &repository.hub.address;
+    let output = loaf_with(home, hub, token, &["pull", "hf:some/model:deep/tiny.loaf"]);
+    if !output.status.success() {
+        let said = said(&output);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+        assert!(!home.join("loaf/models/tiny.loaf").exists());
+        return Err(said);
+    }
+    let answer = loaf(home, hub, &["run", "-m", "tiny", "--ids", "1,2,3", "-n", "4", "--greedy"]);
+    assert!(answer.status.success(), "{}", said(&answer));
+    Ok(String::from_utf8(answer.stdout).expect("ids"))
+}
+
+/// The ids that the file gives where it was never on a hub.
+fn wanted() -> String {
+    let home = tempfile::tempdir().expect("a folder");
+    let path = home.path().join("tiny.loaf");
+    std::fs::write(&path, tiny()).expect("writable");
+    let model = path.to_str().expect("UTF-8");
+    let answer =
+        loaf(home.path(), "http://127.0.0.1:9", &["run", "-m", model, "--ids", "1,2,3", "-n", "4", "--greedy"]);
+    assert!(answer.status.success(), "{}", said(&answer));
+    String::from_utf8(answer.stdout).expect("ids")
+}
+
+fn repository(manner: Manner, private: bool) -> Repository {
+    Repository::new(vec![("deep/tiny.loaf", tiny())], manner, private)
+}
+
+#[test]
+fn a_cut_pull_is_taken_up_by_the_next() {
+    let (home, repository) =
+        (tempfile::tempdir().expect("a folder"), repository(Manner::Stops { bytes: 4_321 }, false));
+    let error = answer(home.path(), &repository, None).expect_err("cut");
+    assert!(error.contains("after 4321 of ") && error.contains("the next run goes on from there"), "{error}");
+    assert_eq!(blobs(&home.path().join("hf")), [format!("{}.incomplete", sha256(&tiny()))]);
+    let before = repository.store.ranges().len();
+    repository.becomes(Manner::Plain);
+    assert_eq!(answer(home.path(), &repository, None), Ok(wanted()));
+    assert_eq!(repository.store.ranges()[before..], [Some("bytes=4321-".to_string())]);
+    assert_eq!(blobs(&home.path().join("hf")), [sha256(&tiny())]);
+}
+
+#[test]
+fn wrong_bytes_are_refused_and_nothing_of_them_stays() {
+    for manner in [Manner::Lies, Manner::TooMuch] {
+        let (home, repository) = (tempfile::tempdir().expect("a folder"), repository(manner, false));
+        let error = answer(home.path(), &repository, None).expect_err("refused");
+        assert!(error.contains("some/model/deep/tiny.loaf: "), "{error}");
+        assert_eq!(blobs(&home.path().join("hf")), [""; 0]);
+        repository.becomes(Manner::Plain);
+        assert_eq!(answer(home.path(), &repository, None), Ok(wanted()));
+    }
+}
+
+#[test]
+fn a_private_repository_wants_a_token_which_goes_to_the_hub_alone() {
+    let (home, repository) = (tempfile::tempdir().expect("a folder"), repository(Manner::Plain, true));
+    let error = answer(home.path(), &repository, None).expect_err("refused");
+    assert!(error.contains("the hub answers 401") && error.contains("a token in HF_TOKEN may open it"), "{error}");
+    let error = answer(home.path(), &repository, Some("hf_wrong")).expect_err("refused");
+    assert!(error.contains("the token does not open it") && !error.contains("hf_wrong"), "{error}");
+    assert_eq!(repository.store.requests().len(), 0);
+    assert_eq!(answer(home.path(), &repository, Some("hf_secret")), Ok(wanted()));
+    assert_eq!(repository.store.tokens(), [None]);
+}
+
+#[test]
+fn what_another_program_fetched_is_not_asked_for() {
+    let (home, repository) = (tempfile::tempdir().expect("a folder"), repository(Manner::Plain, false));
+    cache(&home.path().join("hf"), &[("deep/tiny.loaf", tiny())]);
+    assert_eq!(answer(home.path(), &repository, None), Ok(wanted()));
+    assert_eq!(repository.asked(), 0);
+    // Without a name of the file only the hub knows which loaves there are.
+    let listed = loaf(home.path(), &repository.hub.address, &["pull", "hf:some/model", "--name", "listed"]);
+    assert!(listed.status.success(), "{}", said(&listed));
+    assert_eq!((repository.asked(), repository.store.requests().len()), (1, 0));
 }
