@@ -191,7 +191,6 @@ def load(server, clients, a, seed):
     threads = [threading.Thread(target=client, args=(n,)) for n in range(clients)]
     for t in threads:
         t.start()
-    # A first request, so that nothing is made only now.
     barrier.wait()
     start = time.perf_counter()
     for t in threads:
@@ -265,22 +264,28 @@ def measure_follow(name, model, llama, a, results):
         with tempfile.TemporaryDirectory(dir=LOCAL) as folder:
             more = ["--cache-dir", folder]
             server = Loaf(model["loaf"], a.threads, *more)
-            first, _, said = ask(server, history, ANSWER)
-            add("loaf, cold", first)
-            # The history is a conversation of its own each time; what follows is asked thrice, each with other words.
-            for k in range(3):
-                add("loaf, follow-up", ask(server, history + said + [1000 + k] + new[1:], ANSWER)[0])
-            server.stop()
+            try:
+                first, _, said = ask(server, history, ANSWER)
+                add("loaf, cold", first)
+                # The history is a conversation of its own each time; what follows is asked thrice, each with other words.
+                for k in range(3):
+                    add("loaf, follow-up", ask(server, history + said + [1000 + k] + new[1:], ANSWER)[0])
+            finally:
+                server.stop()
             server = Loaf(model["loaf"], a.threads, *more)
-            add("loaf, follow-up after a restart", ask(server, history + said + [2000] + new[1:], ANSWER)[0])
-            server.stop()
+            try:
+                add("loaf, follow-up after a restart", ask(server, history + said + [2000] + new[1:], ANSWER)[0])
+            finally:
+                server.stop()
         if llama and model.get("gguf"):
             server = Llama(llama, model["gguf"], a.threads, 1, CONTEXT, "-fa", "auto")
-            first, _, said = ask(server, history, ANSWER)
-            add("llama.cpp, cold", first)
-            for k in range(3):
-                add("llama.cpp, follow-up", ask(server, history + said + [1000 + k] + new[1:], ANSWER)[0])
-            server.stop()
+            try:
+                first, _, said = ask(server, history, ANSWER)
+                add("llama.cpp, cold", first)
+                for k in range(3):
+                    add("llama.cpp, follow-up", ask(server, history + said + [1000 + k] + new[1:], ANSWER)[0])
+            finally:
+                server.stop()
     middle = {figure: statistics.median(values) for figure, values in samples.items()}
     alone = middle["the new tokens alone"]
     lines = [f"## {name}: a follow-up after {a.history} tokens", "", "| time to first token, ms | median | least | most | wanted |", "|---|---:|---:|---:|---|"]

@@ -76,6 +76,7 @@ fn operands(kind: OpKind, attrs: &[u64]) -> Vec<RawOperand> {
         let number: &dyn Fn(u64) -> u64 = match spec.name {
             "order" => &|i| i,
             "starts" => &|i| i * slots / (count - 1),
+            "ids" if kind == OpKind::ExpertSort => &|i| i * 7 % attrs[2],
             "ids" | "select" => &|i| i * 7 % attrs[1],
             _ => continue,
         };

@@ -40,8 +40,11 @@ impl Html {
     /// What lets a browser run this script and use this style, and nothing else from anywhere.
     pub(super) fn policy(&mut self, style: &str, script: &str) -> &mut Html {
         let hash = |text: &str| base64(&Sha256::digest(text.as_bytes()));
-        let policy =
-            format!("default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'", hash(style), hash(script));
+        let policy = format!(
+            "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'",
+            hash(style),
+            hash(script)
+        );
         self.markup("<meta http-equiv=\"Content-Security-Policy\"").attr("content", policy).markup(">\n")
     }
 

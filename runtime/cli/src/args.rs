@@ -209,7 +209,7 @@ pub(crate) struct ComputeArgs {
     /// for small models]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Map weights when they are first read, not ahead: less memory counts as this program's, first tokens come slower
+    /// Map weights when they are first read, and not ahead of that, so that less memory counts as this program's
     #[arg(long)]
     pub no_map_ahead: bool,
     /// Print timings and sizes on standard error

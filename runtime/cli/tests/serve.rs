@@ -121,14 +121,22 @@ fn a_signal_lets_answers_end_writes_the_cache_and_ends_the_server_well() {
 #[test]
 fn a_second_signal_waits_for_nobody() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let mut server = Server::start(folder.path(), &["--grace", "3600"]);
-    // A request whose body does not come: the server waits for it for half a minute.
-    let mut slow = TcpStream::connect(&server.address).expect("a server that listens");
-    let head = "host: localhost\r\nexpect: 100-continue\r\ncontent-length: 100";
-    slow.write_all(format!("POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n").as_bytes()).expect("it listens");
-    let mut line = String::new();
-    BufReader::new(slow.try_clone().expect("a socket")).read_line(&mut line).expect("a line");
-    assert_eq!(line, "HTTP/1.1 100 Continue\r\n");
+    // As few connections as there can be, all of them taken.
+    let mut server = Server::start(folder.path(), &["--grace", "3600", "--max-connections", "1"]);
+    let most = 3;
+    // Requests whose bodies do not come: the server waits for them for half a minute.
+    let _slow: Vec<TcpStream> = (0..most)
+        .map(|_| {
+            let mut slow = TcpStream::connect(&server.address).expect("a server that listens");
+            let head = "host: localhost\r\nexpect: 100-continue\r\ncontent-length: 100";
+            let request = format!("POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n");
+            slow.write_all(request.as_bytes()).expect("it listens");
+            let mut line = String::new();
+            BufReader::new(slow.try_clone().expect("a socket")).read_line(&mut line).expect("a line");
+            assert_eq!(line, "HTTP/1.1 100 Continue\r\n");
+            slow
+        })
+        .collect();
     server.signal(libc::SIGTERM);
     // The first signal has been heard when nobody listens any more.
     let start = Instant::now();

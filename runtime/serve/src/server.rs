@@ -251,7 +251,11 @@ async fn accept<L: Listener>(
     mut stopped: watch::Receiver<bool>,
 ) {
     loop {
-        let Ok(permit) = connections.clone().acquire_owned().await else { return };
+        let permit = tokio::select! {
+            permit = connections.clone().acquire_owned() => permit,
+            _ = stopped.wait_for(|stop| *stop) => return,
+        };
+        let Ok(permit) = permit else { return };
         let accepted = tokio::select! {
             accepted = listener.next() => accepted,
             _ = stopped.wait_for(|stop| *stop) => return,
@@ -372,7 +376,7 @@ impl Gate {
                 return Err(Refusal::new(403, "origin: pages of other origins are not answered"));
             }
         }
-        if self.keys.is_empty() || path == "/health" || path == "/" {
+        if self.keys.is_empty() || matches!(path, "/health" | "/v1/health" | "/") {
             return Ok(());
         }
         let bearer = one(AUTHORIZATION)?.and_then(|v| v.strip_prefix("Bearer ")).map(str::trim);

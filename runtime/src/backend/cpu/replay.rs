@@ -76,8 +76,9 @@ fn matrix(call: &OpCall<'_>) -> Option<Prefetch> {
         OpKind::LinearDense => (linear_dense::Operands::of(call.operands).weight[0], kernels::DENSE_ROWS),
         _ => return None,
     };
-    let row = weight.row_stride * weight.dtype.bytes() as usize;
-    Some(Prefetch::new(weight.ptr, kernels::units(call), rows * row))
+    // A single row's stride is not bounded by anything; these are hints.
+    let row = weight.row_stride.wrapping_mul(weight.dtype.bytes() as usize);
+    Some(Prefetch::new(weight.ptr, kernels::units(call), rows.wrapping_mul(row)))
 }
 
 /// Memory each worker may use during an op; a region of its own per worker.
