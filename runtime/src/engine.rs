@@ -36,6 +36,7 @@ use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::{Chooser, Device, DeviceError, Limits, Part, SlotRun};
 use crate::model::Model;
 use crate::op_times::OpTimes;
+use crate::sample::SamplerOptions;
 use crate::sequence::{Sequence, Slots, Snapshot};
 
 pub use crate::backend::cpu::CpuOptions as EngineOptions;
@@ -576,9 +577,9 @@ impl Engine {
         self.device.watch_ops(times)
     }
 
-    /// Choosing tokens on the device, where it can.
-    pub fn chooser(&mut self) -> Option<&mut dyn Chooser> {
-        self.device.chooser()
+    /// Choosing tokens on the device, where it can do so by these options, and tell their log-probabilities if they are wanted.
+    pub fn chooser(&mut self, options: &SamplerOptions, log_probs: bool) -> Option<&mut dyn Chooser> {
+        self.device.chooser(options, log_probs)
     }
 
     /// Tells the sequence of a token that the device chose and evaluates itself.

@@ -592,10 +592,12 @@ pub fn run(
     if generation.options.mark_prompt && engine.limits().versions > 1 {
         engine.mark(sequence)?;
     }
-    let constrained = generation.constraint.is_some();
-    let result = if generation.need() == Need::Choose && !constrained && engine.chooser().is_some() {
+    let (constrained, sampler, log_probs) =
+        (generation.constraint.is_some(), generation.options.sampler, generation.options.log_probs);
+    let choosing = generation.need() == Need::Choose && !constrained;
+    let result = if choosing && engine.chooser(&sampler, log_probs).is_some() {
         let result = choose_on_device(engine, sequence, generation, &mut report, listener);
-        if let Some(chooser) = engine.chooser() {
+        if let Some(chooser) = engine.chooser(&sampler, log_probs) {
             chooser.end();
         }
         result
@@ -659,8 +661,9 @@ fn choose_on_device(
     let fails = |e| GenerateError::Engine(EngineError::Device(e));
     let context = engine.context();
     let known = generation.sampler.vocab() as u32;
-    if let Some(chooser) = engine.chooser() {
-        chooser.start(&generation.options.sampler, known, generation.prompt()).map_err(fails)?;
+    let (sampler, log_probs) = (generation.options.sampler, generation.options.log_probs);
+    if let Some(chooser) = engine.chooser(&sampler, log_probs) {
+        chooser.start(&sampler, known, generation.prompt()).map_err(fails)?;
     }
     loop {
         match generation.need() {
@@ -673,10 +676,10 @@ fn choose_on_device(
             Need::Choose => {
                 let pos = sequence.position();
                 let more = generation.wants_more() && pos < context;
-                let chooser = engine.chooser().ok_or(GenerateError::EmptyPrompt)?;
-                let (id, p) = chooser.next(pos, more).map_err(fails)?;
-                generation.chosen(id, Some(f64::from(p)));
-                tell(generation, report, id, listener);
+                let chooser = engine.chooser(&sampler, log_probs).ok_or(GenerateError::EmptyPrompt)?;
+                let choice = chooser.next(pos, more).map_err(fails)?.ok_or(SampleError::NoCandidate)?;
+                generation.chosen(choice.id, choice.log_prob.map(f64::from));
+                tell(generation, report, choice.id, listener);
             }
         }
     }

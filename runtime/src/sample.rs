@@ -63,6 +63,12 @@ impl SamplerOptions {
         }
     }
 
+    /// Whether the best token is taken and nothing changes which that is.
+    pub fn is_plainly_greedy(&self) -> bool {
+        let Self { temperature, repetition_penalty, presence_penalty, frequency_penalty, .. } = *self;
+        [temperature, repetition_penalty - 1.0, presence_penalty, frequency_penalty] == [0.0; 4]
+    }
+
     /// Whether every value is in its range.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! (`make test-cuda`), on the first card there is.
 #![cfg(target_os = "linux")]
 
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use loaf_bake::build::BuildOptions;
@@ -9,11 +10,13 @@ use loaf_bake::weights::QuantOptions;
 use loaf_formats::dtype::DType;
 use loaf_runtime::backend::DeviceError;
 use loaf_runtime::backend::cuda::driver::Driver;
-use loaf_runtime::backend::cuda::launch::Kernel;
+use loaf_runtime::backend::cuda::launch::{CHOICE_ROOM, Choose, Kernel, Launch};
 use loaf_runtime::backend::cuda::nvidia::Nvidia;
-use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions};
+use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions, PTX};
+use loaf_runtime::generate;
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::{Engine, EngineError, Model, Sequence, Session};
+use loaf_runtime::sample::best;
+use loaf_runtime::{Engine, EngineError, GenerateOptions, Generation, Model, Sequence, Session};
 use loaf_tests::gpu::{Emulated, Record, Work};
 use loaf_tests::{
     Baked, Expected, assert_bits, bake, bake_dir, decode_logits, fixture, fixtures, prefill_logits, session,
@@ -82,6 +85,10 @@ fn length(few: usize) -> usize {
     if has_card() { 120 } else { few }
 }
 
+fn four_bits(group: u64) -> QuantOptions {
+    QuantOptions { bits: Some(4), group, ..QuantOptions::default() }
+}
+
 #[test]
 fn every_family_has_the_bits_of_the_cpu() {
     for name in fixtures("hf") {
@@ -101,7 +108,7 @@ fn every_stored_format_has_the_bits_of_the_cpu() {
 #[test]
 fn every_width_has_the_bits_of_the_cpu() {
     for (bits, group) in [(2, 32), (3, 64), (4, 32), (4, 64), (5, 32), (6, 64), (8, 32)] {
-        let quant = QuantOptions { bits: Some(bits), group, ..QuantOptions::default() };
+        let quant = QuantOptions { bits: Some(bits), ..four_bits(group) };
         let baked = bake("stories260k", &BuildOptions { quant, ..BuildOptions::default() });
         check(&format!("stories260k q{bits}g{group}"), &baked.loaf, &text(500, length(2)));
     }
@@ -110,9 +117,10 @@ fn every_width_has_the_bits_of_the_cpu() {
 /// Prompts whose products are tiles: several tiles of rows, and rows and outputs that do not fill the last.
 #[test]
 fn prompts_by_tiles_have_the_bits_of_the_cpu() {
-    let quant = |bits, group| QuantOptions { bits: Some(bits), group, ..QuantOptions::default() };
-    let made =
-        |bits, group| bake("stories260k", &BuildOptions { quant: quant(bits, group), ..BuildOptions::default() });
+    let made = |bits, group| {
+        let quant = QuantOptions { bits: Some(bits), ..four_bits(group) };
+        bake("stories260k", &BuildOptions { quant, ..BuildOptions::default() })
+    };
     let mut all = vec![("q4g32", made(4, 32)), ("q4g64", made(4, 64)), ("q6g64", made(6, 64))];
     for name in ["mlx/qwen3_5_mxfp4", "mlx/qwen3_moe_affine8", "mlx/qwen3_next_affine4"] {
         all.push((name, bake(name, &BuildOptions::default())));
@@ -154,10 +162,6 @@ fn one_layer(hidden: u64, intermediate: u64, heads: [u64; 3], options: &BuildOpt
         ("max_position_embeddings", 600),
     ];
     random("configs/qwen3_0_6b", &numbers, options)
-}
-
-fn four_bits(group: u64) -> QuantOptions {
-    QuantOptions { bits: Some(4), group, ..QuantOptions::default() }
 }
 
 /// Attention of prompts by tiles: each size of heads, groups that do not fill a tile, caches of both types, windows, blocks that are merged.
@@ -265,8 +269,7 @@ fn short_attention_has_the_bits_of_the_cpu_over_many_blocks() {
 /// More than two blocks of attention, so that blocks are put aside and merged.
 #[test]
 fn long_texts_have_the_bits_of_the_cpu() {
-    let quant = QuantOptions { bits: Some(4), group: 64, ..QuantOptions::default() };
-    let baked = bake("stories260k", &BuildOptions { quant, ..BuildOptions::default() });
+    let baked = bake("stories260k", &BuildOptions { quant: four_bits(64), ..BuildOptions::default() });
     let (n, last) = if has_card() { (510, 130) } else { (257, 2) };
     let ids = text(500, n);
     let mut cpu = session(&baked.loaf, Kernels::detect(), 2);
@@ -371,6 +374,118 @@ fn a_token_is_one_launch_and_one_wait() {
     assert!(others.is_empty(), "{others:?}");
 }
 
+/// Greedy answers to a prompt, until `stop`: ids, position, and the logits of what then follows a token.
+fn answer(mut session: Session, prompt: &[u32], n: usize, stop: &[u32]) -> (Vec<u32>, u32, Vec<f32>) {
+    let Session { engine, sequence } = &mut session;
+    let options = GenerateOptions { max_tokens: Some(n), stop_ids: stop.to_vec(), ..GenerateOptions::default() };
+    let mut generation = Generation::new(engine.model(), None, prompt, 0, options).expect("valid options");
+    generate::run(engine, sequence, &mut generation, &mut |_, _| ControlFlow::Continue(())).expect("a run");
+    let (ids, pos) = (generation.ids().to_vec(), sequence.position());
+    (ids, pos, session.decode(7).expect("a step").to_vec())
+}
+
+/// Tokens are chosen on the device, a step ahead; the last step is taken back where nothing follows it, after even and odd numbers of them.
+#[test]
+fn tokens_chosen_on_the_device_are_those_that_the_cpu_chooses() {
+    for name in ["hf/qwen3", "hf/qwen3_next"] {
+        let baked = bake(name, &BuildOptions::default());
+        let prompt = &Expected::read(name).ids[..5];
+        let cpu = || session(&baked.loaf, Kernels::detect(), 1);
+        let (all, ..) = answer(cpu(), prompt, 8, &[]);
+        let cases = [(4, vec![all[1]]), (4, vec![all[2]]), (8, vec![]), (8, vec![all[5]]), (1, vec![])];
+        // Interpreted, every step takes long.
+        for (n, stop) in cases.into_iter().take(if has_card() { 5 } else { 2 }) {
+            let want = answer(cpu(), prompt, n, &stop);
+            let ways = if has_card() { ways().to_vec() } else { vec![options()] };
+            for options in ways {
+                let got = answer(cuda(&baked.loaf, options), prompt, n, &stop);
+                assert_eq!((&got.0, got.1), (&want.0, want.1), "{name}");
+                assert_bits(name, &[got.2], std::slice::from_ref(&want.2));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_that_the_device_chooses_is_one_launch_and_no_logits() {
+    let baked = bake("hf/qwen3", &BuildOptions::default());
+    let (mut engine, record) = recorded(&baked.loaf, options()).expect("room");
+    let mut sequence = engine.sequence().expect("a slot");
+    engine.eval(&mut sequence, &[1, 2, 3]).expect("a prompt");
+    let greedy = GenerateOptions::default().sampler;
+    assert!(engine.chooser(&greedy, true).is_none(), "log-probabilities are computed by the host");
+    let chooser = engine.chooser(&greedy, false).expect("a device that chooses");
+    chooser.start(&greedy, 10, &[]).expect("started");
+    chooser.next(3, true).expect("a step").expect("a token");
+    record.lock().expect("one thread").calls.clear();
+    for pos in 4..7 {
+        chooser.next(pos, true).expect("a step").expect("a token");
+    }
+    let calls = record.lock().expect("one thread").calls.clone();
+    assert_eq!(calls, [("replay", 3), ("mark", 3), ("wait_for", 3)].into_iter().collect());
+    chooser.end();
+}
+
+/// Ties, zeros of both signs, NaNs and infinities: the rules of [`best`], for any number of known tokens.
+#[test]
+fn the_device_chooses_by_the_rules_of_the_sampler() {
+    const VOCAB: usize = 70_000;
+    let mut driver = driver();
+    driver.enter().expect("a card");
+    let cubin = include_bytes!("../../runtime/src/backend/cuda/kernels/loaf.sm_90a.cubin");
+    let image: &[u8] = if driver.card().capability == (9, 0) { cubin } else { PTX.as_bytes() };
+    let choose = driver.load(image, &["choose"]).expect("compiled kernels")[0];
+    // Head, run, row and id, as they lie in the memory of a step.
+    let host = driver.pinned(VOCAB * 4 + 256).expect("memory");
+    let device = driver.allocate((VOCAB * 4 + 256) as u64).expect("memory");
+    let (parts, results) = (driver.allocate(CHOICE_ROOM).expect("memory"), driver.pinned(64).expect("memory"));
+    driver.fill(parts, 0, CHOICE_ROOM as usize).expect("a fill");
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    let noise = |i: usize| ((i * 7919) % 1009) as f32 - 2000.0;
+    let cases: [(&[(usize, f32)], usize); 9] = [
+        (&[(900, 5.0), (40_000, 5.0), (899, 4.9)], VOCAB),
+        (&[(69_999, 5.0)], VOCAB),
+        (&[(69_999, 5.0), (11, 3.0)], 69_999),
+        (&[(5, -0.0), (3, 0.0), (4, -0.0)], VOCAB),
+        (&[(5, 0.0), (3, -0.0)], VOCAB),
+        (&[(7, nan), (8, 1.0), (33_000, nan), (33_001, 1.0)], VOCAB),
+        (&[(7, inf), (6, f32::MAX), (9, inf)], VOCAB),
+        (&[(0, nan), (1, -inf)], 2),
+        (&[(0, -inf), (1, nan), (2, f32::MIN)], 3),
+    ];
+    for (i, (special, known)) in cases.into_iter().enumerate() {
+        let mut logits: Vec<f32> = (0..VOCAB).map(noise).collect();
+        special.iter().for_each(|(at, x)| logits[*at] = *x);
+        let pos = 10 + i as u32;
+        // Runs and tokens that may be chosen; a run: first, rows, position, nothing, cache, from, to, stride; a row: run, position, cache; the id.
+        let mut words = [0u32; 64];
+        (words[0], words[1], words[6]) = (1, known as u32, pos - 1);
+        (words[10], words[12], words[17], words[20]) = (111, 222, pos - 1, 77);
+        // SAFETY: pinned memory of that length, which nothing else uses until the copy is waited for.
+        unsafe {
+            std::ptr::copy_nonoverlapping(logits.as_ptr().cast::<u8>(), host.at, VOCAB * 4);
+            std::ptr::copy_nonoverlapping(words.as_ptr().cast::<u8>(), host.at.add(VOCAB * 4), 256);
+        }
+        driver.copy_in(device, host, 0, VOCAB * 4 + 256).expect("a copy");
+        let head = device + VOCAB as u64 * 4;
+        let (run, row, id) = (head + 16, head + 64, head + 80);
+        let (counter, results_at) = (parts + CHOICE_ROOM - 8, results.at as u64);
+        let p = Choose { logits: device, head, run, row, id, parts, counter, results: results_at };
+        let Launch { shape, parameter, .. } = p.launch();
+        driver.launch(choose, shape, parameter.bytes()).expect("a launch");
+        driver.copy_out(host, 0, head, 256).expect("a copy");
+        driver.wait().expect("an end");
+        // SAFETY: as above; the copy is done.
+        let (got, after) = unsafe {
+            let got = results.at.cast::<u32>().add(4 * (pos as usize & 3)).read_volatile();
+            (got, std::slice::from_raw_parts(host.at.cast::<u32>(), 64))
+        };
+        let want = best(&logits[..known]).map(|b| b.0);
+        assert_eq!((got != u32::MAX).then_some(got), want, "case {i}");
+        assert_eq!((after[6], after[10], after[12], after[17], after[20]), (pos, 222, 111, pos, want.unwrap_or(0)));
+    }
+}
+
 /// Blocks of one launch must not depend on each other, apart from whichever comes last.
 #[test]
 fn the_order_of_blocks_does_not_matter() {
@@ -389,8 +504,7 @@ fn the_order_of_blocks_does_not_matter() {
 
 #[test]
 fn a_fused_step_has_few_launches() {
-    let quant = QuantOptions { bits: Some(4), group: 32, ..QuantOptions::default() };
-    let baked = bake("stories260k", &BuildOptions { quant, ..BuildOptions::default() });
+    let baked = bake("stories260k", &BuildOptions { quant: four_bits(32), ..BuildOptions::default() });
     let count = |fused: bool| {
         let (mut engine, record) = recorded(&baked.loaf, CudaOptions { fused, ..options() }).expect("room");
         let mut sequence = engine.sequence().expect("a slot");
@@ -494,7 +608,7 @@ fn compiled_kernels_keep_to_their_registers_and_stack() {
         let threads = match name.as_str() {
             "expert_sort" => 1024,
             "gdn_scan_128" => 64,
-            "attention_row_64" | "attention_row_128" => 512,
+            "choose" => 512,
             _ => 256,
         };
         assert!(registers > 0 && registers * threads <= 65536, "{name}: {registers} registers of {threads} threads");
@@ -553,9 +667,8 @@ fn a_hybrid_mixture_of_true_shape_has_the_bits_of_the_cpu() {
 /// Mixtures and hybrids whose routers, gates and experts are quantised, too.
 #[test]
 fn quantised_hybrids_have_the_bits_of_the_cpu() {
-    let quant = QuantOptions { bits: Some(4), group: 32, ..QuantOptions::default() };
     for name in ["hf/qwen3_next", "hf/qwen3_5_moe", "hf/qwen3"] {
-        let baked = bake(name, &BuildOptions { quant: quant.clone(), ..BuildOptions::default() });
+        let baked = bake(name, &BuildOptions { quant: four_bits(32), ..BuildOptions::default() });
         check(name, &baked.loaf, &text(baked.loaf.plan().vocab, length(4)));
     }
 }

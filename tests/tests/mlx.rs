@@ -368,7 +368,7 @@ fn a_sequence_can_start_over_and_step_back() {
         s.rewind(0).expect("a session can always start over");
         assert_bits(name, &play(&mut s, &ids[..10]), &want[..10]);
         // A step is submitted ahead and taken back.
-        let chooser = s.engine.chooser().expect("a device that chooses");
+        let chooser = s.engine.chooser(&SamplerOptions::default(), true).expect("a device that chooses");
         chooser.start(&SamplerOptions::default(), 10, &[]).expect("started");
         chooser.next(10, true).expect("a token");
         chooser.end();

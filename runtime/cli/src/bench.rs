@@ -186,7 +186,7 @@ impl Runner<'_> {
         let Session { engine, sequence } = &mut *self.session;
         engine.pretend(sequence, self.context).map_err(Failure::runtime)?;
         let ids: Vec<u32> = (0..n).map(|_| self.id()).collect();
-        if phase == Phase::Decode && self.session.engine.chooser().is_some() {
+        if phase == Phase::Decode && self.session.engine.chooser(&SamplerOptions::default(), false).is_some() {
             return self.sample(ids[0], n);
         }
         let start = Instant::now();
@@ -203,8 +203,9 @@ impl Runner<'_> {
     fn sample(&mut self, id: u32, n: u32) -> Result<f64, Failure> {
         self.session.decode(id).map_err(Failure::runtime)?;
         let (pos, context) = (self.session.position(), self.session.engine.context());
-        let Some(chooser) = self.session.engine.chooser() else { return Ok(0.0) };
-        chooser.start(&SamplerOptions::default(), self.vocab, &[]).map_err(Failure::runtime)?;
+        let options = SamplerOptions::default();
+        let Some(chooser) = self.session.engine.chooser(&options, false) else { return Ok(0.0) };
+        chooser.start(&options, self.vocab, &[]).map_err(Failure::runtime)?;
         let first = chooser.next(pos, true);
         let start = Instant::now();
         let mut after = (pos + 1)..=(pos + n);

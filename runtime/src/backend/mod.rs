@@ -205,10 +205,20 @@ pub trait Device: Send {
         None
     }
 
-    /// Chooses tokens itself, if it can.
-    fn chooser(&mut self) -> Option<&mut dyn Chooser> {
+    /// Chooses tokens itself, if it can do so by these options, and tell their log-probabilities if they are wanted.
+    fn chooser(&mut self, options: &SamplerOptions, log_probs: bool) -> Option<&mut dyn Chooser> {
+        let _ = (options, log_probs);
         None
     }
+}
+
+/// A token that a device chose.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// The token.
+    pub id: u32,
+    /// Its log-probability (natural), where the device computes it.
+    pub log_prob: Option<f32>,
 }
 
 /// A device that chooses tokens where the logits are, for one sequence at a time, a step ahead of being asked.
@@ -219,12 +229,12 @@ pub trait Chooser {
     /// What the device says.
     fn start(&mut self, options: &SamplerOptions, known: u32, prompt: &[u32]) -> Result<(), DeviceError>;
 
-    /// The next token and its log-probability (natural). With `more`, the step after it, at position `pos`, is on its way before the
-    /// token is read.
+    /// The next token, or none if no logit is a number above minus infinity. With `more`, the step after it, at position `pos`, is on its
+    /// way before the token is read.
     ///
     /// # Errors
     /// What the device says.
-    fn next(&mut self, pos: u32, more: bool) -> Result<(u32, f32), DeviceError>;
+    fn next(&mut self, pos: u32, more: bool) -> Result<Option<Choice>, DeviceError>;
 
     /// Takes back the step that is on its way, if there is one: the state is that of the tokens before it.
     fn end(&mut self);

@@ -50,6 +50,8 @@ pub struct Emulated {
     card: Card,
     record: Arc<Mutex<Record>>,
     memory: Vec<&'static mut [u8]>,
+    /// Memory of the host that kernels may use, too.
+    pinned: Vec<(u64, u64)>,
     module: Option<Arc<Module>>,
     functions: Vec<usize>,
     capturing: Option<Vec<Work>>,
@@ -71,6 +73,7 @@ impl Emulated {
             card,
             record: record.clone(),
             memory: vec![],
+            pinned: vec![],
             module: None,
             functions: vec![],
             capturing: None,
@@ -138,8 +141,8 @@ impl Emulated {
             Work::Launch(function, shape, parameter) => {
                 let module = self.module.clone().expect("loaded");
                 let backwards = self.record.lock().expect("one thread").backwards;
-                let memory: Vec<(u64, u64)> =
-                    self.memory.iter().map(|m| (m.as_ptr() as u64, m.as_ptr() as u64 + m.len() as u64)).collect();
+                let mut memory = self.pinned.clone();
+                memory.extend(self.memory.iter().map(|m| (m.as_ptr() as u64, m.as_ptr() as u64 + m.len() as u64)));
                 run::launch(&module, *function, *shape, parameter, &memory, backwards);
             }
             Work::Replay(graph) => {
@@ -192,6 +195,8 @@ impl Driver for Emulated {
         self.call("pinned")?;
         let memory: &'static mut [u8] = vec![0x5a; bytes.max(64) + 64].leak();
         let skip = memory.as_ptr().align_offset(64);
+        let at = memory[skip..].as_ptr() as u64;
+        self.pinned.push((at, at + bytes.max(64) as u64));
         Ok(Pinned { at: memory[skip..].as_mut_ptr(), bytes })
     }
 

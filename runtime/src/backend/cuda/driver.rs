@@ -191,4 +191,4 @@ pub trait Driver: Send {
 }
 
 /// Marks that there are.
-pub const MARKS: usize = 4;
+pub const MARKS: usize = 6;

@@ -77,6 +77,7 @@ kernels! {
     RowHead2 = "row_head_2",
     AttentionRow64 = "attention_row_64",
     AttentionRow128 = "attention_row_128",
+    Choose = "choose",
 }
 
 /// `struct Operand` of the kernels.
@@ -272,6 +273,32 @@ pub struct RowProduct {
     pub unused: u32,
 }
 
+/// `struct Choose`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Choose {
+    pub logits: Address,
+    pub head: Address,
+    pub run: Address,
+    pub row: Address,
+    pub id: Address,
+    pub parts: Address,
+    pub counter: Address,
+    pub results: Address,
+}
+
+/// Bytes of what the blocks of a choice leave for the last of them, and the counter after it.
+pub const CHOICE_ROOM: u64 = 8 * CHOICE_BLOCKS as u64 + 8;
+
+impl Choose {
+    /// How it is cut.
+    pub fn launch(self) -> Launch {
+        let shape = shape([CHOICE_BLOCKS, 1, 1], 512, 0);
+        Launch { kernel: Kernel::Choose, shape, parameter: Parameter::Choose(self) }
+    }
+}
+
 /// A kernel's parameter.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -284,6 +311,8 @@ pub enum Parameter {
     Attend(Attend),
     /// A product of one row by a short kernel.
     RowProduct(RowProduct),
+    /// A choice.
+    Choose(Choose),
 }
 
 impl Parameter {
@@ -294,6 +323,7 @@ impl Parameter {
             Parameter::Linear(p) => (std::ptr::from_ref(p).cast(), size_of::<Linear>()),
             Parameter::Attend(p) => (std::ptr::from_ref(p).cast(), size_of::<Attend>()),
             Parameter::RowProduct(p) => (std::ptr::from_ref(p).cast(), size_of::<RowProduct>()),
+            Parameter::Choose(p) => (std::ptr::from_ref(p).cast(), size_of::<Choose>()),
         };
         // SAFETY: a plain struct without padding (fields are ordered so), borrowed as long as `self`.
         unsafe { std::slice::from_raw_parts(at, len) }
@@ -340,6 +370,8 @@ pub struct Bases {
     pub shared: u32,
     /// Most runs of a step.
     pub runs: u32,
+    /// Blocks of positions that attention is cut into at most: a power of two that the rows' positions need.
+    pub blocks: u32,
 }
 
 impl Bases {
@@ -373,7 +405,9 @@ const TILE: u32 = 64;
 /// Rows from which on tiles are used.
 const TILES_FROM: u32 = 24;
 /// Threads of a block of the short attention.
-const ROW_THREADS: u32 = 512;
+const ROW_THREADS: u32 = 256;
+/// Blocks of the choice of a token.
+const CHOICE_BLOCKS: u32 = 64;
 /// Most outputs of a product of one row that all are computed at once.
 const MOST_AT_ONCE: u32 = 4096;
 /// Queries of a tile of attention, and rows from which on attention is computed by tiles.
@@ -529,9 +563,9 @@ impl Linear {
             && self.order == 0
             && self.format == usual.code()
             && self.outputs.is_multiple_of(8 * out)
-            && [self.x[0], self.x2, self.sum, self.normed].iter().all(|at| at.is_multiple_of(8))
+            && [self.x[0], self.x2, self.sum, self.normed].iter().all(|at| at.is_multiple_of(16))
             && (norm || [self.x2, self.normed] == [0; 2]);
-        let normed = !norm || self.y_dtype == DType::BF16 as u32 && self.y.is_multiple_of(4);
+        let normed = !norm || self.y_dtype == DType::BF16 as u32 && self.y.is_multiple_of(8);
         if !fits || !normed || !norm && self.stage != stage::PLAIN {
             return None;
         }
@@ -551,10 +585,10 @@ impl Linear {
             offset: self.offset,
             unused: 0,
         };
-        let groups = self.inputs / 64;
-        let shared = self.inputs + 8 * groups + 8 * out * (groups + 1) * 16;
-        // A warp of the last product goes on to further outputs, so that what a block stages is used often.
+        // A block of the last product goes on to further outputs, so that what it stages is used often; it then has two turns' dots at a time.
         let loops = matches!(kernel, K::RowHead1 | K::RowHead2);
+        let groups = self.inputs / 64;
+        let shared = self.inputs + 8 * groups + 8 * out * (groups + 1) * if loops { 32 } else { 16 };
         let most = if loops { 4 * bases.multiprocessors } else { u32::MAX };
         let grid = [(self.outputs / (8 * out)).min(most), 1, 1];
         let parameter = Parameter::RowProduct(parameter);
@@ -647,11 +681,11 @@ impl Attend {
     /// How it is cut.
     pub fn launch(mut self, bases: &Bases, few: bool) -> Launch {
         let fits = |l: &Launch| l.shape.shared <= bases.shared;
-        let special = if few { self.row() } else { self.tiles(bases) };
+        let special = if few { self.row(bases) } else { self.tiles(bases) };
         if let Some(special) = special.filter(fits) {
             return special;
         }
-        let split = if few { self.most_blocks.clamp(1, ATTENTION_SPLIT) } else { 1 };
+        let split = if few { self.split(bases) } else { 1 };
         let padded = self.dim.next_multiple_of(32);
         let block = ATTENTION_BLOCK as u32;
         let mut shared = 4 * (ATTENTION_HEADS * (padded + block + self.dim) + 2 * self.dim);
@@ -669,8 +703,13 @@ impl Attend {
         Launch { kernel: Kernel::Attention, shape: shape(grid, THREADS, shared), parameter: Parameter::Attend(self) }
     }
 
+    /// Blocks that a row and group of heads is cut into.
+    fn split(&self, bases: &Bases) -> u32 {
+        self.most_blocks.min(bases.blocks).clamp(1, ATTENTION_SPLIT)
+    }
+
     /// The short kernel for one row that makes its queries, key and value, if heads are of the usual kind.
-    fn row(&self) -> Option<Launch> {
+    fn row(&self, bases: &Bases) -> Option<Launch> {
         let kernel = match self.dim {
             64 => Kernel::AttentionRow64,
             128 => Kernel::AttentionRow128,
@@ -681,11 +720,16 @@ impl Attend {
         if !makes || ![&self.k, &self.v].into_iter().all(usual) {
             return None;
         }
-        let grid = [self.most_blocks.clamp(1, ATTENTION_SPLIT), self.heads / self.per_block, 1];
-        // Keys and values of a block, its weights, queries and sums.
+        // As few heads a block as there are multiprocessors for.
+        let split = self.split(bases);
+        let fits = |n: &u32| self.per_block.is_multiple_of(*n) && split * self.heads / n <= bases.multiprocessors;
+        let per_block = (1..self.per_block).find(fits).unwrap_or(self.per_block);
+        let grid = [split, self.heads / per_block, 1];
+        // Keys and values of a block, its scores, weights and queries.
         let block = ATTENTION_BLOCK as u32;
-        let shared = 4 * block * self.dim + 4 * ATTENTION_HEADS * (block + 2 * self.dim);
-        Some(Launch { kernel, shape: shape(grid, ROW_THREADS, shared), parameter: Parameter::Attend(*self) })
+        let shared = 4 * block * self.dim + 4 * ATTENTION_HEADS * (2 * block + self.dim);
+        let parameter = Parameter::Attend(Attend { per_block, ..*self });
+        Some(Launch { kernel, shape: shape(grid, ROW_THREADS, shared), parameter })
     }
 
     /// Tiles of rows, if there are enough and everything is aligned to sixteen bytes.

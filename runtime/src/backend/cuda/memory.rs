@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use loaf_formats::op::{OpAttrs, OpKind, attention};
+use loaf_formats::op::{ATTENTION_BLOCK, OpAttrs, OpKind, attention};
 use loaf_formats::plan::{Phase, Plan, State, StateKind, records};
 
 use super::driver::{Address, Card, Driver, Pinned, Result};
-use super::launch::{Bases, RowAt, RunAt, Step, attention_room};
+use super::launch::{ATTENTION_SPLIT, Bases, CHOICE_ROOM, Choose, RowAt, RunAt, Step, attention_room};
 use crate::backend::{DeviceError, Part, SlotRun};
 
 /// Versions of recurrent state a slot has room for where there is memory: two lots of the rows of a decode step.
@@ -61,6 +61,9 @@ pub(super) struct Memory {
     arena: Address,
     parts: Address,
     counters: Address,
+    /// Room for the choice of a token, and where the host reads it.
+    choice: Address,
+    chosen: Pinned,
     /// Of a step of few rows, and of many.
     steps: [Steps; 2],
     buffers: [Pinned; 2],
@@ -68,11 +71,12 @@ pub(super) struct Memory {
     recurrent: u64,
     version: u64,
     slots: u32,
-    sizes: [u64; 6],
+    sizes: [u64; 7],
     io_words: [u64; 2],
     multiprocessors: u32,
     shared: u32,
     first_position: u64,
+    last_position: u32,
 }
 
 impl Memory {
@@ -98,17 +102,28 @@ impl Memory {
             arena: 0,
             parts: 0,
             counters: 0,
+            choice: 0,
+            chosen: none,
             steps: [Steps::new(few.min(slots.max(1)), few), Steps::new(many.min(slots.max(1)), many)],
             buffers: [none; 2],
             slot: 0,
             recurrent: plan.cache_bytes.next_multiple_of(PAGE),
             version: plan.recurrent_bytes.next_multiple_of(PAGE),
             slots,
-            sizes: [plan.weight_bytes, 0, plan.arena_bytes.max(steps_arena), plan.io.bytes, parts, counters],
+            sizes: [
+                plan.weight_bytes,
+                0,
+                plan.arena_bytes.max(steps_arena),
+                plan.io.bytes,
+                parts,
+                counters,
+                CHOICE_ROOM,
+            ],
             io_words: [plan.io.ids, plan.io.select],
             multiprocessors: card.multiprocessors,
             shared: shared_room(card),
             first_position: 0,
+            last_position: 0,
         })
     }
 
@@ -117,7 +132,7 @@ impl Memory {
         // What modules, graphs and the driver itself take.
         let own: u64 = 300 << 20;
         loop {
-            let slot = self.version.saturating_mul(self.versions.into()).saturating_add(self.recurrent);
+            let slot = self.version.saturating_mul(self.held_versions().into()).saturating_add(self.recurrent);
             let state = slot.saturating_mul(self.slots.into());
             (self.slot, self.sizes[1]) = (slot, state);
             let all = self.sizes.iter().fold(own, |sum, n| sum.saturating_add(*n));
@@ -144,9 +159,19 @@ impl Memory {
         }
     }
 
+    /// Versions that a slot has room for: where there are several, one more than is told of, for steps that may be taken back.
+    fn held_versions(&self) -> u32 {
+        if self.versions > 1 { self.versions + 1 } else { 1 }
+    }
+
+    /// The version for steps that may be taken back; any where there is no recurrent state.
+    pub fn spare_version(&self) -> Option<u32> {
+        (self.version == 0 || self.versions > 1).then_some(self.held_versions() - 1)
+    }
+
     /// Takes the memory that was planned.
     pub fn allocate(&mut self, driver: &mut dyn Driver) -> std::result::Result<(), DeviceError> {
-        let [weights, state, arena, io, parts, counters] = self.sizes;
+        let [weights, state, arena, io, parts, counters, choice] = self.sizes;
         let mut take = |what: &'static str, bytes: u64| {
             driver.allocate(bytes).map_err(|e| match e.memory {
                 true => DeviceError::Memory { what, bytes, why: e.to_string() },
@@ -159,6 +184,7 @@ impl Memory {
         self.io = take("logits", io)?;
         self.parts = take("parts of attention", parts)?;
         self.counters = take("counters", counters)?;
+        self.choice = take("a choice", choice)?;
         for steps in &mut self.steps {
             steps.at = take("steps", steps.bytes() as u64)?;
         }
@@ -168,8 +194,10 @@ impl Memory {
         for buffer in &mut self.buffers {
             *buffer = driver.pinned(BUFFER)?;
         }
+        self.chosen = driver.pinned(64)?;
         // Counters start over by themselves from here on.
         driver.fill(self.counters, 0, counters as usize)?;
+        driver.fill(self.choice, 0, choice as usize)?;
         // Positions of padding are read and not used; they should be numbers all the same.
         driver.fill(self.state, 0, self.sizes[1] as usize)?;
         Ok(driver.fill(self.arena, 0, arena as usize)?)
@@ -244,6 +272,7 @@ impl Memory {
             multiprocessors: self.multiprocessors,
             shared: self.shared,
             runs: steps.runs as u32,
+            blocks: self.blocks(),
         };
         (bases, steps.step())
     }
@@ -259,6 +288,7 @@ impl Memory {
         // SAFETY: the buffer is as long as its layout says, counts were bounded by the engine, and nobody else has it now.
         unsafe {
             *steps.host.at.cast::<u32>() = runs.len() as u32;
+            *steps.host.at.cast::<u32>().add(1) = 0;
             let all = steps.host.at.add(Steps::HEAD).cast::<RunAt>();
             let rows = steps.host.at.add(steps.rows_at()).cast::<RowAt>();
             for (i, run) in runs.iter().enumerate() {
@@ -282,8 +312,57 @@ impl Memory {
             std::ptr::copy_nonoverlapping(words.as_ptr(), ids, words.len());
         }
         self.first_position = runs.first().map_or(0, |r| r.pos.into());
+        self.set_last_position(runs.iter().map(|r| r.pos + r.rows - 1).max().unwrap_or(0));
         Ok(())
     }
+
+    /// Writes down where the step after a choice belongs: the choice itself moves it on by one position, and turns its two versions round.
+    pub fn set_choice(&mut self, driver: &mut dyn Driver, run: SlotRun, known: u32) -> Result<()> {
+        let before = SlotRun { pos: run.pos - 1, from: run.to, to: run.from, ..run };
+        self.set_step(driver, true, &[0], &[before])?;
+        // SAFETY: as in `set_step`.
+        unsafe { *self.steps[0].host.at.cast::<u32>().add(1) = known };
+        Ok(())
+    }
+
+    /// A choice by the first row of logits at `logits`, for the step of one row that follows.
+    pub fn choose(&self, logits: Address) -> Choose {
+        let (bases, step) = self.bases(true);
+        Choose {
+            logits,
+            head: step.head,
+            run: step.runs,
+            row: step.rows,
+            id: bases.ids,
+            parts: self.choice,
+            counter: self.choice + CHOICE_ROOM - 8,
+            results: self.chosen.at as Address,
+        }
+    }
+
+    /// What was chosen for a position; a choice is overwritten by the fourth after it.
+    pub fn chosen(&self, pos: u32) -> u32 {
+        // SAFETY: four places of 16 bytes; the device wrote this one before the mark that was waited for, and no other thread writes it.
+        unsafe { self.chosen.at.cast::<u32>().add(4 * (pos as usize & 3)).read_volatile() }
+    }
+
+    /// The step at hand is at this position.
+    pub fn set_last_position(&mut self, pos: u32) {
+        self.last_position = pos;
+    }
+
+    /// Blocks that attention is cut into for the step at hand.
+    fn blocks(&self) -> u32 {
+        (self.last_position / ATTENTION_BLOCK as u32 + 1).next_power_of_two().min(ATTENTION_SPLIT)
+    }
+
+    /// A number for everything that the launches of a step follow from beside its rows: below [`Memory::SHAPES`].
+    pub fn step_shape(&self) -> usize {
+        self.blocks().trailing_zeros() as usize
+    }
+
+    /// Shapes of steps.
+    pub const SHAPES: usize = ATTENTION_SPLIT.trailing_zeros() as usize + 1;
 
     /// Sends what was written down.
     pub fn send_step(&mut self, driver: &mut dyn Driver, few: bool) -> Result<()> {

@@ -25,9 +25,10 @@ use loaf_formats::plan::{Operand, Phase, Plan, Record, Template, records};
 use self::driver::{Driver, DriverError, Function, Graph, Pinned};
 use self::launch::{Kernel, Launch, launch};
 use self::memory::Memory;
-use super::{Device, DeviceError, Limits, Part, SlotRun};
+use super::{Choice, Chooser, Device, DeviceError, Limits, Part, SlotRun};
 use crate::model::Model;
 use crate::op_times::OpTimes;
+use crate::sample::SamplerOptions;
 use crate::schedule::Schedule;
 use crate::trace::{Seen, Trace, is_shown};
 
@@ -64,6 +65,24 @@ impl From<DriverError> for DeviceError {
     }
 }
 
+/// Tokens of one sequence being chosen here. Steps go from one version of the state to the other and back.
+#[derive(Clone, Copy, Debug)]
+struct Choosing {
+    slot: u32,
+    /// The version that the sequence knows of.
+    home: u32,
+    /// The position of the token that is chosen next.
+    pos: u32,
+    /// Steps that were submitted, and whether the last one's token is not certain yet.
+    steps: u32,
+    ahead: bool,
+}
+
+/// The mark after the choice for a position.
+const fn mark_of(pos: u32) -> usize {
+    4 + (pos & 1) as usize
+}
+
 /// A GPU as a device.
 pub struct CudaDevice {
     // First, since it is dropped first: it waits for what is under way, and gives all memory back.
@@ -74,8 +93,11 @@ pub struct CudaDevice {
     limits: Limits,
     options: CudaOptions,
     schedule: Option<Schedule>,
-    /// Graphs of decode steps by their rows, less one.
-    graphs: Vec<Option<Graph>>,
+    /// Graphs of decode steps by their rows, less one, and by their shape; after them those that choose the next token themselves.
+    graphs: Vec<[Option<Graph>; Memory::SHAPES]>,
+    /// The run that was computed last, if it was alone.
+    last: Option<SlotRun>,
+    choosing: Option<Choosing>,
     logits: Pinned,
     times: Option<OpTimes>,
     words: Vec<u64>,
@@ -143,7 +165,9 @@ impl CudaDevice {
             limits,
             options,
             schedule,
-            graphs: vec![None; limits.decode_rows as usize],
+            graphs: vec![[None; Memory::SHAPES]; limits.decode_rows as usize + 1],
+            last: None,
+            choosing: None,
             logits,
             times: None,
             words: Vec::new(),
@@ -176,9 +200,11 @@ impl CudaDevice {
             times.graph(words, self.memory.first_position());
             self.driver.wait()?;
         }
+        // The first follows a copy; kernels of prompts are long, and gain nothing.
+        let (overlaps, mut launched) = (phase == Phase::Decode, false);
         for record in records(words).flatten() {
             let start = self.times.is_some().then(Instant::now);
-            self.launch_record(&record, phase)?;
+            launched |= self.launch_record(&record, phase, overlaps && launched)?;
             if let (Some(times), Some(start)) = (&mut self.times, start) {
                 self.driver.wait()?;
                 times.op(record.kind, start.elapsed());
@@ -187,18 +213,46 @@ impl CudaDevice {
         Ok(())
     }
 
-    fn launch_record(&mut self, record: &Record<'_>, phase: Phase) -> Result<(), DeviceError> {
+    /// Whether kernels may begin before those before them have ended. PTX for older cards has no waits.
+    fn overlaps(&self) -> bool {
+        self.options.fused && self.driver.card().capability == (9, 0)
+    }
+
+    /// Launches a record, which may overlap with the launch before it; gives whether there was one.
+    fn launch_record(&mut self, record: &Record<'_>, phase: Phase, overlap: bool) -> Result<bool, DeviceError> {
         let few = phase != Phase::Prefill;
         let (bases, step) = self.memory.bases(few);
-        if let Some(Launch { kernel, shape, parameter }) = launch(record, &bases, step, few) {
-            self.driver.launch(self.functions[kernel as usize], shape, parameter.bytes())?;
-        }
-        Ok(())
+        let Some(Launch { kernel, mut shape, parameter }) = launch(record, &bases, step, few) else {
+            return Ok(false);
+        };
+        shape.overlap = overlap && self.overlaps();
+        self.driver.launch(self.functions[kernel as usize], shape, parameter.bytes())?;
+        Ok(true)
     }
 
     /// What a decode step is, from the copy of where its rows belong to that of its logits.
     fn decode_step(&mut self, rows: u32) -> Result<(), DeviceError> {
         self.memory.send_step(&mut *self.driver, true)?;
+        self.compute_step(rows)?;
+        self.fetch_logits(rows)
+    }
+
+    /// A decode step of one row that the choice before it has told where it belongs, and the choice after it.
+    fn chosen_step(&mut self) -> Result<(), DeviceError> {
+        self.compute_step(1)?;
+        self.choose(true)
+    }
+
+    /// Launches the choice of a token by the first row of logits.
+    fn choose(&mut self, overlap: bool) -> Result<(), DeviceError> {
+        let logits = self.memory.io + self.model.plan().io.logits;
+        let Launch { kernel, mut shape, parameter } = self.memory.choose(logits).launch();
+        shape.overlap = overlap && self.overlaps();
+        Ok(self.driver.launch(self.functions[kernel as usize], shape, parameter.bytes())?)
+    }
+
+    /// Launches what a decode step computes.
+    fn compute_step(&mut self, rows: u32) -> Result<(), DeviceError> {
         match self.schedule.take() {
             Some(schedule) if rows == 1 && self.times.is_none() => {
                 let done = self.fused_step(&schedule);
@@ -210,7 +264,30 @@ impl CudaDevice {
                 self.replay(Phase::Decode, rows)?;
             }
         }
-        self.fetch_logits(rows)
+        Ok(())
+    }
+
+    /// Submits a step, as a graph that is captured if it was not before; `which` is its place among the graphs.
+    fn submit(
+        &mut self,
+        which: usize,
+        step: impl FnOnce(&mut Self) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        if !self.options.graphs || self.times.is_some() {
+            return step(self);
+        }
+        let shape = self.memory.step_shape();
+        let graph = match self.graphs[which][shape] {
+            Some(graph) => graph,
+            None => {
+                self.driver.begin_capture()?;
+                let done = step(self);
+                let graph = self.driver.end_capture();
+                done?;
+                *self.graphs[which][shape].insert(graph?)
+            }
+        };
+        Ok(self.driver.replay(graph)?)
     }
 
     /// A decode step of one row, in the schedule's steps.
@@ -221,12 +298,10 @@ impl CudaDevice {
         let mut words = Vec::new();
         template.expand(1, &mut words);
         let (bases, step) = self.memory.bases(true);
-        let cubin = self.driver.card().capability == (9, 0);
-        let mut first = true;
-        for Launch { kernel, mut shape, parameter } in steps::one_row(schedule, &words, &bases, step) {
-            // The first follows a copy. PTX for older cards has no waits.
-            shape.overlap = cubin && !first;
-            first = false;
+        for (i, launch) in steps::one_row(schedule, &words, &bases, step).into_iter().enumerate() {
+            let Launch { kernel, mut shape, parameter } = launch;
+            // The first follows a copy.
+            shape.overlap = i > 0 && self.overlaps();
             self.driver.launch(self.functions[kernel as usize], shape, parameter.bytes())?;
         }
         Ok(())
@@ -285,21 +360,8 @@ impl Device for CudaDevice {
         self.memory.set_step(&mut *self.driver, true, ids, runs)?;
         let rows = ids.len() as u32;
         self.template(Phase::Decode, rows)?;
-        if self.options.graphs && self.times.is_none() {
-            let graph = match self.graphs[ids.len() - 1] {
-                Some(graph) => graph,
-                None => {
-                    self.driver.begin_capture()?;
-                    let step = self.decode_step(rows);
-                    let graph = self.driver.end_capture();
-                    step?;
-                    *self.graphs[ids.len() - 1].insert(graph?)
-                }
-            };
-            self.driver.replay(graph)?;
-        } else {
-            self.decode_step(rows)?;
-        }
+        self.submit(ids.len() - 1, |device| device.decode_step(rows))?;
+        self.last = alone(runs);
         Ok(self.driver.wait()?)
     }
 
@@ -307,6 +369,7 @@ impl Device for CudaDevice {
         self.driver.enter()?;
         self.memory.set_step(&mut *self.driver, false, ids, runs)?;
         self.memory.send_step(&mut *self.driver, false)?;
+        self.last = alone(runs);
         self.replay(Phase::Prefill, ids.len() as u32)
     }
 
@@ -375,6 +438,73 @@ impl Device for CudaDevice {
     fn watch_ops(&mut self, times: Option<OpTimes>) -> Option<OpTimes> {
         std::mem::replace(&mut self.times, times)
     }
+
+    fn chooser(&mut self, options: &SamplerOptions, log_probs: bool) -> Option<&mut dyn Chooser> {
+        let can = options.is_plainly_greedy() && !log_probs && self.times.is_none();
+        (can && self.memory.spare_version().is_some()).then_some(self)
+    }
+}
+
+/// The run of a step, if it has no other.
+fn alone(runs: &[SlotRun]) -> Option<SlotRun> {
+    if let [run] = runs { Some(*run) } else { None }
+}
+
+impl Chooser for CudaDevice {
+    fn start(&mut self, _: &SamplerOptions, known: u32, _: &[u32]) -> Result<(), DeviceError> {
+        let (Some(last), Some(spare)) = (self.last, self.memory.spare_version()) else {
+            return Err(DeviceError::Unsupported("choosing a token where no single sequence was computed last"));
+        };
+        self.driver.enter()?;
+        let home = if last.each { last.to + last.rows - 1 } else { last.to };
+        let pos = last.pos + last.rows;
+        let run = SlotRun { slot: last.slot, rows: 1, pos, from: home, to: spare, each: false };
+        self.memory.set_choice(&mut *self.driver, run, known)?;
+        self.memory.send_step(&mut *self.driver, true)?;
+        self.choose(false)?;
+        self.driver.mark(mark_of(pos))?;
+        self.choosing = Some(Choosing { slot: last.slot, home, pos, steps: 0, ahead: false });
+        Ok(())
+    }
+
+    fn next(&mut self, pos: u32, more: bool) -> Result<Option<Choice>, DeviceError> {
+        let Some(mut now) = self.choosing.filter(|c| c.pos == pos) else {
+            return Err(DeviceError::Unsupported("choosing tokens out of order"));
+        };
+        self.driver.enter()?;
+        now.ahead = false;
+        if more {
+            self.memory.set_last_position(pos);
+            let which = self.graphs.len() - 1;
+            self.submit(which, Self::chosen_step)?;
+            self.driver.mark(mark_of(pos + 1))?;
+            (now.steps, now.ahead) = (now.steps + 1, true);
+        }
+        self.driver.wait_for(mark_of(pos))?;
+        now.pos += 1;
+        self.choosing = Some(now);
+        let id = self.memory.chosen(pos);
+        Ok((id < self.model.plan().vocab).then_some(Choice { id, log_prob: None }))
+    }
+
+    fn end(&mut self) {
+        let Some(now) = self.choosing.take() else { return };
+        // What cannot be done shows in the next step, which finds the device as broken.
+        let mut finish = || -> Result<(), DeviceError> {
+            self.driver.enter()?;
+            self.driver.wait()?;
+            let spare = self.memory.spare_version().unwrap_or(now.home);
+            if (now.steps - u32::from(now.ahead)) % 2 == 1 {
+                let plan = self.model.plan();
+                let of = |version| self.memory.ranges(plan, now.slot, version, now.pos, Part::Recurrent);
+                for (from, to) in of(spare).into_iter().zip(of(now.home)) {
+                    self.driver.copy(to.start, from.start, (from.end - from.start) as usize)?;
+                }
+            }
+            Ok(())
+        };
+        let _ = finish();
+    }
 }
 
 impl Trace for CudaDevice {
@@ -396,7 +526,7 @@ impl Trace for CudaDevice {
         self.memory.set_step(&mut *self.driver, few, ids, &[run])?;
         self.memory.send_step(&mut *self.driver, few)?;
         for record in records(&words).flatten() {
-            self.launch_record(&record, phase)?;
+            self.launch_record(&record, phase, false)?;
             for i in (0..record.kind.spec().operands.len()).filter(|&i| is_shown(record.kind, i)) {
                 let values = self.values(&record, i, few)?;
                 seen(&record, i, &values);

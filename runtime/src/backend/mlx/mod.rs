@@ -41,7 +41,7 @@ use self::ops::Mlx;
 use self::sampling::Sampling;
 use self::slots::Slot;
 use self::weights::Weights;
-use super::{Chooser, DeviceError, Limits, Part, SlotRun};
+use super::{Choice, Chooser, DeviceError, Limits, Part, SlotRun};
 use crate::model::Model;
 use crate::sample::SamplerOptions;
 use crate::schedule::Schedule;
@@ -487,7 +487,7 @@ impl super::Device for MlxDevice {
         self.load_slot(slot as usize, pos, part, bytes).map_err(words)
     }
 
-    fn chooser(&mut self) -> Option<&mut dyn Chooser> {
+    fn chooser(&mut self, _: &SamplerOptions, _: bool) -> Option<&mut dyn Chooser> {
         Some(self)
     }
 }
@@ -508,8 +508,9 @@ impl Chooser for MlxDevice {
         Ok(())
     }
 
-    fn next(&mut self, pos: u32, more: bool) -> std::result::Result<(u32, f32), DeviceError> {
-        self.choose_next(pos, more).map_err(words)
+    fn next(&mut self, pos: u32, more: bool) -> std::result::Result<Option<Choice>, DeviceError> {
+        let (id, p) = self.choose_next(pos, more).map_err(words)?;
+        Ok(Some(Choice { id, log_prob: Some(p) }))
     }
 
     fn end(&mut self) {

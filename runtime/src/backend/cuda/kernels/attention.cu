@@ -33,6 +33,18 @@ struct Attend {
     u32 holds_values, unused2;
 };
 
+// The first position that a row at `pos` sees.
+DEVICE u32 first_seen(const Attend &p, u32 pos) { return p.window && pos + 1 > p.window ? pos + 1 - p.window : 0; }
+
+// Takes a block's maximum and sum to those so far; gives what sums of values are then multiplied with, old and new.
+DEVICE void merge_block(float m, float l, float &max_so_far, float &sum_so_far, float &old_scale, float &new_scale) {
+    float was = max_so_far, now = fmaxf(was, m), c = exp_(was - now), d = exp_(m - now);
+    old_scale = c;
+    new_scale = d;
+    max_so_far = now;
+    sum_so_far = fmaf(sum_so_far, c, l * d);
+}
+
 // A head as the products of its layer leave it: normalised, rotated. One warp.
 DEVICE void make_head(float *to, const float *x, u32 dim, const HeadNorm &norm, const float *table, u32 half) {
     u32 lane = threadIdx.x & 31;
@@ -163,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(256) attention(const Attend p) {
     u8 *held = (u8 *)(new_v + p.dim);
     u64 size = p.k.dtype == F16 ? 2 : 4;
     u64 keys = p.k.at + at_row.cache + kvh * (u64)p.k.head * size, values = p.v.at + at_row.cache + kvh * (u64)p.v.head * size;
-    u32 pos = at_row.pos, first = p.window && pos + 1 > p.window ? pos + 1 - p.window : 0;
+    u32 pos = at_row.pos, first = first_seen(p, pos);
     u32 first_block = first / BLOCK, blocks = pos / BLOCK + 1 - first_block;
     bool alone = gridDim.x == 1 || blocks == 1, makes = p.makes && (blocks - 1) % gridDim.x == blockIdx.x;
     if (alone && blockIdx.x > 0) return;
@@ -264,11 +276,7 @@ extern "C" __global__ void __launch_bounds__(256) attention(const Attend p) {
                 block_max[warp] = m;
                 block_sum[warp] = l;
                 if (alone && b > 0) {
-                    float was = max_so_far[warp], now = fmaxf(was, m), c = exp_(was - now), d = exp_(m - now);
-                    old_scale[warp] = c;
-                    new_scale[warp] = d;
-                    max_so_far[warp] = now;
-                    sum_so_far[warp] = fmaf(sum_so_far[warp], c, l * d);
+                    merge_block(m, l, max_so_far[warp], sum_so_far[warp], old_scale[warp], new_scale[warp]);
                 } else {
                     max_so_far[warp] = m;
                     sum_so_far[warp] = l;

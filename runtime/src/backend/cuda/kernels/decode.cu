@@ -5,7 +5,7 @@
 // of the step makes is asked for before the wait: weights, norms, and of attention where its row is, keys and values, which earlier
 // steps wrote, or kernels before the last one at the latest.
 
-enum { ROW_GROUP = 64, ROW_WARPS = 8 };
+enum { ROW_GROUP = 64, ROW_WARPS = 8, ROW_THREADS = 256 };
 
 // A product of one row with weights of four bits in groups of 64, whose parameters are BF16.
 struct RowProduct {
@@ -21,18 +21,25 @@ struct RowProduct {
 
 DEVICE float brain(u32 bits) { return __uint_as_float(bits << 16); }
 
+// The code of an activation times the inverse of its scale, in the lowest byte: rounded as rintf does, by a sum whose last place is one. A NaN
+// takes code 0, and so does what a group of zeros has, which is multiplied with infinity.
+DEVICE u32 row_code(float q) {
+    q = q == q ? q : 0.0f;
+    return __float_as_uint(fminf(fmaxf(q, -127.0f), 127.0f) + 12582912.0f);
+}
+
 // OUT outputs a warp of 1,024 * CHUNKS inputs. With PAIRS outputs are pairs (o, o + outputs / 2) of which silu(first) * second is kept;
-// with LOOP a warp goes on to further outputs. A block's outputs are all there.
+// with LOOP a block goes on to further outputs. A block's outputs are all there.
 //
-// Shared memory: [inputs] codes, [groups] scales, sums, then a warp's [OUT][groups + 1] of what a group's fold takes: the product of
-// scales, the dot, bias and sum.
+// Shared memory: [inputs] codes, [groups] scales, sums, then [8 * OUT][groups + 1] of what a group's fold takes: the product of scales, the
+// dot, bias and sum; twice of that with LOOP.
 template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row_product(const RowProduct &p) {
-    constexpr u32 GROUPS = 16 * CHUNKS, OWN = GROUPS / ROW_WARPS, PITCH = GROUPS + 1;
+    constexpr u32 GROUPS = 16 * CHUNKS, PITCH = GROUPS + 1, OUTS = ROW_WARPS * OUT;
     i8 *codes = (i8 *)shared;
     float *scales = (float *)(shared + 1024 * CHUNKS), *sums = scales + GROUPS;
+    float4 *folds = (float4 *)(sums + GROUPS);
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    float4 *folds = (float4 *)(sums + GROUPS) + warp * OUT * PITCH;
-    u32 o0 = (blockIdx.x * ROW_WARPS + warp) * OUT, step = gridDim.x * ROW_WARPS * OUT;
+    u32 first_out = blockIdx.x * OUTS, step = gridDim.x * OUTS;
     uint4 raw[OUT][CHUNKS];
     u32 scale_raw[OUT][CHUNKS], bias_raw[OUT][CHUNKS];
     auto ask = [&](u32 first) {
@@ -51,28 +58,28 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
             }
         }
     };
-    ask(o0);
-    // This warp's groups are warp, warp + 8 and so on; a lane has two neighbours of each.
-    u32 first = warp * ROW_GROUP + 2 * lane, factors[OWN];
+    ask(first_out + warp * OUT);
+    // Of every 1,024 values a warp has two groups, and a lane four values of one.
+    u32 group = 2 * warp + (lane >> 4), first = group * ROW_GROUP + lane % 16 * 4;
+    uint2 factors[CHUNKS];
     if (NORM) {
 #pragma unroll
-        for (u32 k = 0; k < OWN; k++) factors[k] = ((const u32 *)p.y)[(first + k * ROW_WARPS * ROW_GROUP) / 2];
+        for (u32 c = 0; c < CHUNKS; c++) factors[c] = *(const uint2 *)((const u16 *)p.y + first + c * 1024);
     }
     wait_for_earlier();
     const float *x = (const float *)p.x;
-    float2 v[OWN];
+    float4 v[CHUNKS];
 #pragma unroll
-    for (u32 k = 0; k < OWN; k++) v[k] = *(const float2 *)(x + first + k * ROW_WARPS * ROW_GROUP);
+    for (u32 c = 0; c < CHUNKS; c++) v[c] = *(const float4 *)(x + first + c * 1024);
     if (NORM && p.x2) {
-        const float *x2 = (const float *)p.x2 + first;
 #pragma unroll
-        for (u32 k = 0; k < OWN; k++) {
-            float2 other = *(const float2 *)(x2 + k * ROW_WARPS * ROW_GROUP);
-            v[k] = make_float2(v[k].x + other.x, v[k].y + other.y);
-            if (p.sum && blockIdx.x == 0) *(float2 *)((float *)p.sum + first + k * ROW_WARPS * ROW_GROUP) = v[k];
+        for (u32 c = 0; c < CHUNKS; c++) {
+            float4 other = *(const float4 *)((const float *)p.x2 + first + c * 1024);
+            v[c] = make_float4(v[c].x + other.x, v[c].y + other.y, v[c].z + other.z, v[c].w + other.w);
+            if (p.sum && blockIdx.x == 0) *(float4 *)((float *)p.sum + first + c * 1024) = v[c];
         }
     }
-    float added = !PAIRS && !LOOP && p.add && lane < OUT ? ((const float *)p.add)[o0 + lane] : 0.0f;
+    float added = !PAIRS && !LOOP && p.add && threadIdx.x < OUTS ? ((const float *)p.add)[first_out + threadIdx.x] : 0.0f;
     if (NORM) {
         // Every warp for itself, which no barrier waits for.
         float acc = 0.0f, all[32 * CHUNKS];
@@ -86,43 +93,62 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
         for (u32 t = 0; t < 32 * CHUNKS; t++) acc = fmaf(all[t], all[t], acc);
         float inv = rms_inverse(acc, 1024 * CHUNKS, __uint_as_float(p.eps)), offset = __uint_as_float(p.offset);
 #pragma unroll
-        for (u32 k = 0; k < OWN; k++) {
-            v[k] = make_float2((v[k].x * inv) * (offset + brain(factors[k])), (v[k].y * inv) * (offset + brain(factors[k] >> 16)));
-            if (p.normed && blockIdx.x == 0) *(float2 *)((float *)p.normed + first + k * ROW_WARPS * ROW_GROUP) = v[k];
+        for (u32 c = 0; c < CHUNKS; c++) {
+            u32 low = factors[c].x, high = factors[c].y;
+            v[c] = make_float4((v[c].x * inv) * (offset + brain(low)), (v[c].y * inv) * (offset + brain(low >> 16)),
+                               (v[c].z * inv) * (offset + brain(high)), (v[c].w * inv) * (offset + brain(high >> 16)));
+            if (p.normed && blockIdx.x == 0) *(float4 *)((float *)p.normed + first + c * 1024) = v[c];
         }
     }
+    // fmaxf ignores a NaN. Values past the largest float take the code of that, as the largest does itself.
+    float largest[CHUNKS];
+#pragma unroll
+    for (u32 c = 0; c < CHUNKS; c++) {
+        float m = fmaxf(fmaxf(fmaxf(fabsf(v[c].x), fabsf(v[c].y)), fmaxf(fabsf(v[c].z), fabsf(v[c].w))), 0.0f);
+        largest[c] = fminf(m, __uint_as_float(0x7f7fffffu));
+    }
+#pragma unroll
+    for (u32 d = 8; d; d >>= 1)
+#pragma unroll
+        for (u32 c = 0; c < CHUNKS; c++) largest[c] = fmaxf(largest[c], __shfl_xor_sync(FULL, largest[c], d));
+    int total[CHUNKS];
+#pragma unroll
+    for (u32 c = 0; c < CHUNKS; c++) {
+        float inverse = 127.0f / largest[c];
+        u32 a = row_code(v[c].x * inverse), b = row_code(v[c].y * inverse), e = row_code(v[c].z * inverse), f = row_code(v[c].w * inverse);
+        u32 four = prmt(prmt(a, b, 0x0040), prmt(e, f, 0x0040), 0x5410);
+        *(u32 *)(codes + first + c * 1024) = four;
+        total[c] = dot_s8(four, 0x01010101, 0);
+    }
+#pragma unroll
+    for (u32 d = 8; d; d >>= 1)
+#pragma unroll
+        for (u32 c = 0; c < CHUNKS; c++) total[c] += __shfl_xor_sync(FULL, total[c], d);
     // A lane divides for one of the groups.
-    float largest = 0.0f;
+    float top = largest[0];
+    int sum = total[0];
 #pragma unroll
-    for (u32 k = 0; k < OWN; k++) {
-        v[k] = make_float2(finite(v[k].x), finite(v[k].y));
-        // Magnitudes are ordered as their bits are; fmaxf ignores a NaN.
-        float m = __uint_as_float(__reduce_max_sync(FULL, __float_as_uint(fmaxf(fmaxf(fabsf(v[k].x), fabsf(v[k].y)), 0.0f))));
-        if (lane == k) largest = m;
+    for (u32 c = 1; c < CHUNKS; c++) {
+        top = lane % 16 == c ? largest[c] : top;
+        sum = lane % 16 == c ? total[c] : sum;
     }
-    float inverse = 127.0f / largest, scale = largest / 127.0f;
-    int sum = 0;
-#pragma unroll
-    for (u32 k = 0; k < OWN; k++) {
-        float of_group = __shfl_sync(FULL, inverse, k);
-        bool zero = __shfl_sync(FULL, largest, k) == 0.0f;
-        int a = activation_code(v[k].x, of_group, zero), b = activation_code(v[k].y, of_group, zero);
-        *(u16 *)(codes + first + k * ROW_WARPS * ROW_GROUP) = (u16)((a & 0xff) | b << 8);
-        int all = __reduce_add_sync(FULL, a + b);
-        if (lane == k) sum = all;
-    }
-    if (lane < OWN) {
-        scales[warp + lane * ROW_WARPS] = scale;
-        sums[warp + lane * ROW_WARPS] = scale * (float)sum;
+    if (lane % 16 < CHUNKS) {
+        float scale = top / 127.0f;
+        scales[lane % 16 * 16 + group] = scale;
+        sums[lane % 16 * 16 + group] = scale * (float)sum;
     }
     __syncthreads();
 #pragma unroll 1
-    for (;;) {
+    for (u32 turn = 0;; turn++) {
+        float4 *mine = folds + (LOOP ? turn % 2 * OUTS * PITCH : 0);
+        int d[OUT][CHUNKS];
+        float xs[CHUNKS], xm[CHUNKS];
 #pragma unroll
         for (u32 c = 0; c < CHUNKS; c++) {
             u32 u = c * 32 + lane;
             uint4 a = ((const uint4 *)codes)[2 * u], e = ((const uint4 *)codes)[2 * u + 1];
-            float xs = scales[u / 2], xm = sums[u / 2];
+            xs[c] = scales[u / 2];
+            xm[c] = sums[u / 2];
 #pragma unroll
             for (u32 o = 0; o < OUT; o++) {
                 u32 q[8];
@@ -130,30 +156,43 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
                 unpack_q4(raw[o][c].y, q + 2);
                 unpack_q4(raw[o][c].z, q + 4);
                 unpack_q4(raw[o][c].w, q + 6);
-                int d = dot_u8(q[3], a.w, dot_u8(q[2], a.z, dot_u8(q[1], a.y, dot_u8(q[0], a.x, 0))));
-                d = dot_u8(q[7], e.w, dot_u8(q[6], e.z, dot_u8(q[5], e.y, dot_u8(q[4], e.x, d))));
-                d += __shfl_xor_sync(FULL, d, 1);
-                // Both lanes of a group have the same.
-                folds[o * PITCH + u / 2] = make_float4(brain(scale_raw[o][c]) * xs, (float)d, brain(bias_raw[o][c]), xm);
+                int low = dot_u8(q[3], a.w, dot_u8(q[2], a.z, dot_u8(q[1], a.y, dot_u8(q[0], a.x, 0))));
+                int high = dot_u8(q[7], e.w, dot_u8(q[6], e.z, dot_u8(q[5], e.y, dot_u8(q[4], e.x, 0))));
+                d[o][c] = low + high;
             }
         }
-        u32 now = o0 + lane;
-        if (LOOP && o0 + step < p.outputs) ask(o0 + step);
-        __syncwarp();
-        float acc = 0.0f;
-        const float4 *fold = folds + (lane < OUT ? lane : 0) * PITCH;
-#pragma unroll 16
-        for (u32 g = 0; g < GROUPS; g++) acc = fmaf(fold[g].z, fold[g].w, fmaf(fold[g].x, fold[g].y, acc));
-        if (PAIRS) {
-            float second = __shfl_xor_sync(FULL, acc, 1);
-            if (lane < OUT && !(lane & 1)) ((float *)p.out)[now / 2] = silu_(acc) * second;
-        } else if (lane < OUT) {
-            ((float *)p.out)[now] = !LOOP && p.add ? added + acc : acc;
+#pragma unroll
+        for (u32 o = 0; o < OUT; o++)
+#pragma unroll
+            for (u32 c = 0; c < CHUNKS; c++) d[o][c] += __shfl_xor_sync(FULL, d[o][c], 1);
+        // Both lanes of a group have the same.
+        if (!(lane & 1)) {
+#pragma unroll
+            for (u32 o = 0; o < OUT; o++)
+#pragma unroll
+                for (u32 c = 0; c < CHUNKS; c++)
+                    mine[(warp * OUT + o) * PITCH + c * 16 + lane / 2] =
+                        make_float4(brain(scale_raw[o][c]) * xs[c], (float)d[o][c], brain(bias_raw[o][c]), xm[c]);
         }
-        if (!LOOP) break;
-        o0 += step;
-        if (o0 >= p.outputs) break;
-        __syncwarp();
+        u32 now = first_out;
+        first_out += step;
+        if (LOOP && first_out < p.outputs) ask(first_out + warp * OUT);
+        __syncthreads();
+        // A lane folds an output: the first warps, or with LOOP one warp after the other, while the rest go on.
+        u32 t = LOOP ? lane : threadIdx.x;
+        if (LOOP ? warp == turn % ROW_WARPS : warp * 32 < OUTS) {
+            const float4 *fold = mine + (t < OUTS ? t : 0) * PITCH;
+            float acc = 0.0f;
+#pragma unroll 16
+            for (u32 g = 0; g < GROUPS; g++) acc = fmaf(fold[g].z, fold[g].w, fmaf(fold[g].x, fold[g].y, acc));
+            if (PAIRS) {
+                float second = __shfl_xor_sync(FULL, acc, 1);
+                if (t < OUTS && !(t & 1)) ((float *)p.out)[(now + t) / 2] = silu_(acc) * second;
+            } else if (t < OUTS) {
+                ((float *)p.out)[now + t] = !LOOP && p.add ? added + acc : acc;
+            }
+        }
+        if (!LOOP || first_out >= p.outputs) break;
     }
 }
 
@@ -188,41 +227,99 @@ template <int DIM> DEVICE void row_head(float *x, const HeadNorm &norm, const fl
     }
 }
 
-// Folds a lane's eight accumulators with those of the lanes 8, 16 and 24 away, which have the others of the 32: 16 apart is 16 lanes away, 8
-// apart 8. Each lane goes on with half of them.
-DEVICE float fold_quad(const float *a, u32 quarter) {
-    bool high = quarter & 2, odd = quarter & 1;
-    float t[4], u[2];
+// Scores of a block for G heads from `h` on: a lane takes a position, and has all of its accumulators. `second` is the head after the first,
+// or the first again.
+template <int DIM, int G> DEVICE void row_scores(const Attend &p, const u16 *keys_held, const float *q, float *scores, u32 h, u32 second) {
+    u32 j = threadIdx.x;
+    const uint4 *key = (const uint4 *)(keys_held + j * DIM);
+    const float4 *one = (const float4 *)(q + h * DIM), *two = (const float4 *)(q + second * DIM);
+    float a[G][32];
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) t[i] = (high ? a[i + 4] : a[i]) + __shfl_xor_sync(FULL, high ? a[i] : a[i + 4], 16);
+    for (u32 g = 0; g < G; g++)
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) u[i] = (odd ? t[i + 2] : t[i]) + __shfl_xor_sync(FULL, odd ? t[i] : t[i + 2], 8);
-    float v = (high ? u[1] : u[0]) + __shfl_xor_sync(FULL, high ? u[0] : u[1], 16);
-    v += __shfl_xor_sync(FULL, v, 8);
-    return v + __shfl_xor_sync(FULL, v, 16);
+        for (u32 i = 0; i < 32; i++) a[g][i] = 0.0f;
+#pragma unroll 1
+    for (u32 l = 0; l < DIM / 32; l++) {
+        Eight<2> e[4];
+#pragma unroll
+        for (u32 c = 0; c < 4; c++) e[c].raw[0] = key[(4 * l + c) ^ (j & 7)];
+#pragma unroll
+        for (u32 c = 0; c < 4; c++) {
+            float k[8];
+            widen_eight<2>(k, e[c]);
+#pragma unroll
+            for (u32 g = 0; g < G; g++) {
+                const float4 *from = (g ? two : one) + 8 * l + 2 * c;
+                float4 x = from[0], y = from[1];
+                float *sum = a[g] + 8 * c;
+                sum[0] = fmaf(x.x, k[0], sum[0]);
+                sum[1] = fmaf(x.y, k[1], sum[1]);
+                sum[2] = fmaf(x.z, k[2], sum[2]);
+                sum[3] = fmaf(x.w, k[3], sum[3]);
+                sum[4] = fmaf(y.x, k[4], sum[4]);
+                sum[5] = fmaf(y.y, k[5], sum[5]);
+                sum[6] = fmaf(y.z, k[6], sum[6]);
+                sum[7] = fmaf(y.w, k[7], sum[7]);
+            }
+        }
+    }
+#pragma unroll
+    for (u32 g = 0; g < G; g++) {
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) a[g][i] += a[g][i + 16];
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) a[g][i] += a[g][i + 8];
+        float low = (a[g][0] + a[g][4]) + (a[g][2] + a[g][6]), high = (a[g][1] + a[g][5]) + (a[g][3] + a[g][7]);
+        scores[(g ? second : h) * BLOCK + j] = (low + high) * __uint_as_float(p.scale);
+    }
+}
+
+// Sums of values `from` .. `to` for two neighbouring elements, in order of positions. Past the ends something lies there, which is not taken.
+template <int DIM> DEVICE float2 row_sums(const u32 *value, const float *w, u32 from, u32 to) {
+    float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll 1
+    for (u32 j = from / 32 * 32; j < to; j += 32) {
+        u32 seen = from > j ? FULL << (from - j) : FULL;
+        if (to - j < 32) seen &= FULL >> (32 - (to - j));
+        const u32 *v = value + j * (DIM / 2);
+        const float4 *x = (const float4 *)(w + j);
+        u32 raw[32];
+        float4 weight[8];
+#pragma unroll
+        for (u32 t = 0; t < 32; t++) raw[t] = v[t * (DIM / 2)];
+#pragma unroll
+        for (u32 t = 0; t < 8; t++) weight[t] = x[t];
+#pragma unroll
+        for (u32 t = 0; t < 32; t++) {
+            float4 q = weight[t / 4];
+            float one = t % 4 == 0 ? q.x : t % 4 == 1 ? q.y : t % 4 == 2 ? q.z : q.w;
+            float low = half_to_float((u16)raw[t]), high = half_to_float((u16)(raw[t] >> 16));
+            if (seen >> t & 1) sum = make_float2(fmaf(one, low, sum.x), fmaf(one, high, sum.y));
+        }
+    }
+    return sum;
 }
 
 // Attention of one row that makes its queries, new key and value: heads of DIM elements, all of them rotated, caches in F16. The new
 // key and value take their place among the others in shared memory, where a block of 256 lies whole. Sixteen bytes c of key j lie at
-// c ^ turn(j), so that eight keys are read without two in one bank. Eight lanes that follow each other read the same of a query, which
-// takes shared memory half the time of any other order.
+// c ^ (j & 7), so that eight keys are read without two in one bank.
 //
-// Shared memory: [256][DIM] keys, the same of values, [HEADS][256] weights, [HEADS][DIM] queries, [HEADS][DIM] sums.
-enum { ROW_THREADS = 512 };
+// A kernel of few registers, so that there is room for it beside the one before, and its keys and values are there when that one ends.
+//
+// Shared memory: [256][DIM] keys, the same of values, [HEADS][256] scores, the same of weights, [HEADS][DIM] queries.
 template <int DIM> DEVICE void attention_row(const Attend &p) {
-    __shared__ float block_max[HEADS], block_sum[HEADS], old_scale[HEADS], new_scale[HEADS], max_so_far[HEADS], sum_so_far[HEADS];
+    __shared__ float block_max[HEADS], block_sum[HEADS], max_so_far[HEADS], sum_so_far[HEADS];
     __shared__ u32 last;
     constexpr u32 N = DIM / 32, PER = DIM / 8;
     u16 *keys_held = (u16 *)shared, *values_held = keys_held + BLOCK * DIM;
-    float *w = (float *)(values_held + BLOCK * DIM), *q = w + HEADS * BLOCK, *sums = q + HEADS * DIM;
-    auto turn = [](u32 j) { return j & 7; };
+    float *scores = (float *)(values_held + BLOCK * DIM), *w = scores + HEADS * BLOCK, *q = w + HEADS * BLOCK;
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     u32 h0 = blockIdx.y * p.per_block, group = p.heads / p.kv_heads, kvh = h0 / group, n = p.per_block;
     Row at_row = p.step.rows[0];
     u64 keys = p.k.at + at_row.cache + kvh * (u64)p.k.head * 2, values = p.v.at + at_row.cache + kvh * (u64)p.v.head * 2;
-    u32 pos = at_row.pos, first = p.window && pos + 1 > p.window ? pos + 1 - p.window : 0;
+    u32 pos = at_row.pos, first = first_seen(p, pos);
     u32 first_block = first / BLOCK, blocks = pos / BLOCK + 1 - first_block, b = blockIdx.x;
-    bool alone = gridDim.x == 1 || blocks == 1, makes = (blocks - 1) % gridDim.x == b;
+    bool alone = blocks == 1, makes = (blocks - 1) % gridDim.x == b;
     if (b >= blocks) return;
     // A word of each line of the parameter that is needed after the wait: who asks for it there waits for it there.
     asm volatile("" ::"l"(p.v.row), "r"(p.scale), "l"(p.new_k.at), "l"(p.q_norm.at), "r"(p.holds_values));
@@ -233,12 +330,21 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
         to = pos + 1 - start < BLOCK ? pos + 1 - start : BLOCK;
         // At first the new position is in no cache yet.
         u32 many = all || pos - start >= to ? to : pos - start;
-#pragma unroll 2
-        for (u32 i = threadIdx.x; i < many * PER; i += ROW_THREADS) {
-            u32 j = i / PER, c = i % PER;
-            u32 k_to = (u32)__cvta_generic_to_shared(keys_held + j * DIM + (c ^ turn(j)) * 8), v_to = (u32)__cvta_generic_to_shared(values_held + i * 8);
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(k_to), "l"(keys + ((u64)(start + j) * p.k.row + c * 8) * 2));
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(v_to), "l"(values + ((u64)(start + j) * p.v.row + c * 8) * 2));
+        // A thread takes the same sixteen bytes of every STEP-th position.
+        constexpr u32 STEP = ROW_THREADS / PER;
+        u32 j = threadIdx.x / PER, c = threadIdx.x % PER;
+        u32 k_to = (u32)__cvta_generic_to_shared(keys_held + j * DIM + (c ^ (j & 7)) * 8);
+        u32 v_to = (u32)__cvta_generic_to_shared(values_held + j * DIM + c * 8);
+        u64 k_from = keys + ((u64)(start + j) * p.k.row + c * 8) * 2, v_from = values + ((u64)(start + j) * p.v.row + c * 8) * 2;
+        u64 k_step = p.k.row * (2 * STEP), v_step = p.v.row * (2 * STEP);
+#pragma unroll 4
+        for (; j < many; j += STEP) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(k_to), "l"(k_from));
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(v_to), "l"(v_from));
+            k_to += STEP * DIM * 2;
+            v_to += STEP * DIM * 2;
+            k_from += k_step;
+            v_from += v_step;
         }
     };
     hold(false);
@@ -279,7 +385,7 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
                 u16 key = float_to_half(x[k]), value = float_to_half(y[k]);
                 // With a block before it the last one is held later, from the caches.
                 if (b + gridDim.x >= blocks) {
-                    keys_held[j * DIM + ((i / 8) ^ turn(j)) * 8 + i % 8] = key;
+                    keys_held[j * DIM + ((i / 8) ^ (j & 7)) * 8 + i % 8] = key;
                     values_held[j * DIM + i] = value;
                 }
                 if (h0 % group == 0 || b + gridDim.x < blocks) {
@@ -289,222 +395,130 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
             }
         }
     }
-    u32 quarter = lane >> 3, part = DIM + 2;
+    u32 part = DIM + 2;
     for (; b < blocks; b += gridDim.x) {
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncthreads();
-#pragma unroll 1
-        for (u32 j0 = warp * 8; j0 < to; j0 += ROW_THREADS / 4) {
-            u32 j = j0 + lane % 8;
-            float k[N][8];
-#pragma unroll
-            for (u32 l = 0; l < N; l++) {
-                Eight<2> e;
-                e.raw[0] = *(const uint4 *)(keys_held + j * DIM + ((4 * l + quarter) ^ turn(j)) * 8);
-                widen_eight<2>(k[l], e);
-            }
+        if (n == 1) {
+            if (warp * 32 < to) row_scores<DIM, 1>(p, keys_held, q, scores, 0, 0);
+        } else if (warp * 32 < to) {
             // Two heads at a time; of an odd number the last twice.
 #pragma unroll 1
-            for (u32 h = 0; h < n; h += 2) {
-                float a[2][8];
-                u32 second = h + 1 < n ? h + 1 : h;
-#pragma unroll
-                for (u32 i = 0; i < 8; i++) a[0][i] = a[1][i] = 0.0f;
-#pragma unroll
-                for (u32 l = 0; l < N; l++) {
-#pragma unroll
-                    for (u32 g = 0; g < 2; g++) {
-                        const float4 *at_q = (const float4 *)(q + (g ? second : h) * DIM + 32 * l + 8 * quarter);
-                        float4 c = at_q[0], d = at_q[1];
-                        float *sum = a[g];
-                        sum[0] = fmaf(c.x, k[l][0], sum[0]);
-                        sum[1] = fmaf(c.y, k[l][1], sum[1]);
-                        sum[2] = fmaf(c.z, k[l][2], sum[2]);
-                        sum[3] = fmaf(c.w, k[l][3], sum[3]);
-                        sum[4] = fmaf(d.x, k[l][4], sum[4]);
-                        sum[5] = fmaf(d.y, k[l][5], sum[5]);
-                        sum[6] = fmaf(d.z, k[l][6], sum[6]);
-                        sum[7] = fmaf(d.w, k[l][7], sum[7]);
-                    }
-                }
-                float s = fold_quad(a[0], quarter), t = fold_quad(a[1], quarter);
-                if (quarter < 2) w[(quarter ? second : h) * BLOCK + j] = (quarter ? t : s) * __uint_as_float(p.scale);
-            }
+            for (u32 h = 0; h < n; h += 2) row_scores<DIM, 2>(p, keys_held, q, scores, h, h + 1 < n ? h + 1 : h);
         }
         __syncthreads();
-        if (warp < n) {
-            float *own = w + warp * BLOCK, m = __int_as_float(0xff800000), l = 0.0f, s[8];
+        // Every warp finds the maximum, and computes an eighth of the weights.
+#pragma unroll 1
+        for (u32 h = 0; h < n; h++) {
+            const float *own = scores + h * BLOCK;
+            float m = __int_as_float(0xff800000);
 #pragma unroll
             for (u32 t = 0; t < 8; t++) {
                 u32 j = lane + 32 * t;
-                s[t] = own[j];
-                if (j >= from && j < to) m = fmaxf(m, s[t]);
+                float s = own[j];
+                if (j >= from && j < to) m = fmaxf(m, s);
             }
             m = warp_max(m);
+            u32 j = threadIdx.x;
+            w[h * BLOCK + j] = j >= from && j < to ? exp_(own[j] - m) : 0.0f;
+            if (threadIdx.x == 0) block_max[h] = m;
+        }
+        __syncthreads();
+        if (warp >= 8 - n) {
+            u32 h = 7 - warp;
+            float l = 0.0f;
 #pragma unroll
-            for (u32 t = 0; t < 8; t++) {
-                u32 j = lane + 32 * t;
-                float e = j >= from && j < to ? exp_(s[t] - m) : 0.0f;
-                own[j] = e;
-                l += e;
-            }
+            for (u32 t = 0; t < 8; t++) l += w[h * BLOCK + lane + 32 * t];
             l = fold(l);
-            if (lane == 0) {
-                block_max[warp] = m;
-                block_sum[warp] = l;
-                if (alone && b > 0) {
-                    float was = max_so_far[warp], now = fmaxf(was, m), c = exp_(was - now), d = exp_(m - now);
-                    old_scale[warp] = c;
-                    new_scale[warp] = d;
-                    max_so_far[warp] = now;
-                    sum_so_far[warp] = fmaf(sum_so_far[warp], c, l * d);
-                } else {
-                    max_so_far[warp] = m;
-                    sum_so_far[warp] = l;
-                }
-            }
+            if (lane == 0) block_sum[h] = l;
         }
+        // A thread takes two neighbours of a head.
+        u32 h = threadIdx.x / (DIM / 2), i = threadIdx.x % (DIM / 2) * 2;
+        float2 sum = make_float2(0.0f, 0.0f);
+        if (h < n) sum = row_sums<DIM>((const u32 *)values_held + i / 2, w + h * BLOCK, from, to);
         __syncthreads();
-        // A thread takes two neighbours of a head; sixteen values are on their way while sixteen are added.
-        if (threadIdx.x < n * (DIM / 2)) {
-            u32 u = threadIdx.x, h = u / (DIM / 2), i = u % (DIM / 2) * 2, j = from;
-            const float *weight = w + h * BLOCK;
-            const u32 *value = (const u32 *)values_held + u % (DIM / 2);
-            float a = 0.0f, c = 0.0f;
-            auto add = [&](float x, u32 v) {
-                a = fmaf(x, half_to_float((u16)v), a);
-                c = fmaf(x, half_to_float((u16)(v >> 16)), c);
-            };
-            for (; j < to && j % 4; j++) add(weight[j], value[j * (DIM / 2)]);
-            constexpr u32 LOT = 16, PAIRS = DIM / 2;
-            struct Lot {
-                u32 v[LOT];
-                float4 x[LOT / 4];
-            } one, two;
-            auto load = [&](Lot &lot, const u32 *from_v, const float *from_x) {
-#pragma unroll
-                for (u32 t = 0; t < LOT; t++) lot.v[t] = from_v[t * PAIRS];
-#pragma unroll
-                for (u32 t = 0; t < LOT / 4; t++) lot.x[t] = ((const float4 *)from_x)[t];
-            };
-            auto take = [&](const Lot &lot) {
-#pragma unroll
-                for (u32 t = 0; t < LOT / 4; t++) {
-                    add(lot.x[t].x, lot.v[4 * t]);
-                    add(lot.x[t].y, lot.v[4 * t + 1]);
-                    add(lot.x[t].z, lot.v[4 * t + 2]);
-                    add(lot.x[t].w, lot.v[4 * t + 3]);
-                }
-            };
-            const u32 *at_v = value + j * PAIRS;
-            const float *at_x = weight + j;
-            // What is loaded past the last position lies in the block all the same, or is loaded again.
-            u32 lots = j < to ? (to - j) / LOT : 0, t = 0;
-            if (lots) load(one, at_v, at_x);
-#pragma unroll 1
-            for (; t + 2 <= lots; t += 2) {
-                load(two, at_v + LOT * PAIRS, at_x + LOT);
-                take(one);
-                u32 next = t + 2 < lots ? 2 : 1;
-                load(one, at_v + next * LOT * PAIRS, at_x + next * LOT);
-                take(two);
-                at_v += 2 * LOT * PAIRS;
-                at_x += 2 * LOT;
-            }
-            if (t < lots) take(one);
-            j += lots * LOT;
-            at_v = value + j * PAIRS;
-            at_x = weight + j;
-#pragma unroll 4
-            for (; j < to; j++) {
-                add(*at_x++, *at_v);
-                at_v += PAIRS;
-            }
-            if (!alone) {
-                float *to_part = (float *)p.parts + ((u64)(h0 + h) * p.most_blocks + b) * part;
-                *(float2 *)(to_part + 2 + i) = make_float2(a, c);
-                if (i == 0) *(float2 *)to_part = make_float2(block_max[h], block_sum[h]);
+        if (h < n) {
+            if (alone) {
+                put(p, 0, h0 + h, i, sum.x / block_sum[h]);
+                put(p, 0, h0 + h, i + 1, sum.y / block_sum[h]);
             } else {
-                float *sum = sums + 2 * u;
-                sum[0] = b == 0 ? a : fmaf(sum[0], old_scale[h], a * new_scale[h]);
-                sum[1] = b == 0 ? c : fmaf(sum[1], old_scale[h], c * new_scale[h]);
+                float *to_part = (float *)p.parts + ((u64)(h0 + h) * p.most_blocks + b) * part;
+                *(float2 *)(to_part + 2 + i) = sum;
+                if (i == 0) *(float2 *)to_part = make_float2(block_max[h], block_sum[h]);
             }
         }
-        __syncthreads();
+        if (alone) return;
         if (b + gridDim.x < blocks) {
+            __syncthreads();
             b += gridDim.x;
             hold(true);
             b -= gridDim.x;
         }
     }
-    if (!alone) {
-        // The counter starts over by itself once all have come.
-        __threadfence();
-        __syncthreads();
-        u32 come = blocks < gridDim.x ? blocks : gridDim.x;
-        if (threadIdx.x == 0) last = atomicInc((u32 *)p.counters + blockIdx.y, come - 1) == come - 1;
-        __syncthreads();
-        if (!last) return;
-        __threadfence();
-        const volatile float *all = (const float *)p.parts + (u64)h0 * p.most_blocks * part;
-        // What a block's merge multiplies with: the largest so far is the same in any order, so lanes find it together. 64 blocks at a time
-        // take the place of weights, two numbers each.
-        u32 u = threadIdx.x, h = u / (DIM / 2), i = u % (DIM / 2) * 2;
-        bool has = u < n * (DIM / 2);
-        const volatile float2 *own = (const volatile float2 *)(all + (u64)(has ? h : 0) * p.most_blocks * part + 2 + i);
-        float a = 0.0f, c = 0.0f;
+    // The counter starts over by itself once all have come.
+    __threadfence();
+    __syncthreads();
+    u32 come = blocks < gridDim.x ? blocks : gridDim.x;
+    if (threadIdx.x == 0) last = atomicInc((u32 *)p.counters + blockIdx.y, come - 1) == come - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    const volatile float *all = (const float *)p.parts + (u64)h0 * p.most_blocks * part;
+    // What a block's merge multiplies with: the largest so far is the same in any order, so lanes find it together. 64 blocks at a time
+    // take the place of weights, two numbers each.
+    u32 u = threadIdx.x, h = u / (DIM / 2), i = u % (DIM / 2) * 2;
+    bool has = u < n * (DIM / 2);
+    const volatile float2 *own = (const volatile float2 *)(all + (u64)(has ? h : 0) * p.most_blocks * part + 2 + i);
+    float a = 0.0f, c = 0.0f;
 #pragma unroll 1
-        for (u32 c0 = 0; c0 < blocks; c0 += 32) {
-            u32 many = blocks - c0 < 32 ? blocks - c0 : 32;
-            __syncthreads();
-            if (warp < n) {
-                const volatile float *x = all + (u64)(warp * p.most_blocks + c0 + lane) * part;
-                float m = lane < many ? x[0] : __int_as_float(0xff800000), l = lane < many ? x[1] : 0.0f, top = m;
-                float was = c0 ? max_so_far[warp] : __int_as_float(0xff800000);
+    for (u32 c0 = 0; c0 < blocks; c0 += 32) {
+        u32 many = blocks - c0 < 32 ? blocks - c0 : 32;
+        __syncthreads();
+        if (warp < n) {
+            const volatile float *x = all + (u64)(warp * p.most_blocks + c0 + lane) * part;
+            float m = lane < many ? x[0] : __int_as_float(0xff800000), l = lane < many ? x[1] : 0.0f, top = m;
+            float was = c0 ? max_so_far[warp] : __int_as_float(0xff800000);
 #pragma unroll
-                for (u32 d = 1; d < 32; d <<= 1) {
-                    float other = __shfl_up_sync(FULL, top, d);
-                    if (lane >= d) top = fmaxf(other, top);
-                }
-                top = fmaxf(was, top);
-                float before = __shfl_up_sync(FULL, top, 1);
-                if (lane == 0) before = was;
-                float old = exp_(before - top), now = exp_(m - top);
-                ((float2 *)(w + warp * BLOCK))[lane] = make_float2(old, now);
-                w[warp * BLOCK + 64 + lane] = l * now;
-                w[warp * BLOCK + 96 + lane] = l;
-                if (lane == many - 1) max_so_far[warp] = top;
+            for (u32 d = 1; d < 32; d <<= 1) {
+                float other = __shfl_up_sync(FULL, top, d);
+                if (lane >= d) top = fmaxf(other, top);
             }
-            __syncthreads();
-            if (threadIdx.x < n) {
-                const float *x = w + threadIdx.x * BLOCK;
-                float sum = c0 ? sum_so_far[threadIdx.x] : x[96];
-                for (u32 t = c0 ? 0 : 1; t < many; t++) sum = fmaf(sum, x[2 * t], x[64 + t]);
-                sum_so_far[threadIdx.x] = sum;
-            }
-            if (has) {
-#pragma unroll 8
-                for (u32 t = 0; t < many; t++) {
-                    const volatile float2 *from_part = (const volatile float2 *)((const volatile float *)own + (u64)(c0 + t) * part);
-                    float v0 = from_part->x, v1 = from_part->y;
-                    float2 s = ((const float2 *)(w + h * BLOCK))[t];
-                    bool begins = c0 + t == 0;
-                    a = begins ? v0 : fmaf(a, s.x, v0 * s.y);
-                    c = begins ? v1 : fmaf(c, s.x, v1 * s.y);
-                }
-            }
+            top = fmaxf(was, top);
+            float before = __shfl_up_sync(FULL, top, 1);
+            if (lane == 0) before = was;
+            float old = exp_(before - top), now = exp_(m - top);
+            ((float2 *)(scores + warp * BLOCK))[lane] = make_float2(old, now);
+            scores[warp * BLOCK + 64 + lane] = l * now;
+            scores[warp * BLOCK + 96 + lane] = l;
+            if (lane == many - 1) max_so_far[warp] = top;
+        }
+        __syncthreads();
+        if (threadIdx.x < n) {
+            const float *x = scores + threadIdx.x * BLOCK;
+            float sum = c0 ? sum_so_far[threadIdx.x] : x[96];
+            for (u32 t = c0 ? 0 : 1; t < many; t++) sum = fmaf(sum, x[2 * t], x[64 + t]);
+            sum_so_far[threadIdx.x] = sum;
         }
         if (has) {
-            sums[2 * u] = a;
-            sums[2 * u + 1] = c;
+#pragma unroll 8
+            for (u32 t = 0; t < many; t++) {
+                const volatile float2 *from_part = (const volatile float2 *)((const volatile float *)own + (u64)(c0 + t) * part);
+                float v0 = from_part->x, v1 = from_part->y;
+                float2 s = ((const float2 *)(scores + h * BLOCK))[t];
+                bool begins = c0 + t == 0;
+                a = begins ? v0 : fmaf(a, s.x, v0 * s.y);
+                c = begins ? v1 : fmaf(c, s.x, v1 * s.y);
+            }
         }
-        __syncthreads();
     }
-#pragma unroll 1
-    for (u32 u = threadIdx.x; u < n * DIM; u += ROW_THREADS) put(p, 0, h0 + u / DIM, u % DIM, sums[u] / sum_so_far[u / DIM]);
+    __syncthreads();
+    if (has) {
+        put(p, 0, h0 + h, i, a / sum_so_far[h]);
+        put(p, 0, h0 + h, i + 1, c / sum_so_far[h]);
+    }
 }
 
 #define ATTENTION_ROW(name, dim)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(512, 1) name(const Attend p) { attention_row<dim>(p); }
+    extern "C" __global__ void __launch_bounds__(256, 2) name(const Attend p) { attention_row<dim>(p); }
 ATTENTION_ROW(attention_row_64, 64)
 ATTENTION_ROW(attention_row_128, 128)

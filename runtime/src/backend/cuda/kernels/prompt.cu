@@ -103,12 +103,12 @@ template <int DIM> DEVICE void attention_tile(const Attend &p) {
     u32 pos0 = run.pos + first, row0 = run.first + first;
     u64 size = p.k.dtype == F16 ? 2 : 4;
     const u8 *keys = (const u8 *)p.k.at + run.cache + kvh * (u64)p.k.head * size, *values = (const u8 *)p.v.at + run.cache + kvh * (u64)p.v.head * size;
-    u32 tile_from = p.window && pos0 + 1 > p.window ? pos0 + 1 - p.window : 0, tile_to = pos0 + rows;
+    u32 tile_from = first_seen(p, pos0), tile_to = pos0 + rows;
     // What all rows see.
-    u32 all_from = p.window && tile_to > p.window ? tile_to - p.window : 0, all_to = pos0 + 1;
+    u32 all_from = first_seen(p, tile_to - 1), all_to = pos0 + 1;
     // A thread's query of the weights, its scores' queries and keys, its sums' queries and places.
     u32 own = t & 63, quarter = t >> 6, own_pos = pos0 + own / group;
-    u32 own_from = p.window && own_pos + 1 > p.window ? own_pos + 1 - p.window : 0, own_to = own < queries ? own_pos + 1 : own_from;
+    u32 own_from = first_seen(p, own_pos), own_to = own < queries ? own_pos + 1 : own_from;
     // Sixteen bytes a lane are read from shared memory in half the time where every lane has a neighbour, one or two away, that reads the same.
     u32 eighth = lane >> 1 & 7, fourth = (lane & 1) | lane >> 4 << 1;
     u32 s_q = (warp & 1) * 32 + eighth * 4, s_k = (warp >> 1) * 16 + fourth * 4;
@@ -203,11 +203,7 @@ template <int DIM> DEVICE void attention_tile(const Attend &p) {
                 max_so_far[own] = m;
                 sum_so_far[own] = sum;
             } else {
-                float was = max_so_far[own], now = fmaxf(was, m), c = exp_(was - now), d = exp_(m - now);
-                old_scale[own] = c;
-                new_scale[own] = d;
-                max_so_far[own] = now;
-                sum_so_far[own] = fmaf(sum_so_far[own], c, sum * d);
+                merge_block(m, sum, max_so_far[own], sum_so_far[own], old_scale[own], new_scale[own]);
             }
         }
 #pragma unroll 1
@@ -222,7 +218,7 @@ template <int DIM> DEVICE void attention_tile(const Attend &p) {
             u32 sees_from[4], sees_to[4];
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
-                u32 q = v_q + i, pos = pos0 + q / group, f = p.window && pos + 1 > p.window ? pos + 1 - p.window : 0;
+                u32 q = v_q + i, pos = pos0 + q / group, f = first_seen(p, pos);
                 sees_from[i] = f > start ? f - start : 0;
                 sees_to[i] = q < queries && pos + 1 > start ? pos + 1 - start : 0;
                 if (sees_to[i] > BLOCK) sees_to[i] = BLOCK;
@@ -294,7 +290,7 @@ template <int DIM> DEVICE void attention_tile(const Attend &p) {
             for (u32 i = 0; i < 4; i++) {
                 u32 q = v_q + i, pos = pos0 + q / group;
                 if (sees_from[i] >= sees_to[i]) continue;
-                bool merges = (p.window && pos + 1 > p.window ? pos + 1 - p.window : 0) / BLOCK != b;
+                bool merges = first_seen(p, pos) / BLOCK != b;
                 bool ends = pos + 1 <= start + BLOCK;
                 float c = old_scale[q], d = new_scale[q], sum = sum_so_far[q];
                 float *out = at<float>(p.out, row0 + q / group, kvh * group + q % group) + d0 + v_d;

@@ -1,0 +1,89 @@
+// The choice of the next token where the logits are: the best of them, the lower id of equals; a NaN is never it. It becomes the next
+// step's token, and that step's place is one further, so that a step can be submitted before the host knows what it is of.
+
+enum { CHOICE_BLOCKS = 64, CHOICE_THREADS = 512, NO_TOKEN = 0xffffffffu };
+
+struct Choose {
+    // Of the row to choose by.
+    u64 logits;
+    // The step that follows: its head (runs, then the tokens that may be chosen), run, row and id.
+    u64 head, run, row, id;
+    // The best of each block, and a counter, 0 before and after.
+    u64 parts, counter;
+    // Four places of 16 bytes, turn by turn by positions: the token, or NO_TOKEN if no logit is a number above minus infinity.
+    u64 results;
+};
+
+struct Best {
+    float logit;
+    u32 id;
+};
+
+DEVICE Best better(Best a, Best b) { return b.logit > a.logit || (b.logit == a.logit && b.id < a.id) ? b : a; }
+
+DEVICE Best best_of_warp(Best a) {
+#pragma unroll
+    for (int d = 16; d; d >>= 1) {
+        Best b;
+        b.logit = __shfl_xor_sync(FULL, a.logit, d);
+        b.id = __shfl_xor_sync(FULL, a.id, d);
+        a = better(a, b);
+    }
+    return a;
+}
+
+extern "C" __global__ void __launch_bounds__(512) choose(const Choose p) {
+    __shared__ Best of_warps[CHOICE_THREADS / 32];
+    __shared__ u32 last;
+    u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    wait_for_earlier();
+    const float *logits = (const float *)p.logits;
+    u32 known = ((const u32 *)p.head)[1];
+    Best best;
+    best.logit = __int_as_float(0xff800000);
+    best.id = NO_TOKEN;
+#pragma unroll 4
+    for (u32 i = blockIdx.x * CHOICE_THREADS + threadIdx.x; i < known; i += CHOICE_BLOCKS * CHOICE_THREADS) {
+        float x = logits[i];
+        if (x > best.logit) {
+            best.logit = x;
+            best.id = i;
+        }
+    }
+    best = best_of_warp(best);
+    if (lane == 0) of_warps[warp] = best;
+    __syncthreads();
+    if (warp > 0) return;
+    best = best_of_warp(of_warps[lane % (CHOICE_THREADS / 32)]);
+    volatile float *logit_of = (volatile float *)p.parts;
+    volatile u32 *id_of = (volatile u32 *)p.parts + CHOICE_BLOCKS;
+    if (lane == 0) {
+        logit_of[blockIdx.x] = best.logit;
+        id_of[blockIdx.x] = best.id;
+        __threadfence();
+        last = atomicInc((u32 *)p.counter, CHOICE_BLOCKS - 1) == CHOICE_BLOCKS - 1;
+    }
+    __syncwarp();
+    if (!last) return;
+    __threadfence();
+    best.logit = __int_as_float(0xff800000);
+    best.id = NO_TOKEN;
+#pragma unroll
+    for (u32 i = 0; i < CHOICE_BLOCKS; i += 32) {
+        Best other;
+        other.logit = logit_of[i + lane];
+        other.id = id_of[i + lane];
+        best = better(best, other);
+    }
+    best = best_of_warp(best);
+    if (lane > 0) return;
+    Run *run = (Run *)p.run;
+    u32 pos = run->pos + 1;
+    u64 from = run->from;
+    run->pos = pos;
+    run->from = run->to;
+    run->to = from;
+    ((Row *)p.row)->pos = pos;
+    *(u32 *)p.id = best.id == NO_TOKEN ? 0 : best.id;
+    ((u32 *)p.results)[4 * (pos & 3)] = best.id;
+}
