@@ -342,6 +342,11 @@ impl Simd for Neon {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nomem, nostack, preserves_flags)) }
     }
+    #[inline(always)]
+    unsafe fn prefetch_far(p: *const u8) {
+        // SAFETY: as `prefetch`.
+        unsafe { asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(nomem, nostack, preserves_flags)) }
+    }
 }
 
 #[inline(always)]

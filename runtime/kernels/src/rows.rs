@@ -11,7 +11,7 @@ use std::ops::{Index, IndexMut};
 
 use loaf_formats::dtype::DType;
 
-use super::simd::{Simd, layout};
+use super::simd::{Ahead, Simd, layout};
 
 /// One vector per lane.
 pub(crate) trait PerLane<T>: Copy + Index<usize, Output = T> + IndexMut<usize> {
@@ -160,7 +160,7 @@ pub(crate) trait Rows: Copy + 'static {
         rows: &[*const u8; 16],
         at: usize,
         x: *const i8,
-        next: [*const u8; 2],
+        next: Ahead,
     ) -> [Self::I; 8];
 }
 
@@ -198,7 +198,7 @@ pub(crate) trait Spans: Rows {
         rows: &[*const u8; 16],
         at: usize,
         x: *const i8,
-        next: [*const u8; 2],
+        next: Ahead,
     ) -> [Self::I; 8] {
         let span = 4 * Self::LANES * Self::span_dots(kind);
         let (step, parts) = (span * layout::bits(kind) / 8, Self::span_parts(kind, group));
@@ -207,8 +207,7 @@ pub(crate) trait Spans: Rows {
             let mut dots = Self::Is::all(Self::splat_i(0));
             if parts > 1 {
                 for r in 0..Self::LANES {
-                    Self::Narrow::prefetch(next[0].wrapping_add(r * step));
-                    Self::Narrow::prefetch(next[1].wrapping_add(r * step));
+                    next.ask::<Self::Narrow>(r * step);
                     let h = Self::span_dot(kind, Self::zero_h(), rows[r].add(at), x);
                     dots[r] = Self::widen(Self::splat_i(0), h);
                 }
@@ -219,8 +218,7 @@ pub(crate) trait Spans: Rows {
                 let mut h = Self::zero_h();
                 for v in 0..group / span {
                     let at_row = r * group / span * step + v * step;
-                    Self::Narrow::prefetch(next[0].wrapping_add(at_row));
-                    Self::Narrow::prefetch(next[1].wrapping_add(at_row));
+                    next.ask::<Self::Narrow>(at_row);
                     h = Self::span_dot(kind, h, rows[r].add(at + v * step), x.add(v * span));
                     if (v + 1) % widen_every == 0 {
                         dots[r] = Self::widen(dots[r], h);
@@ -250,7 +248,7 @@ macro_rules! dots_by_span {
             rows: &[*const u8; 16],
             at: usize,
             x: *const i8,
-            next: [*const u8; 2],
+            next: $crate::simd::Ahead,
         ) -> [Self::I; 8] {
             // SAFETY: the same condition.
             unsafe { <Self as Spans>::dots_by_span(kind, group, rows, at, x, next) }

@@ -199,6 +199,8 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
+    #[inline(always)]
+    unsafe fn prefetch_far(_: *const u8) {}
 }
 
 impl Rows for Scalar {

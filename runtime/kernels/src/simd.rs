@@ -132,6 +132,61 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn permute(kind: u8, from: *const i8, to: *mut i8);
     /// Asks for the cache line at `p`, which need not be valid.
     unsafe fn prefetch(p: *const u8);
+    /// As [`Simd::prefetch`], into the second cache.
+    unsafe fn prefetch_far(p: *const u8);
+}
+
+/// What is asked for while rows that follow each other in memory are multiplied side by side. Hardware sees no pattern in such reads; asked for in
+/// order of address, the same bytes come two to three times as fast.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    next: *const u8,
+    again: *const u8,
+    end: *const u8,
+    far: bool,
+}
+
+impl Ahead {
+    /// Bytes from what is being multiplied to what the first cache must have next.
+    const SOON: usize = 4096;
+    /// Bytes of a block of rows of which the first cache can hold another one, beside activations and parameters.
+    const NEAR: usize = 4096;
+    /// Bytes from what is being multiplied to what the second cache must have next.
+    const FAR: usize = 32 << 10;
+
+    /// For a block of `block` bytes at `from`, one of those that end at `end`. A small block's successor is asked for into the first cache, and
+    /// what has left that again by then once more; of larger ones, that which comes in 32 KB into the second.
+    #[inline(always)]
+    pub(crate) fn of(from: *const u8, block: usize, end: *const u8) -> Ahead {
+        let far = block > Self::NEAR;
+        Ahead {
+            next: from.wrapping_add(if far { Self::FAR } else { block }),
+            again: from.wrapping_add(Self::SOON),
+            end,
+            far,
+        }
+    }
+
+    /// After `bytes` of the block.
+    #[inline(always)]
+    pub(crate) fn after(self, bytes: usize) -> Ahead {
+        Ahead { next: self.next.wrapping_add(bytes), again: self.again.wrapping_add(bytes), ..self }
+    }
+
+    /// Asks for the line `offset` bytes further on.
+    #[inline(always)]
+    pub(crate) unsafe fn ask<S: Simd>(&self, offset: usize) {
+        let next = self.next.wrapping_add(offset).min(self.end);
+        // SAFETY: hints.
+        unsafe {
+            if self.far {
+                S::prefetch_far(next);
+            } else {
+                S::prefetch(next);
+                S::prefetch(self.again.wrapping_add(offset));
+            }
+        }
+    }
 }
 
 /// A lane sum from its 32 accumulators.

@@ -10,7 +10,7 @@ use loaf_formats::dtype::DType;
 
 use super::super::elementwise::floats;
 use super::super::rows::{Rows, byte_scales, eight_floats};
-use super::super::simd::{Simd, layout};
+use super::super::simd::{Ahead, Simd, layout};
 use super::{Avx2, nibbles, stream, transpose8, unpack32};
 
 /// Integer matmuls on AVX2, by [`MADD`], [`VEX`] or [`EVEX`]: use only inside functions compiled for, and run on, CPUs that have it.
@@ -180,14 +180,13 @@ impl<const DOT: u8> Rows for Products<DOT> {
         rows: &[*const u8; 16],
         at: usize,
         x: *const i8,
-        next: [*const u8; 2],
+        next: Ahead,
     ) -> [__m256i; 8] {
         // SAFETY: the trait's condition.
         unsafe {
             let bytes = stream::parts::<DOT>(kind, group) * group * layout::bits(kind) / 8;
             for line in (0..8 * bytes).step_by(64) {
-                Avx2::prefetch(next[0].wrapping_add(line));
-                Avx2::prefetch(next[1].wrapping_add(line));
+                next.ask::<Avx2>(line);
             }
             stream::dots::<DOT>(kind, group, rows, at, x)
         }
