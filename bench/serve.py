@@ -40,7 +40,6 @@ from pathlib import Path
 import peers
 from peers import LOAF, LOCAL, SOURCE, run
 
-CLIENTS = (1, 4, 16)
 HISTORY, NEW, ANSWER = 20_000, 64, 16
 CONTEXT = 22_528
 WANTED = {("load", 4): 1.5, ("load", 16): 2.0}
@@ -213,7 +212,7 @@ def measure_load(name, model, llama, a, results):
     samples = results.setdefault("load", {}).setdefault(name, {})
     context = -(-(a.prompt + a.answer + 64) // 256) * 256
     for turn in range(a.rounds):
-        for clients in CLIENTS:
+        for clients in a.clients:
             plan = [("loaf", None)] + ([("llama.cpp", mode) for mode in modes] if llama else [])
             for engine, mode in plan[turn % len(plan):] + plan[:turn % len(plan)]:
                 if engine == "loaf":
@@ -261,31 +260,29 @@ def measure_follow(name, model, llama, a, results):
         history, new = prompt(draw, a.history, model["vocab"]), prompt(draw, NEW, model["vocab"])
         out = json.loads(run(LOAF, "bench", "-m", model["loaf"], "--context", a.history, "--prefill", NEW, "--decode", 0, "--threads", a.threads, "--json"))
         add("the new tokens alone", NEW / out["prefill_tok_s"]["median"])
-        with tempfile.TemporaryDirectory(dir=LOCAL) as folder:
-            more = ["--cache-dir", folder]
-            server = Loaf(model["loaf"], a.threads, *more)
+        # The history is a conversation of its own each time; what follows is asked thrice, each with other words.
+        followed = lambda said, k: history + said + [1000 + k] + new[1:]
+
+        def conversation(server, who):
             try:
                 first, _, said = ask(server, history, ANSWER)
-                add("loaf, cold", first)
-                # The history is a conversation of its own each time; what follows is asked thrice, each with other words.
+                add(f"{who}, cold", first)
                 for k in range(3):
-                    add("loaf, follow-up", ask(server, history + said + [1000 + k] + new[1:], ANSWER)[0])
+                    add(f"{who}, follow-up", ask(server, followed(said, k), ANSWER)[0])
             finally:
                 server.stop()
+            return said
+
+        with tempfile.TemporaryDirectory(dir=LOCAL) as folder:
+            more = ["--cache-dir", folder]
+            said = conversation(Loaf(model["loaf"], a.threads, *more), "loaf")
             server = Loaf(model["loaf"], a.threads, *more)
             try:
-                add("loaf, follow-up after a restart", ask(server, history + said + [2000] + new[1:], ANSWER)[0])
+                add("loaf, follow-up after a restart", ask(server, followed(said, 3), ANSWER)[0])
             finally:
                 server.stop()
         if llama and model.get("gguf"):
-            server = Llama(llama, model["gguf"], a.threads, 1, CONTEXT, "-fa", "auto")
-            try:
-                first, _, said = ask(server, history, ANSWER)
-                add("llama.cpp, cold", first)
-                for k in range(3):
-                    add("llama.cpp, follow-up", ask(server, history + said + [1000 + k] + new[1:], ANSWER)[0])
-            finally:
-                server.stop()
+            conversation(Llama(llama, model["gguf"], a.threads, 1, CONTEXT, "-fa", "auto"), "llama.cpp")
     middle = {figure: statistics.median(values) for figure, values in samples.items()}
     alone = middle["the new tokens alone"]
     lines = [f"## {name}: a follow-up after {a.history} tokens", "", "| time to first token, ms | median | least | most | wanted |", "|---|---:|---:|---:|---|"]
@@ -312,6 +309,7 @@ def main():
     parser.add_argument("--only", default="load,follow", help="parts [default: load,follow]")
     parser.add_argument("--models", default="dense,hybrid,state", help="models of bench/peer_models.py, and state [default: dense,hybrid,state]")
     parser.add_argument("--rounds", type=int, default=2, help="processes of every engine and setting [default: 2]")
+    parser.add_argument("--clients", type=lambda s: [int(n) for n in s.split(",")], default=[1, 4, 16], help="how many ask at once [default: 1,4,16]")
     parser.add_argument("--requests", type=int, default=4, help="requests of each client [default: 4]")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt [default: 256]")
     parser.add_argument("--answer", type=int, default=64, help="tokens of an answer [default: 64]")

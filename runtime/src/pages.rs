@@ -20,13 +20,15 @@ pub(crate) use linux::MapAhead;
 /// The experts that an op has read so far, a bit each.
 pub(crate) struct Asked {
     bits: Vec<u64>,
+    /// How many it has not read yet.
+    left: usize,
 }
 
 impl Asked {
     /// For an op with experts; `None` for others.
     pub fn of(call: &OpCall<'_>) -> Option<Asked> {
         let (experts, ..) = chosen(call)?;
-        Some(Asked { bits: vec![0; experts.div_ceil(64)] })
+        Some(Asked { bits: vec![0; experts.div_ceil(64)], left: experts })
     }
 
     /// Tells the system which experts this op is about to read, unless it was told before.
@@ -34,6 +36,9 @@ impl Asked {
     /// # Safety
     /// The operands of `call` lie in memory, the weights in a mapping.
     pub unsafe fn ask(&mut self, call: &OpCall<'_>) {
+        if self.left == 0 {
+            return;
+        }
         let Some((experts, starts, weight)) = chosen(call) else { return };
         // A single expert's stride is not bounded by anything.
         let bytes = weight.row_stride.wrapping_mul(weight.dtype.bytes() as usize);
@@ -43,6 +48,7 @@ impl Asked {
             let (word, bit) = (&mut self.bits[e / 64], 1 << (e % 64));
             if *word & bit == 0 {
                 *word |= bit;
+                self.left -= 1;
                 // The record of an expert is as long as the way to the next one's.
                 let at = weight.ptr.addr().wrapping_add(e.wrapping_mul(bytes));
                 advise(at..at.saturating_add(bytes));
@@ -106,14 +112,13 @@ mod linux {
     const STOP: u8 = 2;
 
     impl MapAhead {
-        /// For the weights that begin at these addresses within the model's data, in the order of use. `None` if there is no such
-        /// thread to be had.
-        pub fn new(model: &Model, starts: impl Iterator<Item = usize>) -> Option<MapAhead> {
+        /// For operands in the order of use, of which those within the model's data are weights. `None` if there is no such thread to be had.
+        pub fn new(model: &Model, operands: impl Iterator<Item = usize>) -> Option<MapAhead> {
             let stage = Arc::new(AtomicU8::new(WAIT));
             let (model, told) = (model.clone(), Arc::clone(&stage));
-            let base = model.data().as_ptr().addr();
-            let starts: Vec<usize> = starts.map(|at| at - base).collect();
-            let ranges = ranges(&starts, model.data().len());
+            let (base, len) = (model.data().as_ptr().addr(), model.data().len());
+            let starts: Vec<usize> = operands.map(|at| at.wrapping_sub(base)).filter(|at| *at < len).collect();
+            let ranges = ranges(&starts, len);
             let work = move || {
                 while told.load(Ordering::Acquire) == WAIT {
                     std::thread::park();

@@ -173,7 +173,7 @@ impl Cpu {
             threads: pool.threads(),
         };
         let ahead = (options.map_ahead && model.tells_pages() && model.data().len() >= MAP_AHEAD)
-            .then(|| MapAhead::new(model, decode.weights().chain(lm_head.weights())))
+            .then(|| MapAhead::new(model, decode.operands().chain(lm_head.operands())))
             .flatten();
         Ok(Cpu {
             model: model.clone(),

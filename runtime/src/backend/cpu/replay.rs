@@ -62,8 +62,6 @@ pub(crate) struct Replay {
     rows: u64,
     ops: Vec<Op>,
     operands: Vec<RawOperand>,
-    /// Which operands are weights.
-    are_weights: Vec<bool>,
 }
 
 /// The matrix that an op reads from its beginning to its end, whatever it computes.
@@ -146,20 +144,21 @@ impl Replay {
     pub fn new(template: &Template, bases: Bases) -> Replay {
         let mut words = Vec::new();
         template.expand(1, &mut words);
-        let (mut ops, mut operands, mut are_weights) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut ops, mut operands) = (Vec::new(), Vec::new());
         for record in records(&words).flatten() {
             let count = record.kind.spec().operands.len();
             let first = operands.len();
             operands.extend((0..count).map(|i| bases.resolve(record.operand(i))));
-            are_weights.extend((0..count).map(|i| record.operand(i).region == Region::Weights));
-            let attrs = record.at + 1 + 3 * count;
-            ops.push(Op {
+            let at = record.at + 1 + 3 * count;
+            let attrs = at..at + record.attrs.len();
+            let call = OpCall {
                 kind: record.kind,
-                operands: first..operands.len(),
-                attrs: attrs..attrs + record.attrs.len(),
-                prefetch: Prefetch::NONE,
-                asked: None,
-            });
+                operands: &operands[first..],
+                attrs: &words[attrs.clone()],
+                runs: &[Run::ONE],
+            };
+            let asked = Asked::of(&call);
+            ops.push(Op { kind: record.kind, operands: first..operands.len(), attrs, prefetch: Prefetch::NONE, asked });
         }
         // A step is followed by another like it, so the first matrix comes after the last; hence twice around.
         let mut next = Prefetch::NONE;
@@ -170,22 +169,13 @@ impl Replay {
             let attrs = &words[op.attrs.clone()];
             let call = OpCall { kind: op.kind, operands: &operands[op.operands.clone()], attrs, runs: &[Run::ONE] };
             next = matrix(&call).unwrap_or(next);
-            op.asked = Asked::of(&call);
         }
-        Replay {
-            max_rows: template.max_rows,
-            row_words: template.row_words(),
-            rows: 1,
-            words,
-            ops,
-            operands,
-            are_weights,
-        }
+        Replay { max_rows: template.max_rows, row_words: template.row_words(), rows: 1, words, ops, operands }
     }
 
-    /// Where the weights that its ops read begin, in the order of use.
-    pub fn weights(&self) -> impl Iterator<Item = usize> {
-        self.operands.iter().zip(&self.are_weights).filter(|(_, is)| **is).map(|(o, _)| o.ptr.addr())
+    /// Where the operands of its ops begin, in the order of use.
+    pub fn operands(&self) -> impl Iterator<Item = usize> {
+        self.operands.iter().map(|o| o.ptr.addr())
     }
 
     /// Runs the graph for the rows of `runs`; `times` gathers what each op takes.
