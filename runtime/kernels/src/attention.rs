@@ -23,8 +23,8 @@ use crate::math;
 const TILE_QUERIES: usize = 32;
 /// Keys or values widened together.
 const CHUNK: usize = 32;
-/// Vectors of values summed together.
-const FOLD: usize = 8;
+/// Queries up to which keys and values of a row are widened in registers, for every two queries anew.
+const STREAMED_QUERIES: usize = 8;
 /// Blocks of a [`Split`](super::Split) round.
 pub(super) const ROUND: usize = 32;
 
@@ -134,6 +134,115 @@ unsafe fn key_dots<W: Wide<S = S>, S: Simd, const Q: usize, const K: usize>(
             // A zero's sign is lost in the weight.
             let dots = W::trees(eight_of::<W>(&sums[q][..EIGHT / W::EIGHTS]));
             S::store(scores.add(q * ATTENTION_BLOCK), S::mul(dots, S::splat(scale)));
+        }
+    }
+}
+
+/// Lane dots, but for their last three folds, of `Q` queries, `padded` elements apart, with two keys of a cache: [`short_dots`] of keys that
+/// are widened in registers. `eights` is a multiple of four.
+#[inline(always)]
+unsafe fn two_keys<S: Simd, const Q: usize>(
+    query: *const f32,
+    keys: [*const u16; 2],
+    (eights, padded): (usize, usize),
+) -> [[S::F; 2]; Q] {
+    // SAFETY: `Q` queries and two keys of as many elements.
+    unsafe {
+        let mut out = [[S::splat(0.0); 2]; Q];
+        for first in 0..2 {
+            let mut acc = [[[S::splat(0.0); 2]; Q]; 2];
+            for e in (first..eights).step_by(4) {
+                for half in 0..2 {
+                    let at = (e + 2 * half) * EIGHT;
+                    let wide = [S::load_f16(keys[0].add(at)), S::load_f16(keys[1].add(at))];
+                    for q in 0..Q {
+                        let x = S::load(query.add(q * padded + at));
+                        for k in 0..2 {
+                            acc[half][q][k] = S::fma(x, wide[k], acc[half][q][k]);
+                        }
+                    }
+                }
+            }
+            for q in 0..Q {
+                for k in 0..2 {
+                    let sum = S::add(acc[0][q][k], acc[1][q][k]);
+                    out[q][k] = if first == 0 { sum } else { S::add(out[q][k], sum) };
+                }
+            }
+        }
+        out
+    }
+}
+
+/// Lines of consecutive rows of a cache, to be asked for one after the other.
+struct Ahead {
+    at: *const u8,
+    /// Lines of a row, and those of this one that are left.
+    lines: usize,
+    left: usize,
+    /// Bytes from the end of a row's last line to the next row.
+    gap: usize,
+}
+
+impl Ahead {
+    /// From row `j` of a KV head on, which need not exist.
+    #[inline(always)]
+    fn new(o: &RawOperand, j: usize, head: usize, lines: usize) -> Ahead {
+        let bytes = o.dtype.bytes() as usize;
+        let at = o.ptr.wrapping_add((j * o.row_stride + head * o.head_stride) * bytes);
+        Ahead { at, lines, left: lines, gap: (o.row_stride * bytes).wrapping_sub(lines * 64) }
+    }
+
+    #[inline(always)]
+    unsafe fn ask<S: Simd>(&mut self) {
+        // SAFETY: a hint.
+        unsafe { S::prefetch(self.at) };
+        self.left -= 1;
+        let is_last = self.left == 0;
+        self.at = self.at.wrapping_add(if is_last { self.gap.wrapping_add(64) } else { 64 });
+        self.left = if is_last { self.lines } else { self.left };
+    }
+}
+
+/// Elements of a value that [`fold_line`] takes: a line of binary16.
+const LINE: usize = 32;
+
+/// [`fold`] of a line of each of `n` values of a cache, `stride` elements apart, widened in registers.
+#[inline(always)]
+unsafe fn fold_line<S: Simd, const Q: usize>(
+    acc: *mut f32,
+    p: *const f32,
+    mut values: *const u16,
+    (padded, stride): (usize, usize),
+    n: usize,
+    ahead: &mut Ahead,
+) {
+    // SAFETY: the caller names a line of `Q` rows of `acc` and of `n` values.
+    unsafe {
+        let mut sums = [[S::splat(0.0); LINE / EIGHT]; Q];
+        for q in 0..Q {
+            for c in 0..LINE / EIGHT {
+                sums[q][c] = S::load(acc.add(q * padded + c * EIGHT));
+            }
+        }
+        for j in 0..n {
+            ahead.ask::<S>();
+            let mut weights = [S::splat(0.0); Q];
+            for q in 0..Q {
+                weights[q] = S::splat(*p.add(q * ATTENTION_BLOCK + j));
+            }
+            for c in 0..LINE / EIGHT {
+                let value = S::load_f16(values.add(c * EIGHT));
+                for q in 0..Q {
+                    sums[q][c] = S::fma(weights[q], value, sums[q][c]);
+                }
+            }
+            values = values.wrapping_add(stride);
+        }
+        for q in 0..Q {
+            for c in 0..LINE / EIGHT {
+                S::store(acc.add(q * padded + c * EIGHT), sums[q][c]);
+            }
         }
     }
 }
@@ -297,10 +406,24 @@ impl Tile {
         // Indices in the block: `low..high` is what any query sees, `base..limit` the same in whole vectors.
         let (low, high) = (self.seen(0, block).start, self.seen(self.rows - 1, block).end);
         let (base, limit) = (low / EIGHT * EIGHT, high.next_multiple_of(EIGHT));
+        // One row's few queries: to widen keys and values for once or twice costs less than to store and load what is widened.
+        let is_streamed = W::EIGHTS == 1
+            && self.rows == 1
+            && queries <= STREAMED_QUERIES
+            && dim.is_multiple_of(LINE)
+            && [k, v].iter().all(|o| o.dtype == DType::F16);
         // SAFETY: positions below `pos + rows` are within the extents; the buffers hold `queries` rows of `padded`
         // elements, or of `ATTENTION_BLOCK` scores, or `queries` elements.
         unsafe {
-            for from in (base..limit).step_by(CHUNK) {
+            if is_streamed {
+                for n in (0..queries).step_by(2) {
+                    match queries - n {
+                        1 => self.stream_keys::<S, 1>(start, base..limit, high, buffers, n),
+                        _ => self.stream_keys::<S, 2>(start, base..limit, high, buffers, n),
+                    }
+                }
+            }
+            for from in (base..if is_streamed { base } else { limit }).step_by(CHUNK) {
                 let to = limit.min(from + CHUNK);
                 for j in from..to {
                     let eight = (j - from) % W::EIGHTS;
@@ -356,6 +479,17 @@ impl Tile {
                     part.acc.add(n * padded).write_bytes(0, padded);
                 }
             }
+            if is_streamed {
+                // All queries are of one row.
+                let next = if block + 1 < blocks_end { block + 1 } else { block };
+                for n in (0..queries).step_by(2) {
+                    match queries - n {
+                        1 => self.stream_values::<S, 1>(start, low..high, next * ATTENTION_BLOCK, buffers, part, n),
+                        _ => self.stream_values::<S, 2>(start, low..high, next * ATTENTION_BLOCK, buffers, part, n),
+                    }
+                }
+                return;
+            }
             for from in (low..high).step_by(CHUNK) {
                 let to = high.min(from + CHUNK);
                 for j in from..to {
@@ -378,11 +512,11 @@ impl Tile {
                         let p = scores.add(n * ATTENTION_BLOCK + from_t);
                         let acc = part.acc.add(n * padded);
                         macro_rules! fold {
-                            ($Q:literal) => {{
+                            ($Q:literal, $C:literal) => {{
                                 let mut c = 0;
-                                while c + FOLD * lanes <= padded {
-                                    fold::<W, $Q, FOLD>(acc.add(c), p, values.add(c), padded, to_t - from_t);
-                                    c += FOLD * lanes;
+                                while c + $C * lanes <= padded {
+                                    fold::<W, $Q, $C>(acc.add(c), p, values.add(c), padded, to_t - from_t);
+                                    c += $C * lanes;
                                 }
                                 while c < padded {
                                     fold::<W, $Q, 1>(acc.add(c), p, values.add(c), padded, to_t - from_t);
@@ -391,8 +525,86 @@ impl Tile {
                                 n += $Q;
                             }};
                         }
-                        if W::EIGHTS > 1 && n + 2 <= (t + 1) * group { fold!(2) } else { fold!(1) }
+                        match (W::EIGHTS, (t + 1) * group - n) {
+                            (1, 2..) => fold!(2, 4),
+                            (_, 2..) => fold!(2, 8),
+                            _ => fold!(1, 8),
+                        }
                     }
+                }
+            }
+        }
+    }
+
+    /// Scores of a block's positions `seen`, whole eights below `high` (the last one repeats), with `Q` queries of one row; the block
+    /// starts at `start`.
+    #[inline(always)]
+    unsafe fn stream_keys<S: Simd, const Q: usize>(
+        &self,
+        start: usize,
+        seen: Range<usize>,
+        high: usize,
+        buffers: &Buffers,
+        n: usize,
+    ) {
+        let (k, padded, head) = (&self.k, self.padded, self.kv_head);
+        let (dim, scale) = (self.a.dim, self.a.scale);
+        let lines = dim / LINE;
+        // SAFETY: positions below `high` exist; buffers hold `Q` queries and scores.
+        unsafe {
+            for from in seen.clone().step_by(EIGHT) {
+                // Rows lie too far from each other for the hardware to see a pattern: those of 32 positions on are asked for, after the keys
+                // the first values.
+                let next = from + CHUNK;
+                let mut ahead = match next < high {
+                    true => Ahead::new(k, start + next, head, lines),
+                    false => Ahead::new(&self.v, start + seen.start + (next - high), head, lines),
+                };
+                let mut sums = [[S::splat(0.0); EIGHT]; Q];
+                for i in (0..EIGHT).step_by(2) {
+                    let keys = [i, i + 1].map(|i| k.at::<u16>(start + (from + i).min(high - 1), head).cast_const());
+                    for _ in 0..2 * lines {
+                        ahead.ask::<S>();
+                    }
+                    let two = two_keys::<S, Q>(buffers.query.add(n * padded), keys, (dim / EIGHT, padded));
+                    for q in 0..Q {
+                        sums[q][i..i + 2].copy_from_slice(&two[q]);
+                    }
+                }
+                for q in 0..Q {
+                    let dots = S::mul(S::trees(sums[q]), S::splat(scale));
+                    S::store(buffers.scores.add((n + q) * ATTENTION_BLOCK + from), dots);
+                }
+            }
+        }
+    }
+
+    /// Adds a block's values `seen`, weighed for `Q` queries of one row; the block starts at `start`, the next one at `next`.
+    #[inline(always)]
+    unsafe fn stream_values<S: Simd, const Q: usize>(
+        &self,
+        start: usize,
+        seen: Range<usize>,
+        next: usize,
+        buffers: &Buffers,
+        part: Part,
+        n: usize,
+    ) {
+        let (v, head, padded) = (&self.v, self.kv_head, self.padded);
+        let lines = self.a.dim / LINE;
+        // SAFETY: positions `seen` exist; buffers hold `Q` queries' weights and sums.
+        unsafe {
+            for from in seen.clone().step_by(CHUNK) {
+                let rows = CHUNK.min(seen.end - from);
+                let mut ahead = match from + CHUNK < seen.end {
+                    true => Ahead::new(v, start + from + CHUNK, head, lines),
+                    false => Ahead::new(&self.k, next, head, lines),
+                };
+                for c in 0..lines {
+                    let acc = part.acc.add(n * padded + c * LINE);
+                    let values = v.at::<u16>(start + from, head).add(c * LINE);
+                    let p = buffers.scores.add(n * ATTENTION_BLOCK + from);
+                    fold_line::<S, Q>(acc, p, values, (padded, v.row_stride), rows, &mut ahead);
                 }
             }
         }

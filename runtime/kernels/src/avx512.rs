@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use loaf_formats::dtype::DType;
 
 use super::avx2::{Avx2, E2M1_LUT, unpack32};
-use super::rows::{Rows, Spans, dots_by_span};
+use super::rows::{PlaneRows, Rows, Spans, dots_by_span};
 use super::simd::{TABLE_LUT, layout};
 use super::wide::Wide;
 
@@ -202,13 +202,13 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
         }
     }
     #[inline(always)]
-    unsafe fn params(kind: u8, dtype: DType, rows: &[*const u8; 16], g: usize, n: usize) -> [__m512i; 16] {
+    unsafe fn params(kind: u8, dtype: DType, rows: &PlaneRows, g: usize, n: usize) -> [__m512i; 16] {
         // SAFETY: as `load`; masked lanes are not read.
         unsafe {
             let mut out = [_mm512_setzero_si512(); 16];
             if dtype != DType::U8 {
                 for i in 0..16 {
-                    out[i] = Self::row_params(kind, dtype, rows[i], g, n);
+                    out[i] = Self::row_params(kind, dtype, rows.row(i), g, n);
                 }
                 return Self::transpose_b(out);
             }
@@ -217,7 +217,7 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
             for i in 0..4 {
                 let mut v = [_mm_setzero_si128(); 4];
                 for j in 0..4 {
-                    v[j] = _mm_maskz_loadu_epi8(first(n), rows[4 * i + j].add(g).cast());
+                    v[j] = _mm_maskz_loadu_epi8(first(n), rows.row(4 * i + j).add(g).cast());
                 }
                 let low = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v[0]), v[1]);
                 let high = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v[2]), v[3]);

@@ -8,7 +8,7 @@
 use loaf_formats::block::{Block, SUPER};
 use loaf_formats::dtype::{DType, WeightFormat};
 
-use super::rows::Rows;
+use super::rows::{PlaneRows, Rows};
 use super::simd::layout;
 
 /// What parameters are read from and written to.
@@ -18,8 +18,8 @@ pub(super) struct Fill {
     /// Layout of the codes: what bytes mean as scales.
     pub kind: u8,
     pub dtypes: [DType; 2],
-    /// The vector's rows of the planes after the codes, null if there is none; rows past the last repeat it.
-    pub planes: [[*const u8; 16]; 2],
+    /// The vector's rows of the planes after the codes, without an address if there is none.
+    pub planes: [PlaneRows; 2],
     /// Weights and groups of a row.
     pub inp: usize,
     pub groups: usize,
@@ -72,7 +72,7 @@ pub(super) unsafe fn fill<S: Rows>(fill: &Fill) {
     let Fill { block, kind, dtypes, ref planes, inp, groups, words, supers, scales, biases } = *fill;
     let Some(block) = block else {
         for (i, panel) in [scales, biases].into_iter().enumerate() {
-            if !planes[i][0].is_null() {
+            if !planes[i].at.is_null() {
                 // SAFETY: rows of `groups` parameters; room as the fields say.
                 unsafe { S::fill_params(kind, dtypes[i], &planes[i], groups, panel.cast()) };
             }

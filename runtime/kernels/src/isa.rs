@@ -9,6 +9,8 @@
 use std::ops::Range;
 
 use loaf_formats::dtype::WeightFormat;
+#[cfg(target_arch = "x86_64")]
+use loaf_formats::op::attention as attention_op;
 use loaf_formats::op::{OP_COUNT, OpAttrs, OpKind, expert_linear, linear};
 
 #[cfg(target_arch = "x86_64")]
@@ -75,6 +77,10 @@ macro_rules! isa {
             );
 
             isa!(@products $attr, $else, $($case)*);
+
+            /// Attention, for another set's table.
+            #[allow(dead_code, reason = "few sets take another's")]
+            pub(crate) const ATTENTION: Kernel = Attention;
 
             /// Attention cut by blocks.
             #[allow(dead_code, reason = "a set may do without")]
@@ -285,8 +291,9 @@ pub(super) mod avx512_vbmi {
         22, 16 => Avx512<true>; 23, 16 => Avx512<true>; 26, 16 => Avx512<true>;);
 }
 
-/// Integer matmuls of CPUs that have all of AVX-512 but run it on units of 256 bits: one to three rows of activations are multiplied by
-/// AVX2's kernels, which read eight weight rows side by side, not sixteen, and so get nearly twice as much from memory there.
+/// What CPUs that have all of AVX-512 but run it on units of 256 bits take from AVX2. One to three rows of activations are multiplied by
+/// its kernels, which read eight weight rows side by side, not sixteen, and so get nearly twice as much from memory there. One row of few
+/// query heads goes over a cache without copies there.
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512_halves {
     use super::*;
@@ -300,6 +307,14 @@ pub(super) mod avx512_halves {
         let product = if rows <= <Products<MADD> as Rows>::STREAMED { avx2::product } else { avx512_vbmi::product };
         // SAFETY: the kernel's contract, passed on; a CPU with AVX-512 has AVX2.
         unsafe { product(call, units, scratch) }
+    }
+
+    pub(crate) unsafe fn attention(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+        let a = attention_op::Attrs::of(call.attrs);
+        let is_few = a.heads <= 4 * a.kv_heads && call.runs.iter().all(|run| run.rows == 1);
+        let kernel = if is_few { avx2::ATTENTION } else { avx512::ATTENTION };
+        // SAFETY: as `product`.
+        unsafe { kernel(call, units, scratch) }
     }
 }
 

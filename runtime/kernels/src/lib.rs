@@ -388,6 +388,9 @@ impl Kernels {
                 let mut table = isa::avx512::table();
                 if is_x86_feature_detected!("avx512vbmi") {
                     let product = if is_zen4() { isa::avx512_halves::product } else { isa::avx512_vbmi::product };
+                    if is_zen4() {
+                        table[OpKind::Attention as usize] = Some(isa::avx512_halves::attention);
+                    }
                     table[OpKind::LinearQuant as usize] = Some(product);
                     table[OpKind::ExpertLinearQuant as usize] = Some(product);
                 }

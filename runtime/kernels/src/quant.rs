@@ -22,7 +22,7 @@ use loaf_formats::op::{
 };
 
 use super::blocks::{Fill, FillKernel, scratch_lanes};
-use super::rows::{ARRANGED, PerLane, Rows};
+use super::rows::{ARRANGED, PerLane, PlaneRows, Rows};
 use super::scratch::Scratch;
 use super::simd::{Ahead, E2M1_BIAS, Simd, layout, run_of_evens};
 use super::{OpCall, QUANT_ROWS, RawOperand};
@@ -362,7 +362,7 @@ impl Matrix<'_> {
     #[inline(always)]
     unsafe fn fill_params<S: Rows>(&self, first: usize, panels: &Panels, p: usize) {
         let last = (self.out - first).min(S::LANES) - 1;
-        let mut planes = [[std::ptr::null(); 16]; 2];
+        let mut planes = [PlaneRows { at: std::ptr::null(), step: 0, last }; 2];
         let mut dtypes = [DType::F32; 2];
         // SAFETY: existing rows and groups; the panel has room for whole sixteens of groups.
         unsafe {
@@ -378,9 +378,7 @@ impl Matrix<'_> {
                 for line in (0..S::LANES * row_bytes).step_by(64) {
                     S::Narrow::prefetch(from.wrapping_add(S::LANES * row_bytes + line));
                 }
-                for r in 0..S::LANES {
-                    planes[i][r] = from.add(r.min(last) * row_bytes);
-                }
+                planes[i] = PlaneRows { at: from, step: row_bytes, last };
             }
             (self.steps.fill)(&Fill {
                 block: self.block,

@@ -26,6 +26,24 @@ impl<T: Copy, const N: usize> PerLane<T> for [T; N] {
     }
 }
 
+/// A vector's rows of a plane of parameters: where they are is computed where they are read, which costs less than a list of them.
+#[derive(Clone, Copy)]
+pub(crate) struct PlaneRows {
+    /// The first; null if there is no such plane.
+    pub at: *const u8,
+    /// Bytes from a row to the next.
+    pub step: usize,
+    /// The last one that exists: those past it repeat it.
+    pub last: usize,
+}
+
+impl PlaneRows {
+    #[inline(always)]
+    pub fn row(&self, i: usize) -> *const u8 {
+        self.at.wrapping_add(i.min(self.last) * self.step)
+    }
+}
+
 /// See the module's doc. The safety conditions are those of [`Simd`].
 pub(crate) trait Rows: Copy + 'static {
     /// A float per row.
@@ -74,19 +92,19 @@ pub(crate) trait Rows: Copy + 'static {
     unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> Self::B;
     /// [`Rows::row_params`] of [`Rows::LANES`] rows, a vector for every group.
     #[inline(always)]
-    unsafe fn params(kind: u8, dtype: DType, rows: &[*const u8; 16], g: usize, n: usize) -> Self::Bs {
+    unsafe fn params(kind: u8, dtype: DType, rows: &PlaneRows, g: usize, n: usize) -> Self::Bs {
         // SAFETY: the same condition.
         unsafe {
-            let mut by_row = Self::Bs::all(Self::row_params(kind, dtype, rows[0], g, n));
+            let mut by_row = Self::Bs::all(Self::row_params(kind, dtype, rows.row(0), g, n));
             for i in 1..Self::LANES {
-                by_row[i] = Self::row_params(kind, dtype, rows[i], g, n);
+                by_row[i] = Self::row_params(kind, dtype, rows.row(i), g, n);
             }
             Self::transpose_b(by_row)
         }
     }
     /// [`Rows::params`] of all `groups`, a vector for each, to memory with room for whole sixteens of them.
     #[inline(always)]
-    unsafe fn fill_params(kind: u8, dtype: DType, rows: &[*const u8; 16], groups: usize, to: *mut u8) {
+    unsafe fn fill_params(kind: u8, dtype: DType, rows: &PlaneRows, groups: usize, to: *mut u8) {
         // SAFETY: the same condition.
         unsafe {
             // A copy for each common type: loads side by side instead of a choice before each.
@@ -99,7 +117,7 @@ pub(crate) trait Rows: Copy + 'static {
     }
     /// [`Rows::fill_params`] of a type that the compiler may know.
     #[inline(always)]
-    unsafe fn fill_typed(kind: u8, dtype: DType, rows: &[*const u8; 16], groups: usize, to: *mut u8) {
+    unsafe fn fill_typed(kind: u8, dtype: DType, rows: &PlaneRows, groups: usize, to: *mut u8) {
         for g in (0..groups).step_by(Self::LANES) {
             // SAFETY: the same condition.
             unsafe {

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use loaf_formats::dtype::DType;
 
 use super::super::elementwise::floats;
-use super::super::rows::{Rows, byte_scales, eight_floats};
+use super::super::rows::{PlaneRows, Rows, byte_scales, eight_floats};
 use super::super::simd::{Ahead, Simd, layout};
 use super::{Avx2, nibbles, stream, transpose8, unpack32};
 
@@ -192,7 +192,7 @@ impl<const DOT: u8> Rows for Products<DOT> {
         }
     }
     #[inline(always)]
-    unsafe fn fill_params(kind: u8, dtype: DType, rows: &[*const u8; 16], groups: usize, to: *mut u8) {
+    unsafe fn fill_params(kind: u8, dtype: DType, rows: &PlaneRows, groups: usize, to: *mut u8) {
         // SAFETY: the trait's condition.
         unsafe {
             match dtype {

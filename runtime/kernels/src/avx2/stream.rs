@@ -14,6 +14,7 @@
 
 use std::arch::x86_64::*;
 
+use super::super::rows::PlaneRows;
 use super::super::simd::{Simd, TABLE_LUT, layout};
 use super::products::{MADD, bytes, words};
 use super::{Avx2, E2M1_LUT, EVENS_ODDS, both, permute32, transpose8};
@@ -384,14 +385,14 @@ pub(super) unsafe fn arrange<const DOT: u8>(kind: u8, group: usize, from: *const
 
 /// Scales or biases in bf16 of eight rows, a vector of f32 for every group, sixteen groups at a time.
 #[inline(always)]
-pub(super) unsafe fn fill_bf16(rows: &[*const u8; 16], groups: usize, to: *mut u8) {
+pub(super) unsafe fn fill_bf16(rows: &PlaneRows, groups: usize, to: *mut u8) {
     // SAFETY: rows of `groups` elements, and room for whole sixteens of vectors.
     unsafe {
         for g in (0..groups).step_by(16) {
             let n = groups - g;
             let mut two = [_mm256_setzero_si256(); 8];
             for i in 0..8 {
-                let p = rows[i].add(2 * g);
+                let p = rows.row(i).add(2 * g);
                 two[i] = if n >= 16 {
                     load(p)
                 } else if n == 8 {
