@@ -428,6 +428,7 @@ impl Wide for Avx512<false> {
     type S = Avx2;
     type V = __m512;
     type Keys = [__m512; 4];
+    type Fours = __m512;
 
     const EIGHTS: usize = 2;
 
@@ -508,26 +509,26 @@ impl Wide for Avx512<false> {
     #[inline(always)]
     unsafe fn halves(a: [__m512; 8]) -> [__m512; 4] {
         let mut out = [a[0]; 4];
-        // SAFETY: as `splat`.
-        unsafe {
-            for i in 0..4 {
-                let (x, y) = (a[2 * i], a[2 * i + 1]);
-                out[i] = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(x, y), _mm512_shuffle_f32x4::<0xee>(x, y));
-            }
+        for i in 0..4 {
+            // SAFETY: as `splat`.
+            out[i] = unsafe { eights_added(a[2 * i], a[2 * i + 1]) };
         }
         out
     }
     #[inline(always)]
     unsafe fn trees(a: [__m512; 4]) -> __m256 {
         // SAFETY: as `splat`.
+        unsafe { Self::trees_of_fours([fours_added(a[0], a[1]), fours_added(a[2], a[3])]) }
+    }
+    #[inline(always)]
+    unsafe fn fours(a: [__m512; 4]) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe { fours_added(eights_added(a[0], a[1]), eights_added(a[2], a[3])) }
+    }
+    #[inline(always)]
+    unsafe fn trees_of_fours(four: [__m512; 2]) -> __m256 {
+        // SAFETY: as `splat`.
         unsafe {
-            // 128-bit lanes: low plus high half of each of four eights.
-            let mut four = [a[0]; 2];
-            for i in 0..2 {
-                let low = _mm512_shuffle_f32x4::<0x88>(a[2 * i], a[2 * i + 1]);
-                let high = _mm512_shuffle_f32x4::<0xdd>(a[2 * i], a[2 * i + 1]);
-                four[i] = _mm512_add_ps(low, high);
-            }
             let low = _mm512_shuffle_ps::<0x44>(four[0], four[1]);
             let high = _mm512_shuffle_ps::<0xee>(four[0], four[1]);
             // Per 128-bit lane: even and odd part of an eight of `four[0]`, then of `four[1]`.
@@ -537,4 +538,18 @@ impl Wide for Avx512<false> {
             _mm512_castps512_ps256(_mm512_permutexvar_ps(order, sums))
         }
     }
+}
+
+/// The eights of two sixteens added.
+#[inline(always)]
+unsafe fn eights_added(x: __m512, y: __m512) -> __m512 {
+    // SAFETY: as `splat`.
+    unsafe { _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(x, y), _mm512_shuffle_f32x4::<0xee>(x, y)) }
+}
+
+/// 128-bit lanes: low plus high half of each of four eights.
+#[inline(always)]
+unsafe fn fours_added(x: __m512, y: __m512) -> __m512 {
+    // SAFETY: as `splat`.
+    unsafe { _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(x, y), _mm512_shuffle_f32x4::<0xdd>(x, y)) }
 }

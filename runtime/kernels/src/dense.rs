@@ -3,14 +3,15 @@
 //!
 //! Few activation rows: weight rows are streamed straight from memory, as many together as there are registers for their
 //! accumulators. More: eight weight rows are decoded once into a panel in scratch, which several activation rows at a time then
-//! meet, one part after the other.
+//! meet. With sixteen registers one part after the other. With thirty-two both parts at once, so that none of a dot's accumulators
+//! is set aside: a store of 64 bytes takes as long as two products.
 
 use std::ops::Range;
 
 use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
-use loaf_formats::op::{OpAttrs, expert_linear_dense as expert_op, linear_dense as linear_op};
+use loaf_formats::op::{LANES, OpAttrs, expert_linear_dense as expert_op, linear_dense as linear_op};
 
-use super::dots::folded;
+use super::dots::{folded, settled};
 use super::elementwise::store;
 use super::scratch::Scratch;
 use super::simd::Simd;
@@ -22,6 +23,14 @@ use crate::math;
 const STREAMED: usize = 3;
 /// Elements decoded between looks at the scales: a group, and a round of accumulators.
 const CHUNK: usize = 32;
+/// Columns of [`TILE`] decoded rows that activation rows meet one after the other: half of a first cache of 32 KiB.
+const COLUMNS: usize = 1024;
+/// Activation rows that meet them, before there is a look at other rows and columns.
+const MET: usize = 48;
+/// Elements of what tiles of both parts leave: accumulators between blocks of columns, and folded fours.
+pub(super) const LEFT: usize = MET * (PARKED + FOUR);
+const PARKED: usize = TILE * LANES;
+const FOUR: usize = 2 * EIGHT;
 
 /// A weight: codes and scales.
 type Planes = [RawOperand; WEIGHT_PLANES];
@@ -94,10 +103,27 @@ const fn parts<W: Wide>() -> usize {
 const TILE: usize = 4;
 
 /// Where in a panel of rows of `inp` elements the vectors of a tile's rows are: what a tile reads in turn lies together, so that it
-/// fits into the first cache whatever the length of rows.
+/// fits into the first cache.
 #[inline(always)]
 fn place<W: Wide>(inp: usize, first: usize, part: usize, chunk: usize) -> usize {
-    ((first / TILE * parts::<W>() + part) * inp.div_ceil(CHUNK) + chunk) * TILE * EIGHT * W::EIGHTS
+    let (parts, chunks) = (parts::<W>(), inp.div_ceil(CHUNK));
+    let turn = if W::EIGHTS == 2 { chunk * parts + part } else { part * chunks + chunk };
+    (first / TILE * parts * chunks + turn) * TILE * EIGHT * W::EIGHTS
+}
+
+/// A panel, and what tiles leave.
+#[derive(Clone, Copy)]
+struct Room {
+    panel: *mut f32,
+    left: *mut f32,
+}
+
+impl Room {
+    #[inline(always)]
+    fn new(scratch: &mut [u8], inp: usize) -> Room {
+        let mut scratch = Scratch::new(scratch);
+        Room { panel: scratch.take(DENSE_ROWS * inp.next_multiple_of(CHUNK)), left: scratch.take(LEFT) }
+    }
 }
 
 /// A dot's parts folded to one vector.
@@ -154,15 +180,15 @@ impl Block {
 pub(super) unsafe fn linear<W: Wide>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
     let (a, o) = (linear_op::Attrs::of(call.attrs), linear_op::Operands::of(call.operands));
     let slots = Slots { x: &o.x, out: &o.out, order: std::ptr::null(), n: a.rows, k: 1, x_slots: 1, limit: a.rows };
-    let panel = Scratch::new(scratch).take::<f32>(DENSE_ROWS * a.inputs.next_multiple_of(CHUNK));
-    // SAFETY: the matrix is the whole weight; the panel holds eight padded rows.
-    unsafe { multiply::<W>(a.format, &slots, &o.weight, (a.inputs, a.outputs), units, panel) }
+    let room = Room::new(scratch, a.inputs);
+    // SAFETY: the matrix is the whole weight.
+    unsafe { multiply::<W>(a.format, &slots, &o.weight, (a.inputs, a.outputs), units, room) }
 }
 
 #[inline(always)]
 pub(super) unsafe fn expert_linear<W: Wide>(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
     let (a, o) = (expert_op::Attrs::of(call.attrs), expert_op::Operands::of(call.operands));
-    let panel = Scratch::new(scratch).take::<f32>(DENSE_ROWS * a.inputs.next_multiple_of(CHUNK));
+    let room = Room::new(scratch, a.inputs);
     let limit = a.rows * a.k;
     // SAFETY: `experts + 1` starts, clamped to the `rows * k` slots there are; existing experts.
     unsafe {
@@ -174,7 +200,7 @@ pub(super) unsafe fn expert_linear<W: Wide>(call: &OpCall<'_>, units: Range<usiz
             let slots = Slots { x: &o.x, out: &o.out, order, n, k: a.k, x_slots: a.x_slots, limit };
             if n > 0 {
                 let w = o.weight.map(|plane| plane.expert(e));
-                multiply::<W>(a.format, &slots, &w, (a.inputs, a.outputs), units.clone(), panel);
+                multiply::<W>(a.format, &slots, &w, (a.inputs, a.outputs), units.clone(), room);
             }
         }
     }
@@ -188,7 +214,7 @@ unsafe fn multiply<W: Wide>(
     w: &Planes,
     (inp, out): (usize, usize),
     units: Range<usize>,
-    panel: *mut f32,
+    room: Room,
 ) {
     let dtype = match format {
         WeightFormat::Dense(dtype) => dtype,
@@ -212,7 +238,7 @@ unsafe fn multiply<W: Wide>(
                             store::<W::S>(y.add(first), dots, valid);
                         }
                     } else {
-                        fill::<W>(&block, panel);
+                        fill::<W>(&block, room.panel);
                     }
                 }
             }};
@@ -225,7 +251,13 @@ unsafe fn multiply<W: Wide>(
         }
         if slots.n > STREAMED {
             // SAFETY: as above.
-            unsafe { meet::<W>(panel, slots, first, valid, inp) }
+            unsafe {
+                if W::EIGHTS == 2 {
+                    meet_at_once::<W>(room, slots, first, valid, inp);
+                } else {
+                    meet::<W>(room.panel, slots, first, valid, inp);
+                }
+            }
         }
     }
 }
@@ -303,7 +335,7 @@ unsafe fn stream<W: Wide, const K: usize>(block: &Block, x: *const f32) -> <W::S
     }
 }
 
-/// A panel of eight weight rows against every slot; outputs from `first`, `valid` of them.
+/// A panel of eight weight rows against every slot, part by part; outputs from `first`, `valid` of them.
 #[inline(always)]
 unsafe fn meet<W: Wide>(panel: *const f32, slots: &Slots<'_>, first: usize, valid: usize, inp: usize) {
     let mut i = 0;
@@ -324,12 +356,7 @@ unsafe fn meet<W: Wide>(panel: *const f32, slots: &Slots<'_>, first: usize, vali
                 }
             }};
         }
-        match (W::EIGHTS, slots.n - i) {
-            (_, 1) => tile!(1),
-            (2, 2..=3) => tile!(3),
-            (2, _) => tile!(6),
-            _ => tile!(2),
-        }
+        if slots.n - i == 1 { tile!(1) } else { tile!(2) }
     }
 }
 
@@ -345,13 +372,13 @@ unsafe fn tile<W: Wide, const R: usize>(
 ) {
     let (lanes, whole) = (EIGHT * W::EIGHTS, inp - inp % CHUNK);
     // In the order of their folds.
-    let order: &[usize] = if parts::<W>() == 2 { &[0, 1] } else { &[0, 2, 1, 3] };
+    let order = [0, 2, 1, 3];
     // SAFETY: a panel padded to whole chunks, `inp` elements of each activation row.
     unsafe {
         let mut parked = [[[W::splat(0.0); TILE]; R]; 2];
         // In memory, where the compiler would have them in registers that the loop needs.
         let parked = std::hint::black_box(&mut parked);
-        for (turn, &part) in order.iter().enumerate() {
+        for (turn, part) in order.into_iter().enumerate() {
             let mut at = panel.add(place::<W>(inp, first, part, 0));
             let mut acc = [[W::splat(0.0); TILE]; R];
             let mut i = part * lanes;
@@ -386,6 +413,129 @@ unsafe fn tile<W: Wide, const R: usize>(
                         sums[r][first + k] = if turn == 3 { W::add(parked[0][r][k], sum) } else { sum };
                     }
                 }
+            }
+        }
+    }
+}
+
+/// As [`meet`], both parts at once.
+#[inline(always)]
+unsafe fn meet_at_once<W: Wide>(room: Room, slots: &Slots<'_>, first: usize, valid: usize, inp: usize) {
+    for begin in (0..slots.n).step_by(MET) {
+        let n = MET.min(slots.n - begin);
+        let mut at = [(std::ptr::null(), std::ptr::null_mut()); MET];
+        for (i, at) in at[..n].iter_mut().enumerate() {
+            // SAFETY: an existing slot.
+            *at = unsafe { slots.at(begin + i) };
+        }
+        for half in (0..DENSE_ROWS).step_by(TILE) {
+            for column in (0..inp).step_by(COLUMNS) {
+                let mut i = 0;
+                while i < n {
+                    macro_rules! tile {
+                        ($R:literal) => {{
+                            // SAFETY: slots of this group, which have their place in what is left.
+                            unsafe {
+                                let at: &[_; $R] = &*at.as_ptr().add(i).cast();
+                                tile_at_once::<W, $R>(room, at, i, (half, column), (first, valid), inp);
+                            }
+                            i += $R;
+                        }};
+                    }
+                    match n - i {
+                        1 => tile!(1),
+                        2 | 4 => tile!(2),
+                        _ => tile!(3),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `R` activation rows, the `i`-th of their group and the next, with [`TILE`] rows of a panel from `half` on, in [`COLUMNS`] from `column` on. Dots
+/// of the first half that are complete are left folded, those of the last are stored with them.
+#[inline(always)]
+unsafe fn tile_at_once<W: Wide, const R: usize>(
+    room: Room,
+    at: &[(*const f32, *mut f32); R],
+    i: usize,
+    (half, column): (usize, usize),
+    (first, valid): (usize, usize),
+    inp: usize,
+) {
+    let lanes = EIGHT * W::EIGHTS;
+    let (end, rest) = (inp.min(column + COLUMNS), inp % CHUNK);
+    // SAFETY: a panel padded to whole chunks, `inp` elements of each activation row, room for what [`MET`] rows leave.
+    unsafe {
+        let parked = room.left.add(i * PARKED);
+        let fours = room.left.add(MET * PARKED + i * FOUR).cast::<W::Fours>();
+        let mut acc = [[[W::splat(0.0); TILE]; R]; 2];
+        if column > 0 {
+            for part in 0..2 {
+                for r in 0..R {
+                    for k in 0..TILE {
+                        acc[part][r][k] = W::load(parked.add(((part * R + r) * TILE + k) * lanes));
+                    }
+                }
+            }
+        }
+        let mut panel = room.panel.add(place::<W>(inp, half, 0, column / CHUNK)).cast_const();
+        let mut c = column;
+        while c + CHUNK <= end {
+            for part in 0..2 {
+                let mut w = [W::splat(0.0); TILE];
+                for k in 0..TILE {
+                    w[k] = W::load(panel.add((part * TILE + k) * lanes));
+                }
+                for r in 0..R {
+                    let x = W::load(at[r].0.add(c + part * lanes));
+                    for k in 0..TILE {
+                        acc[part][r][k] = W::fma(x, w[k], acc[part][r][k]);
+                    }
+                }
+            }
+            panel = panel.add(2 * TILE * lanes);
+            c += CHUNK;
+        }
+        if end < inp {
+            for part in 0..2 {
+                for r in 0..R {
+                    for k in 0..TILE {
+                        W::store(parked.add(((part * R + r) * TILE + k) * lanes), acc[part][r][k]);
+                    }
+                }
+            }
+            return;
+        }
+        macro_rules! rest {
+            ($part:literal) => {
+                for r in 0..R {
+                    let x = W::load_n(at[r].0.add(c + $part * lanes), (rest - $part * lanes).min(lanes));
+                    for k in 0..TILE {
+                        let w = W::load(panel.add(($part * TILE + k) * lanes));
+                        acc[$part][r][k] = W::fma(x, w, acc[$part][r][k]);
+                    }
+                }
+            };
+        }
+        if rest > 0 {
+            rest!(0);
+            if rest > lanes {
+                rest!(1);
+            }
+        }
+        for r in 0..R {
+            let mut sums = acc[0][r];
+            for k in 0..TILE {
+                sums[k] = W::add(sums[k], acc[1][r][k]);
+            }
+            let four = W::fours(sums);
+            if half == 0 {
+                *fours.add(r) = four;
+            } else {
+                let dots = settled::<W>(W::trees_of_fours([*fours.add(r), four]), inp);
+                store::<W::S>(at[r].1.add(first), dots, valid);
             }
         }
     }

@@ -84,15 +84,19 @@ pub(super) unsafe fn short_dots<W: Wide, const Q: usize, const K: usize>(
     }
 }
 
-/// The last three folds of eight dots. An accumulator can only be `-0` if a product is too small to be told from zero; if the last
-/// 32 elements of `n` are not whole, one accumulator has taken `+0` last, and no sum of all is `-0`.
+/// The last three folds of eight dots of `n` elements.
 #[inline(always)]
 pub(super) unsafe fn folded<W: Wide>(sums: W::Keys, n: usize) -> <W::S as Simd>::F {
     // SAFETY: register operations.
-    unsafe {
-        let dots = W::trees(sums);
-        if n.is_multiple_of(LANES) { dots } else { <W::S as Simd>::add(dots, <W::S as Simd>::splat(0.0)) }
-    }
+    unsafe { settled::<W>(W::trees(sums), n) }
+}
+
+/// Folded dots as they are to be stored. An accumulator can only be `-0` if a product is too small to be told from zero; if the last
+/// 32 elements of `n` are not whole, one accumulator has taken `+0` last, and no sum of all is `-0`.
+#[inline(always)]
+pub(super) unsafe fn settled<W: Wide>(dots: <W::S as Simd>::F, n: usize) -> <W::S as Simd>::F {
+    // SAFETY: register operations.
+    unsafe { if n.is_multiple_of(LANES) { dots } else { <W::S as Simd>::add(dots, <W::S as Simd>::splat(0.0)) } }
 }
 
 /// As many vectors as eight dots have, from `K` at a time.

@@ -18,6 +18,8 @@ pub(crate) trait Wide: Copy + 'static {
     type V: Copy;
     /// As many vectors as eight keys fill.
     type Keys: PerLane<Self::V>;
+    /// Four dots on their way to their trees.
+    type Fours: Copy;
 
     /// Eights in a vector: 1 or 2.
     const EIGHTS: usize;
@@ -42,12 +44,17 @@ pub(crate) trait Wide: Copy + 'static {
     unsafe fn halves(a: [Self::V; 8]) -> Self::Keys;
     /// The trees of eight eights, in order.
     unsafe fn trees(a: Self::Keys) -> <Self::S as Simd>::F;
+    /// [`Wide::halves`] and the first steps of [`Wide::trees`] for four vectors, as far as they go without four others.
+    unsafe fn fours(a: [Self::V; 4]) -> Self::Fours;
+    /// What is left of the trees of eight vectors.
+    unsafe fn trees_of_fours(a: [Self::Fours; 2]) -> <Self::S as Simd>::F;
 }
 
 impl<S: Simd> Wide for S {
     type S = S;
     type V = S::F;
     type Keys = [S::F; 8];
+    type Fours = [S::F; 4];
 
     const EIGHTS: usize = 1;
 
@@ -114,5 +121,14 @@ impl<S: Simd> Wide for S {
     unsafe fn trees(a: [S::F; 8]) -> S::F {
         // SAFETY: as `splat`.
         unsafe { S::trees(a) }
+    }
+    #[inline(always)]
+    unsafe fn fours(a: [S::F; 4]) -> [S::F; 4] {
+        a
+    }
+    #[inline(always)]
+    unsafe fn trees_of_fours([a, b]: [[S::F; 4]; 2]) -> S::F {
+        // SAFETY: as `splat`.
+        unsafe { S::trees([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]) }
     }
 }

@@ -3,7 +3,7 @@
 use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{self, ATTENTION_BLOCK, OpAttrs, OpKind};
 
-use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention, blocks, rows};
+use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention, blocks, dense, rows};
 
 /// Number of independent work units of an op.
 pub fn units(call: &OpCall<'_>) -> usize {
@@ -81,9 +81,9 @@ pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> Option<usize> {
     bytes.checked_add(slack)
 }
 
-/// Scratch of a dense matmul: a panel of eight decoded rows.
+/// Scratch of a dense matmul: a panel of eight decoded rows, and what tiles leave.
 fn dense_scratch(inputs: usize) -> Option<usize> {
-    inputs.checked_next_multiple_of(4 * EIGHT)?.checked_mul(DENSE_ROWS * 4)
+    inputs.checked_next_multiple_of(4 * EIGHT)?.checked_mul(DENSE_ROWS)?.checked_add(dense::LEFT)?.checked_mul(4)
 }
 
 /// Scratch of a quantised matmul over `x_rows` activation rows: permuted codes, their integer group sums, four

@@ -594,6 +594,26 @@ fn dots_of_nothing_have_the_sign_of_the_contract(kernels: Kernels) {
     assert!(signs[0] > 3 && signs[1] > 3, "{signs:?}");
 }
 
+/// More columns and activation rows than a dense product takes together.
+fn dense_products_in_blocks(kernels: Kernels) {
+    let mut rng = Rng(17);
+    for (rows, inputs) in [(5, 1024), (4, 1056), (50, 2048), (7, 2592), (101, 3072)] {
+        for format in dense_formats() {
+            for inputs in [inputs, inputs + 16, inputs + 27] {
+                if format.group().is_some_and(|group| inputs % group as usize != 0) {
+                    continue;
+                }
+                let attrs = words(op::linear::Attrs { rows, inputs, outputs: 11, format });
+                let case = Case::with_runs(OpKind::LinearDense, attrs, vec![Run { rows, ..Run::ONE }], &mut rng);
+                let (expected, got) = (case.copy(), case.copy());
+                expected.run(&Kernels::naive(), usize::MAX);
+                got.run(&kernels, usize::MAX);
+                expected.assert_same(&got, &format!("{format} {rows} x {inputs}"));
+            }
+        }
+    }
+}
+
 /// Activations that quantisation must survive: nothing, infinities, NaNs, the smallest and largest numbers.
 fn quantize_edges(kernels: Kernels) {
     let mut rng = Rng(5);
@@ -743,7 +763,7 @@ macro_rules! suite {
             use super::*;
             suite!(@tests $kernels, agrees_with_the_contract, any_partition_gives_the_same,
                 rows_together_are_rows_apart, in_place_is_the_same, the_version_that_is_read_stays,
-                dots_of_nothing_have_the_sign_of_the_contract, quantize_edges, extreme_codes_do_not_saturate,
+                dots_of_nothing_have_the_sign_of_the_contract, dense_products_in_blocks, quantize_edges, extreme_codes_do_not_saturate,
                 nonsense_is_harmless, exp_is_the_scalar_exp, attention_by_blocks_is_the_same);
         }
     )* };
