@@ -27,6 +27,7 @@ CONFIG = {
     "hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "attention_dropout": 0.0, "max_position_embeddings": 1024,
     "tie_word_embeddings": True, "initializer_range": 0.02, "use_cache": True, "rope_scaling": None,
 }
+SMALL = {"num_hidden_layers": 8, "shared_expert_intermediate_size": 128}   # what is trained first, then `grown`
 CHUNK = 64
 
 
@@ -342,7 +343,7 @@ class Decoder:
 
 @torch.no_grad()
 def grown(small):
-    """A model of CONFIG's size that computes what `small`, of 8 layers and a shared expert of 128, does.
+    """A model of CONFIG's size that computes what `small`, a model with SMALL, does.
 
     Four layers come into the middle, copies of the last four whose output projections are zero; the new half of every
     shared expert has random rows in and zero columns out.

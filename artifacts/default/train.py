@@ -32,7 +32,8 @@ def main():
     p.add_argument("--data", default="checkpoint", help="folder with tokenizer.json")
     p.add_argument("--out", default="checkpoint")
     p.add_argument("--init", help="checkpoint folder to continue from")
-    p.add_argument("--grow", action="store_true", help="the checkpoint of --init is of the size before: grow it first")
+    p.add_argument("--small", action="store_true", help="without --init: start with the smaller size, to grow later")
+    p.add_argument("--grow", action="store_true", help="the checkpoint of --init is of the smaller size: grow it first")
     p.add_argument("--dropout", type=float, default=0.0, help="dropout of layer outputs; falls linearly to zero over the first 70 %%")
     p.add_argument("--steps", type=int, default=100_000)
     p.add_argument("--minutes", type=float, default=9.0, help="time for the whole run, from the first step on")
@@ -64,7 +65,7 @@ def main():
         dist.init_process_group("nccl" if device == "cuda" else "gloo")
     chosen_kernel = kernels.choose() if device == "cuda" else ""
     framing = Framing(args.data)
-    net = M.load_checkpoint(args.init) if args.init else M.Model({"vocab_size": framing.tok.get_vocab_size()})
+    net = M.load_checkpoint(args.init) if args.init else M.Model({"vocab_size": framing.tok.get_vocab_size(), **(M.SMALL if args.small else {})})
     if args.grow:
         net = M.grown(net)
     net = net.to(device).train()
