@@ -18,7 +18,7 @@ SESSION = [
     "which process is using port 8080",
     "create a folder called site and go into it",
     "delete the folder build and everything in it",
-    "what is the capital of France",
+    "who wrote hamlet",
 ]
 WIDTH, LINE, LEFT, TOP = 860, 22, 18, 52
 

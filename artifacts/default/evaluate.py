@@ -68,24 +68,25 @@ def forced(net, framing, pairs, autocast=True, rows=64):
     return result
 
 
-def greedy(net, framing, requests):
-    """Greedy decoding with the recurrent path: [(text, mean log-probability)]."""
+def greedy(net, framing, requests, details=False):
+    """Greedy decoding with the recurrent path: [(text, mean log-probability)]; with `details` also the log-probability of every
+    token and by how much it is ahead of the next best."""
     import torch
     import model as M
     device = net.embed_tokens.weight.device
-    batch = 512 if device.type == "cuda" else 64
+    batch = 2048 if device.type == "cuda" else 64
     out = [None] * len(requests)
     order = sorted(range(len(requests)), key=lambda i: len(framing.prompt(requests[i])))
     for lo in range(0, len(order), batch):
         group = order[lo:lo + batch]
         prompts = [framing.prompt(requests[i]) for i in group]
-        produced, scores, done = [[] for _ in group], [[] for _ in group], [False] * len(group)
+        produced, scores, ahead, done = [[] for _ in group], [[] for _ in group], [[] for _ in group], [False] * len(group)
         decoder, step = M.Decoder(net, len(group)), 0
         tokens = torch.tensor([p[0] for p in prompts], device=device)
         while not all(done) and step < max(map(len, prompts)) + MAX_NEW:
             logp = torch.log_softmax(decoder.step(tokens).float(), -1)
-            best, index = logp.max(-1)
-            best, index = best.tolist(), index.tolist()
+            (best, second), index = logp.topk(2, -1)[0].unbind(-1), logp.argmax(-1)
+            best, gap, index = best.tolist(), (best - second).tolist(), index.tolist()
             step += 1
             following = []
             for j, p in enumerate(prompts):
@@ -94,6 +95,7 @@ def greedy(net, framing, requests):
                     continue
                 if not done[j]:
                     scores[j].append(best[j])
+                    ahead[j].append(gap[j])
                     if index[j] == framing.end or len(produced[j]) >= MAX_NEW:
                         done[j] = True
                     else:
@@ -101,7 +103,7 @@ def greedy(net, framing, requests):
                 following.append(index[j])
             tokens = torch.tensor(following, device=device)
         for j, i in enumerate(group):
-            out[i] = (framing.tok.decode(produced[j]), sum(scores[j]) / len(scores[j]))
+            out[i] = (framing.tok.decode(produced[j]), sum(scores[j]) / len(scores[j])) + ((scores[j], ahead[j]) if details else ())
     return out
 
 
@@ -122,6 +124,26 @@ def misses(net, framing, count):
         wrong = [p for p, r in zip(pairs, forced(net, framing, pairs, False)) if not r[0]]
         got = greedy(net, framing, [p[0] for p in wrong])
         out[split] = [{"request": a, "wanted": b, "got": g[0], "score": round(g[1], 4)} for (a, b), g in zip(wrong, got)]
+    return out
+
+
+def variants(request):
+    """The same request said a little differently."""
+    bare = request.rstrip(" .?!")
+    return [request, "please " + bare[:1].lower() + bare[1:], bare if bare != request else request + ".", bare + ", thanks"]
+
+
+def detail(net, framing, count, splits):
+    """Every answer with its log-probabilities, for the request and its variants: material to choose when an answer is unsure."""
+    out = []
+    for split in splits:
+        pairs = [(r, None) for r in generate.out_of_domain()] if split == "ood" else pairs_of(split, count)
+        asked = [variants(a) for a, _ in pairs]
+        got = greedy(net, framing, [v for vs in asked for v in vs], True)
+        for n, (request, wanted) in enumerate(pairs):
+            four = got[4 * n:4 * n + 4]
+            out.append({"split": split, "request": request, "wanted": wanted, "got": [g[0] for g in four], "mean": [round(g[1], 7) for g in four],
+                        "logp": [round(x, 6) for x in four[0][2]], "ahead": [round(x, 3) for x in four[0][3]]})
     return out
 
 
@@ -291,6 +313,8 @@ def main():
     p.add_argument("--execute", type=int, default=200, help="at most this many executions per split")
     p.add_argument("--label", help="name of the configuration in the table")
     p.add_argument("--misses", help="write wrong answers to this JSON file")
+    p.add_argument("--details", help="write all answers with their log-probabilities to this JSON file, and measure nothing")
+    p.add_argument("--splits", default=",".join(NAMES + ("outside", "ood")), help="what --details asks")
     args = p.parse_args()
     if not args.checkpoint and not args.loaf:
         p.error("give --checkpoint or --loaf")
@@ -308,6 +332,10 @@ def main():
             M.quantise_(net, args.bits)
         if args.activations:
             int8_activations(args.activations)
+        if args.details:
+            with open(args.details, "w") as f, torch.no_grad():
+                json.dump(detail(net, framing, args.limit, args.splits.split(",")), f)
+            return
         label = args.label or (f"q{args.bits}" if args.bits else "float32") + (f", int{args.activations} activations" if args.activations else "")
 
         def answer(requests):

@@ -5,7 +5,7 @@
 
 What always holds: parameter names and layouts are those of the Hugging Face checkpoint (experts stacked here, split on
 export); all RMS norms but the DeltaNet output norm store an offset from one; a packed sequence sees nothing of its neighbours.
-What it does not do: dropout, bias, caches for training, anything about devices.
+What it does not do: bias, caches for training, anything about devices.
 """
 
 import json
@@ -16,15 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import kernels
+
 CONFIG = {
-    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "vocab_size": 2048, "hidden_size": 320, "num_hidden_layers": 8,
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "vocab_size": 2048, "hidden_size": 320, "num_hidden_layers": 12,
     "full_attention_interval": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "partial_rotary_factor": 0.25, "rope_theta": 10000.0,
     "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
-    "num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 128, "intermediate_size": 640,
+    "num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 256, "intermediate_size": 640,
     "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "router_aux_loss_coef": 0.001, "output_router_logits": False,
     "hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "attention_dropout": 0.0, "max_position_embeddings": 1024,
     "tie_word_embeddings": True, "initializer_range": 0.02, "use_cache": True, "rope_scaling": None,
 }
+SMALL = {"num_hidden_layers": 8, "shared_expert_intermediate_size": 128}   # what is trained first, then `grown`
 CHUNK = 64
 
 
@@ -38,13 +41,23 @@ def l2(x, eps=1e-6):
     return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + eps)
 
 
+@torch.library.custom_op("default_model::unit_inverse", mutates_args=())
+def unit_inverse(a: torch.Tensor) -> torch.Tensor:
+    """(I + A)^-1 for strictly lower triangular A, (..., CHUNK, CHUNK)."""
+    return kernels.unit_inverse(a)
+
+
+@unit_inverse.register_fake
+def _(a):
+    return torch.empty(a.shape, device=a.device, dtype=a.dtype)
+
+
 class Inverse(torch.autograd.Function):
-    """(I + A)^-1 for strictly lower triangular A, (..., CHUNK, CHUNK); the gradient needs two products only."""
+    """`unit_inverse`, whose gradient needs two products only."""
 
     @staticmethod
     def forward(ctx, a):
-        eye = torch.eye(a.shape[-1], device=a.device, dtype=a.dtype)
-        t = torch.linalg.solve_triangular(a + eye, eye.expand_as(a), upper=False, unitriangular=True)
+        t = unit_inverse(a)
         ctx.save_for_backward(t)
         return t
 
@@ -247,6 +260,11 @@ class Experts(nn.Module):
         return y, balance
 
 
+def thinned(y, keep):
+    """Dropout: every element stays with the chance `keep` (a tensor), the rest are zero; all of them without one."""
+    return y if keep is None else y * (torch.rand_like(y, dtype=torch.float32) < keep) / keep.to(y.dtype)
+
+
 class Layer(nn.Module):
     def __init__(self, c, index):
         super().__init__()
@@ -259,10 +277,10 @@ class Layer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = Norm(c["hidden_size"]), Norm(c["hidden_size"])
         self.mlp = Experts(c)
 
-    def forward(self, h, seg, cos, sin, mask):
-        h = h + getattr(self, self.kind)(self.input_layernorm(h), seg, cos, sin, mask)
+    def forward(self, h, seg, cos, sin, mask, keep=None):
+        h = h + thinned(getattr(self, self.kind)(self.input_layernorm(h), seg, cos, sin, mask), keep)
         y, balance = self.mlp(self.post_attention_layernorm(h))
-        return h + y, balance
+        return h + thinned(y, keep), balance
 
     def step(self, h, state, position, cos, sin):
         h = h + getattr(self, self.kind).step(self.input_layernorm(h), state, position, cos, sin)
@@ -288,7 +306,7 @@ class Model(nn.Module):
         angle = position[..., None, None].float() * self.inverse_frequency
         return angle.cos(), angle.sin()
 
-    def hidden(self, ids, seg, position):
+    def hidden(self, ids, seg, position, keep=None):
         """ids, seg, position (B, T), T a multiple of CHUNK -> final hidden state (B, T, H), mean balance loss."""
         cos, sin = self.rope(position)
         t = ids.shape[1]
@@ -296,7 +314,7 @@ class Model(nn.Module):
         h = self.embed_tokens(ids)
         total = 0.0
         for layer in self.layers:
-            h, balance = layer(h, seg, cos, sin, mask)
+            h, balance = layer(h, seg, cos, sin, mask, keep)
             total = total + balance
         return self.norm(h), total / len(self.layers)
 
@@ -321,6 +339,33 @@ class Decoder:
             h = layer.step(h, state, self.position, cos, sin)
         self.position += 1
         return F.linear(self.m.norm(h), self.m.embed_tokens.weight)
+
+
+@torch.no_grad()
+def grown(small):
+    """A model of CONFIG's size that computes what `small`, a model with SMALL, does.
+
+    Four layers come into the middle, copies of the last four whose output projections are zero; the new half of every
+    shared expert has random rows in and zero columns out.
+    """
+    net, half = Model({"vocab_size": small.config["vocab_size"]}), len(small.layers) // 2
+    net.embed_tokens.load_state_dict(small.embed_tokens.state_dict())
+    net.norm.load_state_dict(small.norm.state_dict())
+    extra = len(net.layers) - len(small.layers)
+    for i, layer in enumerate(net.layers):
+        new = half <= i < half + extra
+        state = small.layers[i if i < half + extra else i - extra].state_dict()
+        for name, w in layer.named_parameters():
+            old = state[name]
+            if old.shape != w.shape:      # a shared expert
+                if name.endswith("down_proj.weight"):
+                    w.zero_()
+                w[:old.shape[0], :old.shape[1]] = old
+            else:
+                w.copy_(old)
+            if new and name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj")):
+                w.zero_()
+    return net
 
 
 def quantised(w, bits, group=64):

@@ -123,9 +123,10 @@ class Sandbox:
         """The folder that holds a prepared tree; made at its first use."""
         key = (kind, variant, setup)
         if key not in self.templates:
+            base = self.template(kind, variant, "") if setup else None  # made in the home folder, if it is not there yet
             self.clear()
             if setup:
-                shutil.copytree(self.template(kind, variant, ""), self.home, symlinks=True)
+                shutil.copytree(base, self.home, symlinks=True)
                 for line in setup.split("\n"):
                     done = self.bash_run(f"V={variant}; {line}", 120)
                     if done is None or done[0] != 0:

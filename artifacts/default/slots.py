@@ -55,6 +55,41 @@ tree trend trial tribe trip truck trust tulip tunnel turbo turtle twin type umbr
 vector velvet vendor vendors version video view village vine violet vision visit vital voice volume voyage wagon walnut walrus wave
 weather web week wheat wheel whale white widget willow wind window wine wing winter wire wolf wood worker world yard year yellow young
 zebra zone""".split()
+# Words of other walks of life, whose spelling is unlike that of the words above.
+EVERYDAY_WORDS = """abroad accent accident actress aerial ambulance ancient ankle anniversary apartment apology applause appointment apron aquarium architect
+arithmetic armchair artist assignment astronomy athlete attic aunt bakery balcony bandage bargain baseball basement bathroom battery beauty bedroom beginner
+belief bicycle biology birthday biscuit blanket blizzard blossom bookshelf borrow bottleneck boulder bracelet breakfast breath brochure brother bruise bubble
+bulletin butcher butterfly cabbage cactus calculator calcium candidate carpet cathedral ceiling celebration census century ceremony certificate challenge
+chaos charity cheerful cheese chemistry children chimney chocolate choir cinema citizen classroom climate clinic clothes coconut colleague college comedy
+committee compliance conclusion conference confidence conscience consultant contest contractor cooking copyright corridor costume cottage cousin crossword
+cucumber cupboard curriculum curtain dairy daughter deadline debt decision delivery democracy dentist department deposit dessert dictionary diet dinner
+diploma disaster discount discovery disease distance divorce doctor document dolphin donation doubt dough drawing drought dwarf dyeing earnings earring
+economy education elbow election elephant embassy emergency employee encounter energy engagement english envelope equipment essay ethics europe evening
+evidence exam exercise exhibition expense experiment explorer eyebrow faculty failure faith fashion father fault favorite festival fever fiction
+fingerprint fireplace fitness flavour flour forecast fortune fraction fragile freelance freight fridge funeral furniture gallery garage garlic
+gasoline genius geography geometry ghost gift giraffe girlfriend glacier glossary goodbye gossip government graduate grammar grandma gratitude grocery growth
+guilty gymnasium haircut handbook handshake happiness headache hedgehog height heritage highway history homework honeymoon horror hospital household
+housing humidity hurricane hygiene hypothesis identity illness imagine immigration inception income infant inflation ingredient injury innovation
+inquiry insight inspection insurance interview inventory investment invitation jealous jewelry jigsaw journey judgement juggling justice karaoke keynote
+kidney kingdom kneecap knife knowledge laboratory language laptop laughter laundry lawyer leather lecture leisure length leopard lighthouse lightning lipstick
+literature lizard luggage lullaby luxury magazine maintenance makeup management marathon marriage mathematics mayor meadow measurement mechanic medicine
+membership mercury metabolism midnight military miracle mischief mistake mixture moisture mortgage mosquito mountain movement mushroom musician mustache
+mythology nature necklace negotiation neighbour nephew nickname nightmare nutrition oatmeal obituary occasion octopus offer omelette onboarding opera
+opinion orchestra organic ostrich outcome outfit outlook overview oyster pancake parliament passenger passport patient pavement payroll peanut
+pedestrian pension performance perfume permission personal petition pharmacy philosophy photography physics picnic pigeon pillow pitch planning plumber poetry
+poison politics portfolio portrait postcard potato poverty practice pregnancy presentation prize procedure promise pronoun proposal psychology publication
+punishment puppet purchase puzzle pyramid quality quarrel quarter questionnaire quilt quota quotation racing railway rainbow raspberry reading reality receipt
+reception recital recruit refund refugee rehearsal relative religion reminder renovation rental republic research reservation residence restaurant resume
+retirement reunion revenue reward rhyme rhythm rival robbery romance routine rumour salary sandwich sausage saxophone scarf schedule scholarship
+sculpture seafood seatbelt secretary semester seminar shampoo shoes shopping shoulder shower sibling signature sister sketchbook skill skyscraper
+slogan smile smoothie society soccer sociology soldier solution souvenir spaghetti speech spelling spinach sponsor squirrel stadium stamina statement statue
+stomach strategy strawberry strength stress strike student subscription suburb success suitcase sunrise surgery survivor suspect sweater swimming
+syllabus sympathy symphony syndrome tailor talk tariff tattoo taxes teacher technique teenager telephone temperature tenant terrace thanks theatre therapy thesis
+thought thriller thunder tongue toothpaste tournament tourist tradition tragedy training translation transport treasure treatment
+triangle trophy trouble trousers tuition turkey umpire uncle uniform university upgrade utility vacation vaccine vampire vegetable vehicle
+vendetta verdict victory vinegar violence virus visitor vitamin vocabulary volcano volunteer voucher waiter wallet wardrobe warranty waterfall wealth website
+wedding weekend weight whisper wholesale wildlife wisdom witness woman workout workshop wrestling wrinkle writing yacht yoga yoghurt youth zodiac""".split()
+PREFIXES, SUFFIXES = "re un pre over sub inter non out mis dis up".split(), "s es ing ed er ers or ist ation ment ness ly al ity able ful less ship hood ism ive ory ward wise y".split()
 COMMON_DIRS = """src lib docs test tests build dist bin assets images logs data config scripts public static vendor node_modules
 target examples tools include app server client backend frontend packages modules templates views models migrations fixtures media
 uploads downloads Documents Downloads Pictures Desktop Music tmp cache backup backups archive notes reports""".split()
@@ -106,9 +141,34 @@ def letters(rng):
     return rng.choice("abcdefghijklmnopqrstuvwxyz") + "".join(rng.choice(pool) for _ in range(rng.randint(1, 9)))
 
 
+def blend(rng):
+    """The beginning of one word and the end of another: spelled like English, and met nowhere."""
+    a, b = (rng.choice(WORDS if rng.random() < 0.5 else EVERYDAY_WORDS) for _ in range(2))
+    return a[:rng.randint(2, min(6, len(a)))] + b[-rng.randint(2, min(6, len(b))):]
+
+
+def derived(rng):
+    """A word with another beginning or end: remaps, gardening, undocked."""
+    w = rng.choice(WORDS if rng.random() < 0.6 else EVERYDAY_WORDS)
+    if rng.random() < 0.25:
+        w = rng.choice(PREFIXES) + w
+        if rng.random() < 0.6:
+            return w
+    end = rng.choice(SUFFIXES)
+    return (w[:-1] if w[-1] in "ey" and end[0] in VOWELS else w) + end
+
+
 def word(rng):
     r = rng.random()
-    return rng.choice(WORDS) if r < 0.62 else pseudo(rng) if r < 0.82 else rng.choice(COMMAND_WORDS) if r < 0.90 else letters(rng)
+    if r < 0.33:
+        return rng.choice(WORDS)
+    if r < 0.54:
+        return rng.choice(EVERYDAY_WORDS)
+    if r < 0.66:
+        return blend(rng)
+    if r < 0.75:
+        return derived(rng)
+    return pseudo(rng) if r < 0.84 else rng.choice(COMMAND_WORDS) if r < 0.92 else letters(rng)
 
 
 def stem(rng):

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import evaluate
+import kernels
 import model as M
 from packing import IGNORE, Batches, Framing
 
@@ -31,6 +32,9 @@ def main():
     p.add_argument("--data", default="checkpoint", help="folder with tokenizer.json")
     p.add_argument("--out", default="checkpoint")
     p.add_argument("--init", help="checkpoint folder to continue from")
+    p.add_argument("--small", action="store_true", help="without --init: start with the smaller size, to grow later")
+    p.add_argument("--grow", action="store_true", help="the checkpoint of --init is of the smaller size: grow it first")
+    p.add_argument("--dropout", type=float, default=0.0, help="dropout of layer outputs; falls linearly to zero over the first 70 %%")
     p.add_argument("--steps", type=int, default=100_000)
     p.add_argument("--minutes", type=float, default=9.0, help="time for the whole run, from the first step on")
     p.add_argument("--rows", type=int, default=192)
@@ -51,7 +55,7 @@ def main():
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args.workers = args.workers or max(1, (os.cpu_count() or 2) // world - 1)
     batches = Batches(args.data, args.seed, args.workers, args.rows, offset=rank * args.workers)
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed + 1000 * rank)  # what is dropped differs from GPU to GPU
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.set_float32_matmul_precision("high")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -59,9 +63,13 @@ def main():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if world > 1:
         dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    chosen_kernel = kernels.choose() if device == "cuda" else ""
     framing = Framing(args.data)
-    net = M.load_checkpoint(args.init) if args.init else M.Model({"vocab_size": framing.tok.get_vocab_size()})
+    net = M.load_checkpoint(args.init) if args.init else M.Model({"vocab_size": framing.tok.get_vocab_size(), **(M.SMALL if args.small else {})})
+    if args.grow:
+        net = M.grown(net)
     net = net.to(device).train()
+    keep = torch.ones((), device=device) if args.dropout else None
     parameters = list(net.parameters())
     matrices = [w for n, w in net.named_parameters() if w.dim() >= 2 and "embed" not in n and "conv1d" not in n]
     chosen = {id(w) for w in matrices}
@@ -74,7 +82,7 @@ def main():
 
     def loss_of(ids, labels, seg, position):
         with torch.autocast(device, torch.bfloat16):
-            h, balance = net.hidden(ids, seg, position)
+            h, balance = net.hidden(ids, seg, position, keep)
             logits = F.linear(h, net.embed_tokens.weight)
         return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE), balance
 
@@ -110,7 +118,7 @@ def main():
     if world > 1:  # the same start for all
         for w in parameters:
             dist.broadcast(w.data, 0)
-    say(f"{sum(w.numel() for w in parameters)} parameters, {world} device(s), setup {time.time() - began:.1f} s")
+    say(f"{sum(w.numel() for w in parameters)} parameters, {world} device(s), setup {time.time() - began:.1f} s; inverses: {chosen_kernel}")
     start, seen, window, window_start = None, 0, torch.zeros((), device=device), 0
     step, elapsed = 0, 0.0
     while True:
@@ -130,6 +138,8 @@ def main():
         rate = args.lr * min(1.0, (step + 1) / args.warmup) * (1 - progress)
         for group in optimiser.param_groups:
             group["lr"] = rate
+        if args.dropout:
+            keep.fill_(1 - args.dropout * max(0.0, 1 - progress / 0.7))
         loss, balance = loss_of(ids, labels, seg, position)
         (loss + net.config["router_aux_loss_coef"] * balance).backward()
         if world > 1:
@@ -165,7 +175,7 @@ def main():
     reloaded = M.load_checkpoint(args.out).to(device)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
-    for label, bits in (("saved checkpoint, float32", None), ("q8", 8), ("q4", 4)):
+    for label, bits in (("saved checkpoint, float32", None), ("q6", 6), ("q4", 4)):
         if bits:
             reloaded = M.quantise_(M.load_checkpoint(args.out).to(device), bits)
         say(label + " " + evaluate.brief(reloaded, framing, args.final, autocast=False))
