@@ -218,9 +218,10 @@ fn launched(record: &Arc<Mutex<Record>>) -> Vec<String> {
 #[test]
 fn short_kernels_have_the_bits_of_the_cpu() {
     let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
+    // The interpreted card has few multiprocessors, so that the second has more blocks of attention than those.
     let cases: [(u64, u64, [u64; 3], &[&str]); 2] = [
         (1024, 3072, [8, 2, 128], &["row_norm_1", "row_pairs_1", "row_plain_1", "row_plain_3", "attention_row_128"]),
-        (2048, 1024, [32, 4, 64], &["row_norm_2", "row_pairs_2", "row_plain_2", "row_plain_1", "attention_row_64"]),
+        (2048, 1024, [32, 4, 64], &["row_norm_2", "row_pairs_2", "row_plain_2", "row_plain_1", "attention_late_64"]),
     ];
     for (hidden, intermediate, heads, kernels) in cases {
         let baked = one_layer(hidden, intermediate, heads, &options);
@@ -249,7 +250,8 @@ fn short_kernels_have_the_bits_of_the_cpu() {
 #[test]
 fn short_attention_has_the_bits_of_the_cpu_over_many_blocks() {
     let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
-    for (dim, n, last) in [(128, 257, 2), (64, 515, 2)] {
+    // The second half of a block's values comes later than its keys, so the first position of it, too.
+    for (dim, n, last) in [(128, 127, 2), (64, 255, 2), (128, 257, 2), (64, 515, 2)] {
         let baked = one_layer(64, 64, [2, 1, dim], &options);
         let ids = text(512, n + last);
         let mut cpu = loaf_tests::engine(&baked.loaf, Kernels::detect(), 2, 1);
@@ -263,6 +265,97 @@ fn short_attention_has_the_bits_of_the_cpu_over_many_blocks() {
             let got = engine.decode_one(&mut other, *id).expect("one token").to_vec();
             assert_bits(&format!("{dim}"), &[got], &[want]);
         }
+    }
+}
+
+/// Steps of several rows by the kernels that read weights once for all of them: rows of several sequences, then rows of one.
+#[test]
+fn few_rows_together_have_the_bits_of_rows_alone() {
+    let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
+    let cases: [(u64, u64, [u64; 3], &[&str]); 2] = [
+        (
+            1024,
+            3072,
+            [8, 2, 128],
+            &["few_codes", "few_wide_1", "few_pairs_1", "few_plain_3", "few_head_1", "few_heads"],
+        ),
+        (2048, 1024, [32, 4, 64], &["few_wide_2", "few_pairs_2", "few_plain_2", "few_plain_1"]),
+    ];
+    for (hidden, intermediate, heads, kernels) in cases.into_iter().take(if has_card() { 2 } else { 1 }) {
+        let baked = one_layer(hidden, intermediate, heads, &options);
+        let what = format!("{hidden}");
+        let ids = text(512, 16);
+        let want = decode_logits(&mut session(&baked.loaf, Kernels::detect(), 2), &ids[..3]);
+        // On a card every number of rows there is.
+        for rows in if has_card() { 2..=16 } else { 10..=10 } {
+            let (slots, same) = (rows as u32, usize::min(rows, 3));
+            let (mut engine, record) = if has_card() {
+                (engine(&baked.loaf, CudaOptions { slots, ..self::options() }), Arc::default())
+            } else {
+                recorded(&baked.loaf, CudaOptions { slots, ..self::options() }).expect("room")
+            };
+            let mut all: Vec<Sequence> = (0..rows).map(|_| engine.sequence().expect("a slot")).collect();
+            // Every row begins with another token but the last, which begins as the first.
+            let mut parts: Vec<(&mut Sequence, u32)> =
+                all.iter_mut().enumerate().map(|(i, s)| (s, ids[if i + 1 < rows { i } else { 0 }])).collect();
+            engine.decode(&mut parts).expect("a step that fits");
+            assert_bits(
+                &what,
+                &[engine.logits(0).to_vec(), engine.logits(rows - 1).to_vec()],
+                &[want[0].clone(), want[0].clone()],
+            );
+            if !has_card() {
+                let launched = launched(&record);
+                for kernel in kernels {
+                    assert!(
+                        launched.contains(&(*kernel).to_owned()),
+                        "{hidden}: expected {kernel}, found {launched:?}"
+                    );
+                }
+            }
+            drop(all.pop());
+            engine.rewind(&mut all[0], 0).expect("the start");
+            engine.extend(&mut all[0], &ids[..same]).expect("a step that fits");
+            for (i, want) in want.iter().enumerate().take(same) {
+                assert_bits(
+                    &format!("{what}, row {i} of one"),
+                    &[engine.logits(i).to_vec()],
+                    std::slice::from_ref(want),
+                );
+            }
+        }
+    }
+}
+
+/// Attention of rows together, each at a position of its own, and of rows of one sequence over the end of a block.
+#[test]
+fn attention_of_rows_together_has_the_bits_of_rows_alone() {
+    let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
+    for (dim, lengths) in [(128, [20, 127, 300]), (64, [128, 515, 1])] {
+        let baked = one_layer(64, 64, [2, 1, dim], &options);
+        let ids = text(512, 530);
+        let mut cpu = loaf_tests::engine(&baked.loaf, Kernels::detect(), 2, 2);
+        let mut engine = engine(&baked.loaf, CudaOptions { slots: 3, ..self::options() });
+        let (mut want, mut all) = (Vec::new(), Vec::new());
+        for n in lengths {
+            let mut sequence = cpu.sequence().expect("a slot");
+            cpu.eval(&mut sequence, &ids[..n]).expect("a prompt");
+            all.push(engine.restore(&cpu.snapshot(&sequence).expect("memory")).expect("a slot"));
+            want.push(cpu.decode_one(&mut sequence, ids[n]).expect("one token").to_vec());
+        }
+        let mut rows: Vec<(&mut Sequence, u32)> = all.iter_mut().zip(lengths).map(|(s, n)| (s, ids[n])).collect();
+        engine.decode(&mut rows).expect("a step that fits");
+        let got: Vec<_> = (0..3).map(|i| engine.logits(i).to_vec()).collect();
+        assert_bits(&format!("{dim}, together"), &got, &want);
+        drop(all);
+        let mut sequence = cpu.sequence().expect("a slot");
+        cpu.eval(&mut sequence, &ids[..254]).expect("a prompt");
+        let mut other = engine.restore(&cpu.snapshot(&sequence).expect("memory")).expect("a slot");
+        let want: Vec<_> =
+            ids[254..258].iter().map(|id| cpu.decode_one(&mut sequence, *id).expect("one token").to_vec()).collect();
+        engine.extend(&mut other, &ids[254..258]).expect("a step that fits");
+        let got: Vec<_> = (0..4).map(|i| engine.logits(i).to_vec()).collect();
+        assert_bits(&format!("{dim}, of one sequence"), &got, &want);
     }
 }
 
@@ -618,6 +711,7 @@ fn compiled_kernels_keep_to_their_registers_and_stack() {
             "gdn_scan_128" => 128,
             name if name.starts_with("conv") => 128,
             name if name.starts_with("attention_tile") => 64,
+            name if ["attention_row", "attention_late"].iter().any(|with| name.starts_with(with)) => 32,
             _ => 16,
         };
         assert!(stack <= most, "{name}: expected at most {most} bytes of stack, found {stack}");

@@ -77,6 +77,24 @@ kernels! {
     RowHead2 = "row_head_2",
     AttentionRow64 = "attention_row_64",
     AttentionRow128 = "attention_row_128",
+    AttentionLate64 = "attention_late_64",
+    AttentionLate128 = "attention_late_128",
+    AttentionRows64 = "attention_rows_64",
+    AttentionRows128 = "attention_rows_128",
+    AttentionRowsLate64 = "attention_rows_late_64",
+    AttentionRowsLate128 = "attention_rows_late_128",
+    Begin = "begin",
+    FewCodes = "few_codes",
+    FewWide1 = "few_wide_1",
+    FewWide2 = "few_wide_2",
+    FewPairs1 = "few_pairs_1",
+    FewPairs2 = "few_pairs_2",
+    FewPlain1 = "few_plain_1",
+    FewPlain2 = "few_plain_2",
+    FewPlain3 = "few_plain_3",
+    FewHead1 = "few_head_1",
+    FewHead2 = "few_head_2",
+    FewHeads = "few_heads",
     Choose = "choose",
 }
 
@@ -249,7 +267,7 @@ pub struct Attend {
     pub k_norm: HeadNorm,
     pub table: Address,
     pub holds_values: u32,
-    pub unused2: u32,
+    pub table_row: u32,
 }
 
 /// `struct RowProduct`.
@@ -271,6 +289,64 @@ pub struct RowProduct {
     pub eps: u32,
     pub offset: u32,
     pub unused: u32,
+}
+
+/// `struct Begin`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Begin {
+    pub embed: Call,
+    pub table: Call,
+    pub blocks: u64,
+}
+
+/// `struct FewCodes`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct FewCodes {
+    pub x: Address,
+    pub x2: Address,
+    pub y: Address,
+    pub sum: Address,
+    pub normed: Address,
+    pub codes: Address,
+    pub scales: Address,
+    pub sums: Address,
+    pub x_row: u32,
+    pub x2_row: u32,
+    pub sum_row: u32,
+    pub normed_row: u32,
+    pub codes_row: u32,
+    pub scales_row: u32,
+    pub inputs: u32,
+    pub group: u32,
+    pub y_dtype: u32,
+    pub eps: u32,
+    pub offset: u32,
+    pub norm: u32,
+}
+
+/// `struct FewProduct`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct FewProduct {
+    pub planes: [Address; 3],
+    pub codes: Address,
+    pub scales: Address,
+    pub sums: Address,
+    pub out: Address,
+    pub add: Address,
+    pub w_row: u32,
+    pub s_row: u32,
+    pub outputs: u32,
+    pub rows: u32,
+    pub codes_row: u32,
+    pub scales_row: u32,
+    pub out_row: u32,
+    pub add_row: u32,
 }
 
 /// `struct Choose`.
@@ -311,6 +387,12 @@ pub enum Parameter {
     Attend(Attend),
     /// A product of one row by a short kernel.
     RowProduct(RowProduct),
+    /// What a step begins with.
+    Begin(Begin),
+    /// Activations of few rows.
+    FewCodes(FewCodes),
+    /// A product of few rows.
+    FewProduct(FewProduct),
     /// A choice.
     Choose(Choose),
 }
@@ -323,6 +405,9 @@ impl Parameter {
             Parameter::Linear(p) => (std::ptr::from_ref(p).cast(), size_of::<Linear>()),
             Parameter::Attend(p) => (std::ptr::from_ref(p).cast(), size_of::<Attend>()),
             Parameter::RowProduct(p) => (std::ptr::from_ref(p).cast(), size_of::<RowProduct>()),
+            Parameter::Begin(p) => (std::ptr::from_ref(p).cast(), size_of::<Begin>()),
+            Parameter::FewCodes(p) => (std::ptr::from_ref(p).cast(), size_of::<FewCodes>()),
+            Parameter::FewProduct(p) => (std::ptr::from_ref(p).cast(), size_of::<FewProduct>()),
             Parameter::Choose(p) => (std::ptr::from_ref(p).cast(), size_of::<Choose>()),
         };
         // SAFETY: a plain struct without padding (fields are ordered so), borrowed as long as `self`.
@@ -406,6 +491,8 @@ const TILE: u32 = 64;
 const TILES_FROM: u32 = 24;
 /// Threads of a block of the short attention.
 const ROW_THREADS: u32 = 256;
+/// Most rows that are multiplied together by tensor cores where weights are read once.
+pub const FEW_ROWS: u32 = 16;
 /// Blocks of the choice of a token.
 const CHOICE_BLOCKS: u32 = 64;
 /// Most outputs of a product of one row that all are computed at once.
@@ -503,6 +590,18 @@ pub fn launch_with(r: &Record<'_>, operands: [Operand; 12], bases: &Bases, step:
     Some(Launch { kernel, shape, parameter: call })
 }
 
+/// The embedding of a step's rows and the table of their rotations as one launch, if they are that.
+pub fn begin(embed: &Launch, table: &Launch) -> Option<Launch> {
+    let (Parameter::Call(e), Parameter::Call(t)) = (embed.parameter, table.parameter) else { return None };
+    let same = embed.shape.grid[1] == table.shape.grid[1];
+    if embed.kernel != Kernel::Embed || table.kernel != Kernel::RopeTable || !same {
+        return None;
+    }
+    let [blocks, rows, _] = embed.shape.grid;
+    let parameter = Parameter::Begin(Begin { embed: e, table: t, blocks: blocks.into() });
+    Some(Launch { kernel: Kernel::Begin, shape: shape([blocks + table.shape.grid[0], rows, 1], THREADS, 0), parameter })
+}
+
 /// A product as a record asks for it: activations are copied as they are.
 fn product(r: &Record<'_>, operands: &[Operand; 12], attrs: &[u64; 12], bases: &Bases) -> Launch {
     let expert = r.kind == OpKind::ExpertLinearQuant;
@@ -595,6 +694,105 @@ impl Linear {
         Some(Launch { kernel, shape: shape(grid, THREADS, shared), parameter })
     }
 
+    /// The launches of a product of few rows that makes its activations itself, in `codes`, scales and sums with the rows that are told, unless
+    /// `made` says that they are there; if it is of the usual kind.
+    pub fn few(
+        &self,
+        codes: [Address; 3],
+        rows: [u64; 2],
+        group: u32,
+        made: bool,
+        bases: &Bases,
+    ) -> Option<Vec<Launch>> {
+        use Kernel as K;
+        let usual = WeightFormat::Affine { bits: 4, group: 64, params: DType::BF16 };
+        let head = self.outputs > MOST_AT_ONCE;
+        let pairs = self.flags & stage::PAIRS != 0;
+        let (kernel, tiles) = match (self.inputs, pairs) {
+            (1024, false) if head && self.add == 0 => (K::FewHead1, 1),
+            (2048, false) if head && self.add == 0 => (K::FewHead2, 1),
+            (1024, true) => (K::FewPairs1, 4),
+            (2048, true) => (K::FewPairs2, 4),
+            // Few outputs are spread over as many blocks as there are tiles of eight.
+            (1024, false) if self.outputs <= 8 * bases.multiprocessors => (K::FewPlain1, 1),
+            (2048, false) if self.outputs <= 16 * bases.multiprocessors => (K::FewPlain2, 1),
+            (3072, false) => (K::FewPlain3, 1),
+            (1024, false) => (K::FewWide1, 4),
+            (2048, false) => (K::FewWide2, 4),
+            _ => return None,
+        };
+        let bytes16 = [self.planes[0], self.plane_row[0], codes[0], rows[0]];
+        let bytes8 = [self.planes[1], self.planes[2], self.plane_row[1], self.out, 4 * self.out_row];
+        let fits = bytes16.iter().all(|n| n.is_multiple_of(16))
+            && bytes8.iter().all(|n| n.is_multiple_of(8))
+            && self.plane_row[1] == self.plane_row[2]
+            && (2..=FEW_ROWS).contains(&self.rows)
+            && self.order == 0
+            && self.format == usual.code()
+            && group == 64
+            && self.outputs.is_multiple_of(8 * tiles);
+        if !fits || self.stage == stage::CODES {
+            return None;
+        }
+        let small = |n: u64| u32::try_from(n).ok();
+        let mut launches = Vec::new();
+        if !made {
+            let parameter = FewCodes {
+                x: self.x[0],
+                x2: self.x2,
+                y: self.y,
+                sum: self.sum,
+                normed: self.normed,
+                codes: codes[0],
+                scales: codes[1],
+                sums: codes[2],
+                x_row: small(self.x_row)?,
+                x2_row: small(self.x2_row)?,
+                sum_row: small(self.sum_row)?,
+                normed_row: small(self.normed_row)?,
+                codes_row: small(rows[0])?,
+                scales_row: small(rows[1])?,
+                inputs: self.inputs,
+                group,
+                y_dtype: self.y_dtype,
+                eps: self.eps,
+                offset: self.offset,
+                norm: u32::from(self.stage == stage::NORM),
+            };
+            let cut = if self.stage == stage::NORM { 1 } else { self.inputs.div_ceil(1024) };
+            let shape = shape([self.rows, cut, 1], THREADS, 8 * self.inputs);
+            launches.push(Launch { kernel: K::FewCodes, shape, parameter: Parameter::FewCodes(parameter) });
+        }
+        let parameter = FewProduct {
+            planes: self.planes,
+            codes: codes[0],
+            scales: codes[1],
+            sums: codes[2],
+            out: self.out,
+            add: self.add,
+            w_row: small(self.plane_row[0])?,
+            s_row: small(self.plane_row[1])?,
+            outputs: self.outputs,
+            rows: self.rows,
+            codes_row: small(rows[0])?,
+            scales_row: small(rows[1])?,
+            out_row: small(self.out_row)?,
+            add_row: small(self.add_row)?,
+        };
+        let groups = self.inputs / 64;
+        let (blocks, shared) = match kernel {
+            // Codes and parameters of all rows, and parameters of eight warps' tiles.
+            K::FewHead1 | K::FewHead2 => (
+                (self.outputs / 64).clamp(1, 2 * bases.multiprocessors),
+                FEW_ROWS * (self.inputs + 64) + 8 * FEW_ROWS * (groups + 1) + 8 * 8 * 8 * 17,
+            ),
+            _ => (self.outputs / (8 * tiles), 512 * tiles * groups + 8 * (8 * tiles + FEW_ROWS) * (groups + 1)),
+        };
+        let shape = shape([blocks, 1, 1], THREADS, shared);
+        launches.push(Launch { kernel, shape, parameter: Parameter::FewProduct(parameter) });
+        Some(launches)
+    }
+
     /// The kernel that fits, and how it is cut.
     pub fn launch(self, bases: &Bases) -> Launch {
         use Kernel as K;
@@ -678,6 +876,15 @@ fn aligned(o: &Operand) -> bool {
 }
 
 impl Attend {
+    /// What makes the queries of several rows, at `q`, and their keys and values in the caches; attention itself then makes nothing.
+    pub fn heads(&mut self, q: Operand) -> Launch {
+        let units = self.heads + self.kv_heads;
+        let shape = shape([units.div_ceil(8), self.rows, 1], THREADS, 8 * self.dim * 4);
+        let parameter = Parameter::Attend(Attend { out: q, ..*self });
+        (self.makes, self.q) = (0, q);
+        Launch { kernel: Kernel::FewHeads, shape, parameter }
+    }
+
     /// How it is cut.
     pub fn launch(mut self, bases: &Bases, few: bool) -> Launch {
         let fits = |l: &Launch| l.shape.shared <= bases.shared;
@@ -708,26 +915,31 @@ impl Attend {
         self.most_blocks.min(bases.blocks).clamp(1, ATTENTION_SPLIT)
     }
 
-    /// The short kernel for one row that makes its queries, key and value, if heads are of the usual kind.
+    /// The short kernel for one row that makes its queries, key and value, or for rows whose are made, if heads are of the usual kind.
     fn row(&self, bases: &Bases) -> Option<Launch> {
-        let kernel = match self.dim {
-            64 => Kernel::AttentionRow64,
-            128 => Kernel::AttentionRow128,
+        let [early, late] = match (self.dim, self.makes) {
+            (64, 1) => [Kernel::AttentionRow64, Kernel::AttentionLate64],
+            (128, 1) => [Kernel::AttentionRow128, Kernel::AttentionLate128],
+            (64, _) => [Kernel::AttentionRows64, Kernel::AttentionRowsLate64],
+            (128, _) => [Kernel::AttentionRows128, Kernel::AttentionRowsLate128],
             _ => return None,
         };
         let usual = |o: &Operand| o.dtype == DType::F16 as u32 && aligned(o);
-        let makes = self.makes == 1 && self.rows == 1 && self.table != 0 && 2 * self.half == self.dim;
-        if !makes || ![&self.k, &self.v].into_iter().all(usual) {
+        let makes = self.rows == 1 && self.table != 0 && 2 * self.half == self.dim;
+        if self.makes == 1 && !makes || ![&self.k, &self.v].into_iter().all(usual) {
             return None;
         }
         // As few heads a block as there are multiprocessors for.
         let split = self.split(bases);
-        let fits = |n: &u32| self.per_block.is_multiple_of(*n) && split * self.heads / n <= bases.multiprocessors;
+        let fits =
+            |n: &u32| self.per_block.is_multiple_of(*n) && self.rows * split * self.heads / n <= bases.multiprocessors;
         let per_block = (1..self.per_block).find(fits).unwrap_or(self.per_block);
-        let grid = [split, self.heads / per_block, 1];
-        // Keys and values of a block, its scores, weights and queries.
+        let grid = [split, self.heads / per_block, self.rows];
+        // Keys and values of a block, or half of its values, its scores, weights and queries.
         let block = ATTENTION_BLOCK as u32;
-        let shared = 4 * block * self.dim + 4 * ATTENTION_HEADS * (2 * block + self.dim);
+        let (kernel, planes) =
+            if self.rows * split * self.heads / per_block > bases.multiprocessors { (late, 3) } else { (early, 4) };
+        let shared = planes * block * self.dim + 4 * ATTENTION_HEADS * (2 * block + self.dim);
         let parameter = Parameter::Attend(Attend { per_block, ..*self });
         Some(Launch { kernel, shape: shape(grid, ROW_THREADS, shared), parameter })
     }

@@ -23,7 +23,7 @@ use loaf_formats::op::OpKind;
 use loaf_formats::plan::{Operand, Phase, Plan, Record, Template, records};
 
 use self::driver::{Driver, DriverError, Function, Graph, Pinned};
-use self::launch::{Kernel, Launch, launch};
+use self::launch::{FEW_ROWS, Kernel, Launch, launch};
 use self::memory::Memory;
 use super::{Choice, Chooser, Device, DeviceError, Limits, Part, SlotRun};
 use crate::model::Model;
@@ -46,7 +46,7 @@ pub struct CudaOptions {
     pub slots: u32,
     /// Whether decode steps are captured as graphs; without, every kernel is launched by itself.
     pub graphs: bool,
-    /// Whether decode steps of one row are computed in fused steps, and kernels of a step may begin before those before them have ended.
+    /// Whether decode steps of few rows are computed in fused steps, and kernels of a step may begin before those before them have ended.
     pub fused: bool,
     /// Compiled kernels in place of the program's own, for whoever changes them.
     pub image: Option<Vec<u8>>,
@@ -139,12 +139,12 @@ impl CudaDevice {
             true => Some(Schedule::new(plan, decode).map_err(|e| DeviceError::Failed(e.to_string()))?),
             false => None,
         };
-        let memory = Memory::plan(plan, slots, &card, schedule.as_ref().map_or(0, |s| s.arena.bytes))?;
+        let memory = Memory::plan(plan, slots, &card, schedule.as_ref().map_or(0, steps::room))?;
         let (free, _) = driver.memory()?;
         let memory = memory.fit(free, &card.name)?;
         let functions = driver.load(options.image.as_deref().unwrap_or(own), Kernel::NAMES)?;
         for (function, name) in functions.iter().zip(Kernel::NAMES) {
-            if ["linear_", "attention", "top_k", "expert_sort"].iter().any(|with| name.starts_with(with)) {
+            if ["linear_", "attention", "top_k", "expert_sort", "few_"].iter().any(|with| name.starts_with(with)) {
                 driver.allow_shared(*function, memory::shared_room(&card))?;
             }
         }
@@ -254,8 +254,8 @@ impl CudaDevice {
     /// Launches what a decode step computes.
     fn compute_step(&mut self, rows: u32) -> Result<(), DeviceError> {
         match self.schedule.take() {
-            Some(schedule) if rows == 1 && self.times.is_none() => {
-                let done = self.fused_step(&schedule);
+            Some(schedule) if rows <= FEW_ROWS && self.times.is_none() => {
+                let done = self.fused_step(&schedule, rows);
                 self.schedule = Some(schedule);
                 done?;
             }
@@ -290,15 +290,16 @@ impl CudaDevice {
         Ok(self.driver.replay(graph)?)
     }
 
-    /// A decode step of one row, in the schedule's steps.
-    fn fused_step(&mut self, schedule: &Schedule) -> Result<(), DeviceError> {
+    /// A decode step of few rows, in the schedule's steps.
+    fn fused_step(&mut self, schedule: &Schedule, rows: u32) -> Result<(), DeviceError> {
         let model = self.model.clone();
-        let template = model.plan().templates_of(Phase::Decode).next();
-        let template = template.ok_or(DeviceError::Unsupported("a plan without decode steps"))?;
+        // The template that the schedule is of.
+        let template = model.plan().templates_of(Phase::Decode).next().filter(|t| t.max_rows >= rows);
+        let Some(template) = template else { return self.replay(Phase::Decode, rows) };
         let mut words = Vec::new();
-        template.expand(1, &mut words);
+        template.expand(rows.into(), &mut words);
         let (bases, step) = self.memory.bases(true);
-        for (i, launch) in steps::one_row(schedule, &words, &bases, step).into_iter().enumerate() {
+        for (i, launch) in steps::few_rows(schedule, &words, rows, &bases, step).into_iter().enumerate() {
             let Launch { kernel, mut shape, parameter } = launch;
             // The first follows a copy.
             shape.overlap = i > 0 && self.overlaps();

@@ -1,50 +1,158 @@
-//! Decode steps of one row: the shared schedule's steps as few launches.
+//! Decode steps of few rows: the shared schedule's steps as few launches.
 //!
-//! A product makes its activations itself (norm, sum, int8 form) and adds what follows; attention makes its queries, the new key and value
-//! and the gate. What has no kernel of its own is launched record by record, with operands where the schedule places them.
+//! Of one row a product makes its activations itself (norm, sum, int8 form) and adds what follows; attention makes its queries, the new key and
+//! value and the gate. Of several rows activations are made once, before their products, and queries, keys and values before attention. What has
+//! no kernel of its own is launched record by record, with operands where the schedule places them.
+//!
+//! A sum before a norm is made by the product whose result goes into it, which has its outputs at hand, and not by every block of the product
+//! after it ([`Sums`]).
+
+use std::collections::HashMap;
 
 use loaf_formats::op::{self, OpAttrs, OpKind};
-use loaf_formats::plan::{Record, records};
+use loaf_formats::plan::{Record, Region, records};
 
-use super::launch::{Bases, HeadNorm, Launch, Linear, Operand, Step, attention, launch_with, stage};
-use crate::schedule::{Attend, Draft, Maker, Product, Schedule, Source, Step as Fused, ValueId, Work};
+use super::launch::{Bases, HeadNorm, Launch, Linear, Operand, Step, attention, begin, launch_with, stage};
+use crate::schedule::{Arena, Attend, Draft, Maker, Product, RecordId, Schedule, Source, Step as Fused, ValueId, Work};
 
 /// Most inputs whose values a product holds in shared memory while it stages them.
 const MOST_HELD: usize = 6144;
+/// Places of sums that products make: one is read while the next is written.
+const SUMS: u64 = 2;
+
+/// Sums before norms that are made by the product before them.
+#[derive(Default)]
+struct Sums {
+    /// Per sum: where it is.
+    places: HashMap<ValueId, u64>,
+    /// Per product: the norm whose sum it makes, and that one's other operand.
+    of: HashMap<RecordId, (RecordId, usize)>,
+}
 
 struct Steps<'a> {
     schedule: &'a Draft,
     records: Vec<Record<'a>>,
     bases: &'a Bases,
     step: Step,
+    rows: u32,
+    sums: Sums,
 }
 
-/// The launches of a decode step of one row; `words` is the template's graph for it.
-pub(super) fn one_row(schedule: &Schedule, words: &[u64], bases: &Bases, step: Step) -> Vec<Launch> {
-    let all = Steps { schedule, records: records(words).flatten().collect(), bases, step };
-    let mut out = Vec::new();
-    for fused in &schedule.steps {
-        let made = match &fused.work {
-            Work::Product(product) => all.product(fused, product),
-            Work::Attend(attend) => all.attend(fused, attend),
-            _ => None,
-        };
+/// Bytes of transient values, sums that products make included.
+pub(super) fn room(schedule: &Schedule) -> u64 {
+    schedule.arena.bytes.next_multiple_of(Arena::ALIGN) + SUMS * sum_bytes(schedule)
+}
+
+/// Bytes of the largest sum before a norm.
+fn sum_bytes(schedule: &Draft) -> u64 {
+    let at = op::add_rms_norm::Operands::indices();
+    let norms = schedule.nodes.iter().filter(|n| n.kind == OpKind::AddRmsNorm);
+    let bytes = norms.filter_map(|n| n.operands[at.sum].value()).map(|v| schedule.values[v].bytes[1]);
+    bytes.max().unwrap_or(0).next_multiple_of(Arena::ALIGN)
+}
+
+/// The launches of a decode step of few rows; `words` is the template's graph for them.
+pub(super) fn few_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Bases, step: Step) -> Vec<Launch> {
+    let records = records(words).flatten().collect();
+    let mut all = Steps { schedule, records, bases, step, rows, sums: Sums::default() };
+    let without: Vec<_> = schedule.steps.iter().map(|s| all.made(s)).collect();
+    all.sums = all.sums_of(&without);
+    let mut made: Vec<_> = schedule.steps.iter().map(|s| all.made(s)).collect();
+    if made.iter().zip(&without).any(|(a, b)| a.is_none() && b.is_some()) {
+        (made, all.sums) = (without, Sums::default());
+    }
+    let mut out: Vec<Launch> = Vec::new();
+    for (fused, made) in schedule.steps.iter().zip(made) {
         match made {
             Some(launches) => out.extend(launches),
-            None => out.extend(fused.records.iter().filter_map(|&i| all.single(i))),
+            None => {
+                for launch in fused.records.iter().filter_map(|&i| all.single(i)) {
+                    match out.last().and_then(|last| begin(last, &launch).or_else(|| begin(&launch, last))) {
+                        Some(both) => *out.last_mut().expect("a launch before it") = both,
+                        None => out.push(launch),
+                    }
+                }
+            }
         }
     }
     out
 }
 
 impl Steps<'_> {
+    /// The launches of a step that has kernels of its own.
+    fn made(&self, fused: &Fused) -> Option<Vec<Launch>> {
+        match &fused.work {
+            Work::Product(product) => self.product(fused, product),
+            Work::Attend(attend) => self.attend(fused, attend),
+            _ => None,
+        }
+    }
+
+    /// Which sums the product before them can make; `made` says which steps have kernels of their own.
+    fn sums_of(&self, made: &[Option<Vec<Launch>>]) -> Sums {
+        let (schedule, at) = (self.schedule, op::add_rms_norm::Operands::indices());
+        let (start, bytes) = (schedule.arena.bytes.next_multiple_of(Arena::ALIGN), sum_bytes(schedule));
+        let mut sums = Sums::default();
+        // Per place: the last step that reads what is there.
+        let mut taken: [Option<usize>; SUMS as usize] = [None; SUMS as usize];
+        for (after, fused) in schedule.steps.iter().enumerate() {
+            let Work::Product(Product { norm: Some(norm), .. }) = &fused.work else { continue };
+            if self.records[*norm].kind != OpKind::AddRmsNorm || made[after].is_none() {
+                continue;
+            }
+            for (own, other) in [(at.a, at.b), (at.b, at.a)] {
+                let Some((product, before)) = self.sole_product(*norm, own, after, made) else { continue };
+                let Some(sum) = self.value(*norm, at.sum) else { continue };
+                let earlier = match self.value(*norm, other).map(|v| schedule.values[v].maker) {
+                    Some(Maker::Record(r, _)) => schedule.step_of(r).is_some_and(|s| s < before),
+                    Some(Maker::Given) => true,
+                    None => false,
+                };
+                let free = taken.iter().position(|last| last.is_none_or(|last| last < before));
+                if let (true, Some(free), Region::Arena) = (earlier, free, schedule.values[sum].region) {
+                    let last = schedule.steps.iter().rposition(|s| s.reads.contains(&sum)).unwrap_or(after);
+                    taken[free] = Some(last.max(after));
+                    sums.places.insert(sum, self.bases.arena + start + free as u64 * bytes);
+                    sums.of.insert(product, (*norm, other));
+                    break;
+                }
+            }
+        }
+        sums
+    }
+
+    /// The product, and its step, that makes all of an operand of a norm in step `after`, which nothing else reads and nothing follows.
+    fn sole_product(
+        &self,
+        norm: RecordId,
+        operand: usize,
+        after: usize,
+        made: &[Option<Vec<Launch>>],
+    ) -> Option<(RecordId, usize)> {
+        let schedule = self.schedule;
+        let Source::Value { id, whole: true, .. } = schedule.nodes[norm].operands[operand] else { return None };
+        let (product, _) = self.maker(norm, operand)?;
+        let before = schedule.step_of(product).filter(|&s| made[s].is_some())?;
+        let Work::Product(p) = &schedule.steps[before].work else { return None };
+        let bare = p.products == [product] && p.gate.is_none() && p.residual.is_none() && p.biases.is_empty();
+        let read = |s: usize| schedule.steps[s].reads.contains(&id);
+        let uses = |r: &&RecordId| schedule.nodes[**r].operands.iter().any(|o| o.value() == Some(id));
+        let sole = (0..schedule.steps.len()).all(|s| s == after || !read(s))
+            && schedule.steps[after].records.iter().filter(uses).count() == 1
+            && schedule.values[id].region == Region::Arena;
+        let whole = self.records[product].kind == OpKind::LinearQuant
+            && op::linear_quant::Attrs::of(self.records[product].attrs).outputs
+                == op::add_rms_norm::Attrs::of(self.records[norm].attrs).dim;
+        (bare && sole && whole && before < after).then_some((product, before))
+    }
+
     /// Where an operand of a record is.
     fn place(&self, record: usize, operand: usize) -> Operand {
         let o = self.records[record].operand(operand);
         if let Source::Value { id, at, .. } = self.schedule.nodes[record].operands[operand]
             && let Some(offset) = self.schedule.arena.offsets[id]
         {
-            let at = self.bases.arena + offset + at;
+            let at = self.sums.places.get(&id).copied().unwrap_or(self.bases.arena + offset) + at;
             return Operand { at, row: o.row_stride, head: o.head_stride, dtype: o.dtype as u32 };
         }
         self.bases.operand(o)
@@ -90,6 +198,7 @@ impl Steps<'_> {
         }
         let mut made: Vec<Option<ValueId>> = Vec::new();
         let mut launches = Vec::new();
+        let mut quantized = None;
         let mut finished = p.gate.is_none() && p.residual.is_none();
         for (n, &product) in p.products.iter().enumerate() {
             if self.records[product].kind != OpKind::LinearQuant {
@@ -101,13 +210,14 @@ impl Steps<'_> {
             let mut l = Linear {
                 inputs: a.inputs as u32,
                 outputs: a.outputs as u32,
-                rows: 1,
+                rows: self.rows,
                 format: a.format.code(),
                 out: o.out.at,
                 out_row: o.out.row,
                 ..Linear::default()
             };
             l.set_weight(&o.weight, false);
+            let quantize = self.maker(product, at.codes).map(|m| m.0);
             match self.maker(product, at.codes) {
                 Some((quantize, _)) if p.quantizes.contains(&quantize) => {
                     self.staged(&mut l, fused, p, quantize, n == 0, &mut made)?;
@@ -123,7 +233,17 @@ impl Steps<'_> {
             if self.finish(&mut l, p, product, at.out, &mut made).is_some() {
                 finished = true;
             }
-            launches.push(l.launch(self.bases));
+            if self.rows == 1 {
+                launches.push(l.launch(self.bases));
+                continue;
+            }
+            let quantize = quantize?;
+            let at = op::quantize::Operands::indices();
+            let [codes, scales, sums] = [at.codes, at.scales, at.sums].map(|i| self.place(quantize, i));
+            let group = op::quantize::Attrs::of(self.records[quantize].attrs).group as u32;
+            let made = quantized.replace(quantize) == Some(quantize);
+            let rows = [codes.row, scales.row];
+            launches.extend(l.few([codes.at, scales.at, sums.at], rows, group, made, self.bases)?);
         }
         if !finished {
             // What follows the products is computed by itself.
@@ -164,26 +284,33 @@ impl Steps<'_> {
         l.stage = stage::NORM;
         let wanted = |record: usize, operand: usize| {
             let value = self.value(record, operand)?;
-            (first && fused.results.contains(&value)).then(|| self.place(record, operand).at)
+            (first && fused.results.contains(&value)).then(|| self.place(record, operand))
         };
         let (weight, eps, offset, dim, out);
         if self.records[norm].kind == OpKind::AddRmsNorm {
             let (a, at) =
                 (op::add_rms_norm::Attrs::of(self.records[norm].attrs), op::add_rms_norm::Operands::indices());
             (weight, eps, offset, dim, out) = (self.place(norm, at.weight), a.eps, a.offset, a.dim, at.out);
-            l.x[0] = self.place(norm, at.a).at;
-            l.x2 = self.place(norm, at.b).at;
-            l.sum = wanted(norm, at.sum).unwrap_or(0);
-            made.push(self.value(norm, at.sum));
+            let sum = self.value(norm, at.sum);
+            if sum.is_some_and(|sum| self.sums.places.contains_key(&sum)) {
+                let x = self.place(norm, at.sum);
+                (l.x[0], l.x_row) = (x.at, x.row);
+            } else {
+                let (x, x2) = (self.place(norm, at.a), self.place(norm, at.b));
+                (l.x[0], l.x_row, l.x2, l.x2_row) = (x.at, x.row, x2.at, x2.row);
+                (l.sum, l.sum_row) = wanted(norm, at.sum).map_or((0, 0), |o| (o.at, o.row));
+            }
+            made.push(sum);
         } else {
             let (a, at) = (op::rms_norm::Attrs::of(self.records[norm].attrs), op::rms_norm::Operands::indices());
             if a.heads != 1 {
                 return None;
             }
             (weight, eps, offset, dim, out) = (self.place(norm, at.weight), a.eps, a.offset, a.dim, at.out);
-            l.x[0] = self.place(norm, at.x).at;
+            let x = self.place(norm, at.x);
+            (l.x[0], l.x_row) = (x.at, x.row);
         }
-        l.normed = wanted(norm, out).unwrap_or(0);
+        (l.normed, l.normed_row) = wanted(norm, out).map_or((0, 0), |o| (o.at, o.row));
         made.push(self.value(norm, out));
         (l.y, l.y_dtype, l.eps, l.offset) = (weight.at, weight.dtype, eps.to_bits(), offset.to_bits());
         (dim == l.inputs as usize).then_some(())
@@ -199,6 +326,11 @@ impl Steps<'_> {
         made: &mut Vec<Option<ValueId>>,
     ) -> Option<()> {
         let result = self.value(product, out);
+        if let Some(&(norm, other)) = self.sums.of.get(&product) {
+            let at = op::add_rms_norm::Operands::indices();
+            let (x, sum) = (self.place(norm, other), self.place(norm, at.sum));
+            (l.add, l.add_row, l.out, l.out_row) = (x.at, x.row, sum.at, sum.row);
+        }
         if let Some(gate) = p.gate {
             let at = op::silu_mul::Operands::indices();
             let half = u64::from(l.outputs) / 2;
@@ -215,7 +347,8 @@ impl Steps<'_> {
                 return None;
             }
             l.flags |= stage::PAIRS;
-            l.out = self.place(gate, at.out).at;
+            let out = self.place(gate, at.out);
+            (l.out, l.out_row) = (out.at, out.row);
             made.push(self.value(gate, at.out));
         }
         if let Some(residual) = p.residual {
@@ -231,7 +364,7 @@ impl Steps<'_> {
             if first == second || !flat(&x) || !flat(&out) {
                 return None;
             }
-            (l.add, l.add_row, l.out) = (x.at, x.row, out.at);
+            (l.add, l.add_row, l.out, l.out_row) = (x.at, x.row, out.at, out.row);
             made.push(self.value(residual, at.out));
         }
         Some(())
@@ -259,10 +392,10 @@ impl Steps<'_> {
         let mut l = attention(&self.placed(p.attention), &self.attrs(p.attention), self.bases, self.step);
         let write = op::kv_write::Operands::indices();
         let rotated = |rope: Option<usize>, heads: usize| {
-            let Some(rope) = rope else { return Some((0, 0, None)) };
+            let Some(rope) = rope else { return Some((0, Operand::default(), None)) };
             let (r, at) = (op::rope::Attrs::of(self.records[rope].attrs), op::rope::Operands::indices());
             (r.heads == heads && r.dim == a.dim)
-                .then(|| (r.half as u32, self.place(rope, at.table).at, Some(self.place(rope, at.x))))
+                .then(|| (r.half as u32, self.place(rope, at.table), Some(self.place(rope, at.x))))
         };
         let (q_half, q_table, q_rope) = rotated(p.q_rope, a.heads)?;
         let (k_half, k_table, k_rope) = rotated(p.k_rope, a.kv_heads)?;
@@ -271,10 +404,12 @@ impl Steps<'_> {
         }
         let (q_norm, q_first) = self.head_norm(p.q_norm, a.heads, a.dim)?;
         let (k_norm, k_first) = self.head_norm(p.k_norm, a.kv_heads, a.dim)?;
+        let queries = l.q;
         l.q = q_first.or(q_rope).unwrap_or(l.q);
         l.new_k = k_first.or(k_rope).unwrap_or_else(|| self.place(p.keys, write.x));
         l.new_v = self.place(p.values, write.x);
-        (l.half, l.table, l.q_norm, l.k_norm, l.makes) = (q_half, q_table, q_norm, k_norm, 1);
+        (l.half, l.q_norm, l.k_norm, l.makes) = (q_half, q_norm, k_norm, 1);
+        (l.table, l.table_row) = (q_table.at, q_table.row as u32);
         let at = op::attention::Operands::indices();
         let mut out = self.value(p.attention, at.out);
         // Both caches are those that are read.
@@ -294,6 +429,10 @@ impl Steps<'_> {
             (l.gate, l.out) = (heads(from)?, heads(to)?);
             out = self.value(gate, at.out);
         }
-        Self::are_all(fused, &[out]).then(|| vec![l.launch(self.bases, true)])
+        if !Self::are_all(fused, &[out]) {
+            return None;
+        }
+        let heads = (self.rows > 1).then(|| l.heads(queries));
+        Some(heads.into_iter().chain([l.launch(self.bases, true)]).collect())
     }
 }

@@ -29,8 +29,8 @@ struct Attend {
     Operand new_k, new_v, gate;
     HeadNorm q_norm, k_norm;
     u64 table;
-    // Whether a block's values fit into shared memory.
-    u32 holds_values, unused2;
+    // Whether a block's values fit into shared memory, and elements from a row's rotation to the next.
+    u32 holds_values, table_row;
 };
 
 // The first position that a row at `pos` sees.

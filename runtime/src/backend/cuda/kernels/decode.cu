@@ -274,28 +274,43 @@ template <int DIM, int G> DEVICE void row_scores(const Attend &p, const u16 *key
     }
 }
 
-// Sums of values `from` .. `to` for two neighbouring elements, in order of positions. Past the ends something lies there, which is not taken.
-template <int DIM> DEVICE float2 row_sums(const u32 *value, const float *w, u32 from, u32 to) {
-    float2 sum = make_float2(0.0f, 0.0f);
+// Sums of values for two neighbouring elements, in order of positions: those of `from` .. `to` that lie in [start, end), whose values are at
+// `value`. Sixteen positions are on their way while sixteen are summed; past the ends something lies there, which is not taken.
+template <int DIM> DEVICE float2 row_sums(float2 sum, const u32 *value, const float *w, u32 from, u32 to, u32 start, u32 end) {
+    u32 j = from > start ? from / 16 * 16 : start, stop = to < end ? to : end;
+    u32 raw[16], next[16];
+    const u32 *v = value + (j - start) * (DIM / 2);
+    if (j < stop)
+#pragma unroll
+        for (u32 t = 0; t < 16; t++) raw[t] = v[t * (DIM / 2)];
 #pragma unroll 1
-    for (u32 j = from / 32 * 32; j < to; j += 32) {
-        u32 seen = from > j ? FULL << (from - j) : FULL;
-        if (to - j < 32) seen &= FULL >> (32 - (to - j));
-        const u32 *v = value + j * (DIM / 2);
+    for (; j < stop; j += 16) {
+        v += 16 * (DIM / 2);
+        if (j + 16 < stop)
+#pragma unroll
+            for (u32 t = 0; t < 16; t++) next[t] = v[t * (DIM / 2)];
         const float4 *x = (const float4 *)(w + j);
-        u32 raw[32];
-        float4 weight[8];
+        float4 weight[4];
 #pragma unroll
-        for (u32 t = 0; t < 32; t++) raw[t] = v[t * (DIM / 2)];
+        for (u32 t = 0; t < 4; t++) weight[t] = x[t];
+        if (j >= from && j + 16 <= stop) {
 #pragma unroll
-        for (u32 t = 0; t < 8; t++) weight[t] = x[t];
+            for (u32 t = 0; t < 16; t++) {
+                float4 q = weight[t / 4];
+                float one = t % 4 == 0 ? q.x : t % 4 == 1 ? q.y : t % 4 == 2 ? q.z : q.w;
+                sum = make_float2(fmaf(one, half_to_float((u16)raw[t]), sum.x), fmaf(one, half_to_float((u16)(raw[t] >> 16)), sum.y));
+            }
+        } else {
 #pragma unroll
-        for (u32 t = 0; t < 32; t++) {
-            float4 q = weight[t / 4];
-            float one = t % 4 == 0 ? q.x : t % 4 == 1 ? q.y : t % 4 == 2 ? q.z : q.w;
-            float low = half_to_float((u16)raw[t]), high = half_to_float((u16)(raw[t] >> 16));
-            if (seen >> t & 1) sum = make_float2(fmaf(one, low, sum.x), fmaf(one, high, sum.y));
+            for (u32 t = 0; t < 16; t++) {
+                float4 q = weight[t / 4];
+                float one = t % 4 == 0 ? q.x : t % 4 == 1 ? q.y : t % 4 == 2 ? q.z : q.w;
+                float low = half_to_float((u16)raw[t]), high = half_to_float((u16)(raw[t] >> 16));
+                if (j + t >= from && j + t < stop) sum = make_float2(fmaf(one, low, sum.x), fmaf(one, high, sum.y));
+            }
         }
+#pragma unroll
+        for (u32 t = 0; t < 16; t++) raw[t] = next[t];
     }
     return sum;
 }
@@ -304,51 +319,65 @@ template <int DIM> DEVICE float2 row_sums(const u32 *value, const float *w, u32 
 // key and value take their place among the others in shared memory, where a block of 256 lies whole. Sixteen bytes c of key j lie at
 // c ^ (j & 7), so that eight keys are read without two in one bank.
 //
-// A kernel of few registers, so that there is room for it beside the one before, and its keys and values are there when that one ends.
+// A kernel of few registers, so that there is room for it beside the one before, and its keys and values are there when that one ends. With
+// LATE the second half of a block's values takes the place of its keys once the scores are there, so that two of these fit on a
+// multiprocessor: for more blocks than there are multiprocessors.
 //
-// Shared memory: [256][DIM] keys, the same of values, [HEADS][256] scores, the same of weights, [HEADS][DIM] queries.
-template <int DIM> DEVICE void attention_row(const Attend &p) {
+// Without MAKES there may be several rows, whose queries are made and whose keys and values are in the caches.
+//
+// Shared memory: [256][DIM] keys, [256][DIM] or with LATE [128][DIM] values, [HEADS][256] scores, the same of weights, [HEADS][DIM] queries.
+template <int DIM, bool MAKES, bool LATE> DEVICE void attention_row(const Attend &p) {
     __shared__ float block_max[HEADS], block_sum[HEADS], max_so_far[HEADS], sum_so_far[HEADS];
     __shared__ u32 last;
-    constexpr u32 N = DIM / 32, PER = DIM / 8;
-    u16 *keys_held = (u16 *)shared, *values_held = keys_held + BLOCK * DIM;
-    float *scores = (float *)(values_held + BLOCK * DIM), *w = scores + HEADS * BLOCK, *q = w + HEADS * BLOCK;
-    u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    __shared__ __align__(16) u16 fresh[DIM];
+    constexpr u32 N = DIM / 32, PER = DIM / 8, HALF = LATE ? BLOCK / 2 : BLOCK;
+    u16 *keys_held = (u16 *)shared, *values_held = keys_held + BLOCK * DIM, *late_held = keys_held;
+    float *scores = (float *)(values_held + HALF * DIM), *w = scores + HEADS * BLOCK, *q = w + HEADS * BLOCK;
+    u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = MAKES ? 0 : blockIdx.z;
     u32 h0 = blockIdx.y * p.per_block, group = p.heads / p.kv_heads, kvh = h0 / group, n = p.per_block;
-    Row at_row = p.step.rows[0];
+    Row at_row = p.step.rows[row];
     u64 keys = p.k.at + at_row.cache + kvh * (u64)p.k.head * 2, values = p.v.at + at_row.cache + kvh * (u64)p.v.head * 2;
     u32 pos = at_row.pos, first = first_seen(p, pos);
     u32 first_block = first / BLOCK, blocks = pos / BLOCK + 1 - first_block, b = blockIdx.x;
-    bool alone = blocks == 1, makes = (blocks - 1) % gridDim.x == b;
+    bool alone = blocks == 1, makes = MAKES && (blocks - 1) % gridDim.x == b;
     if (b >= blocks) return;
+    // The first position that is in no cache before the wait.
+    u32 known = MAKES ? pos : p.step.runs[at_row.run].pos;
     // A word of each line of the parameter that is needed after the wait: who asks for it there waits for it there.
     asm volatile("" ::"l"(p.v.row), "r"(p.scale), "l"(p.new_k.at), "l"(p.q_norm.at), "r"(p.holds_values));
     u32 start = 0, from = 0, to = 0;
-    auto hold = [&](bool all) {
-        start = (first_block + b) * BLOCK;
-        from = first > start ? first - start : 0;
-        to = pos + 1 - start < BLOCK ? pos + 1 - start : BLOCK;
-        // At first the new position is in no cache yet.
-        u32 many = all || pos - start >= to ? to : pos - start;
+    // Keys and the first half of values, or the second half, of the positions `since` .. `until` of the caches.
+    auto hold = [&](u32 since, u32 until, bool late) {
         // A thread takes the same sixteen bytes of every STEP-th position.
         constexpr u32 STEP = ROW_THREADS / PER;
         u32 j = threadIdx.x / PER, c = threadIdx.x % PER;
+        if (late) j += HALF;
         u32 k_to = (u32)__cvta_generic_to_shared(keys_held + j * DIM + (c ^ (j & 7)) * 8);
-        u32 v_to = (u32)__cvta_generic_to_shared(values_held + j * DIM + c * 8);
+        u32 v_to = (u32)__cvta_generic_to_shared((late ? late_held - HALF * DIM : values_held) + j * DIM + c * 8);
         u64 k_from = keys + ((u64)(start + j) * p.k.row + c * 8) * 2, v_from = values + ((u64)(start + j) * p.v.row + c * 8) * 2;
         u64 k_step = p.k.row * (2 * STEP), v_step = p.v.row * (2 * STEP);
 #pragma unroll 4
-        for (; j < many; j += STEP) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(k_to), "l"(k_from));
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(v_to), "l"(v_from));
+        for (; j < until; j += STEP) {
+            if (j >= since) {
+                if (!late) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(k_to), "l"(k_from));
+                if (late || j < HALF) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(v_to), "l"(v_from));
+            }
             k_to += STEP * DIM * 2;
             v_to += STEP * DIM * 2;
             k_from += k_step;
             v_from += v_step;
         }
     };
-    hold(false);
-    bool is_query = warp < n, is_key = warp == HEADS && makes;
+    auto begin = [&]() {
+        start = (first_block + b) * BLOCK;
+        from = first > start ? first - start : 0;
+        to = pos + 1 - start < BLOCK ? pos + 1 - start : BLOCK;
+    };
+    begin();
+    // What the caches hold of the block now.
+    u32 there = known <= start ? 0 : known - start < to ? known - start : to;
+    hold(0, there, false);
+    bool is_query = MAKES && warp < n, is_key = warp == HEADS && makes;
     float x[N], y[N], co[N / 2], si[N / 2], factors[N];
     if (is_query || is_key) {
         const HeadNorm &norm = is_query ? p.q_norm : p.k_norm;
@@ -386,7 +415,8 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
                 // With a block before it the last one is held later, from the caches.
                 if (b + gridDim.x >= blocks) {
                     keys_held[j * DIM + ((i / 8) ^ (j & 7)) * 8 + i % 8] = key;
-                    values_held[j * DIM + i] = value;
+                    if (j < HALF) values_held[j * DIM + i] = value;
+                    else fresh[i] = value;
                 }
                 if (h0 % group == 0 || b + gridDim.x < blocks) {
                     ((u16 *)keys)[(u64)pos * p.k.row + i] = key;
@@ -394,6 +424,11 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
                 }
             }
         }
+    }
+    if (!MAKES) {
+        if (there < to) hold(there, to, false);
+        for (u32 i = threadIdx.x; i < n * DIM; i += ROW_THREADS) q[i] = at<float>(p.q, row, h0 + i / DIM)[i % DIM];
+        there = to;
     }
     u32 part = DIM + 2;
     for (; b < blocks; b += gridDim.x) {
@@ -407,6 +442,12 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
             for (u32 h = 0; h < n; h += 2) row_scores<DIM, 2>(p, keys_held, q, scores, h, h + 1 < n ? h + 1 : h);
         }
         __syncthreads();
+        // The keys are done with.
+        if (LATE && to > HALF) {
+            hold(0, there, true);
+            if (MAKES && there < to && threadIdx.x < PER)
+                *(uint4 *)(late_held + (to - 1 - HALF) * DIM + threadIdx.x * 8) = ((const uint4 *)fresh)[threadIdx.x];
+        }
         // Every warp finds the maximum, and computes an eighth of the weights.
 #pragma unroll 1
         for (u32 h = 0; h < n; h++) {
@@ -435,14 +476,16 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
         // A thread takes two neighbours of a head.
         u32 h = threadIdx.x / (DIM / 2), i = threadIdx.x % (DIM / 2) * 2;
         float2 sum = make_float2(0.0f, 0.0f);
-        if (h < n) sum = row_sums<DIM>((const u32 *)values_held + i / 2, w + h * BLOCK, from, to);
+        if (h < n) sum = row_sums<DIM>(sum, (const u32 *)values_held + i / 2, w + h * BLOCK, from, to, 0, HALF);
+        if (LATE) asm volatile("cp.async.wait_all;" ::: "memory");
         __syncthreads();
+        if (LATE && h < n && to > HALF) sum = row_sums<DIM>(sum, (const u32 *)late_held + i / 2, w + h * BLOCK, from, to, HALF, BLOCK);
         if (h < n) {
             if (alone) {
-                put(p, 0, h0 + h, i, sum.x / block_sum[h]);
-                put(p, 0, h0 + h, i + 1, sum.y / block_sum[h]);
+                put(p, row, h0 + h, i, sum.x / block_sum[h]);
+                put(p, row, h0 + h, i + 1, sum.y / block_sum[h]);
             } else {
-                float *to_part = (float *)p.parts + ((u64)(h0 + h) * p.most_blocks + b) * part;
+                float *to_part = (float *)p.parts + ((u64)(row * p.heads + h0 + h) * p.most_blocks + b) * part;
                 *(float2 *)(to_part + 2 + i) = sum;
                 if (i == 0) *(float2 *)to_part = make_float2(block_max[h], block_sum[h]);
             }
@@ -451,28 +494,41 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
         if (b + gridDim.x < blocks) {
             __syncthreads();
             b += gridDim.x;
-            hold(true);
+            begin();
             b -= gridDim.x;
+            hold(0, to, false);
+            there = to;
         }
     }
     // The counter starts over by itself once all have come.
     __threadfence();
     __syncthreads();
     u32 come = blocks < gridDim.x ? blocks : gridDim.x;
-    if (threadIdx.x == 0) last = atomicInc((u32 *)p.counters + blockIdx.y, come - 1) == come - 1;
+    if (threadIdx.x == 0) last = atomicInc((u32 *)p.counters + row * gridDim.y + blockIdx.y, come - 1) == come - 1;
     __syncthreads();
     if (!last) return;
     __threadfence();
-    const volatile float *all = (const float *)p.parts + (u64)h0 * p.most_blocks * part;
+    const volatile float *all = (const float *)p.parts + (u64)(row * p.heads + h0) * p.most_blocks * part;
     // What a block's merge multiplies with: the largest so far is the same in any order, so lanes find it together. 64 blocks at a time
     // take the place of weights, two numbers each.
     u32 u = threadIdx.x, h = u / (DIM / 2), i = u % (DIM / 2) * 2;
     bool has = u < n * (DIM / 2);
-    const volatile float2 *own = (const volatile float2 *)(all + (u64)(has ? h : 0) * p.most_blocks * part + 2 + i);
+    u64 own = (u64)(const float *)(all + (u64)(has ? h : 0) * p.most_blocks * part + 2 + i);
     float a = 0.0f, c = 0.0f;
 #pragma unroll 1
     for (u32 c0 = 0; c0 < blocks; c0 += 32) {
         u32 many = blocks - c0 < 32 ? blocks - c0 : 32;
+        // Sixteen parts are on their way while it is found out what they are multiplied with.
+        float2 parts[16];
+        auto ask = [&](u32 t0) {
+#pragma unroll
+            for (u32 t = 0; t < 16; t++)
+                if (has && t0 + t < many)
+                    asm volatile("ld.volatile.global.v2.f32 {%0, %1}, [%2];"
+                                 : "=f"(parts[t].x), "=f"(parts[t].y)
+                                 : "l"(own + (u64)(c0 + t0 + t) * part * 4));
+        };
+        ask(0);
         __syncthreads();
         if (warp < n) {
             const volatile float *x = all + (u64)(warp * p.most_blocks + c0 + lane) * part;
@@ -500,25 +556,34 @@ template <int DIM> DEVICE void attention_row(const Attend &p) {
             sum_so_far[threadIdx.x] = sum;
         }
         if (has) {
-#pragma unroll 8
-            for (u32 t = 0; t < many; t++) {
-                const volatile float2 *from_part = (const volatile float2 *)((const volatile float *)own + (u64)(c0 + t) * part);
-                float v0 = from_part->x, v1 = from_part->y;
-                float2 s = ((const float2 *)(scores + h * BLOCK))[t];
-                bool begins = c0 + t == 0;
-                a = begins ? v0 : fmaf(a, s.x, v0 * s.y);
-                c = begins ? v1 : fmaf(c, s.x, v1 * s.y);
+#pragma unroll 1
+            for (u32 t0 = 0; t0 < many; t0 += 16) {
+                if (t0) ask(t0);
+#pragma unroll
+                for (u32 t = 0; t < 16; t++) {
+                    if (t0 + t >= many) break;
+                    float2 s = ((const float2 *)(scores + h * BLOCK))[t0 + t];
+                    bool begins = c0 + t0 + t == 0;
+                    a = begins ? parts[t].x : fmaf(a, s.x, parts[t].x * s.y);
+                    c = begins ? parts[t].y : fmaf(c, s.x, parts[t].y * s.y);
+                }
             }
         }
     }
     __syncthreads();
     if (has) {
-        put(p, 0, h0 + h, i, a / sum_so_far[h]);
-        put(p, 0, h0 + h, i + 1, c / sum_so_far[h]);
+        put(p, row, h0 + h, i, a / sum_so_far[h]);
+        put(p, row, h0 + h, i + 1, c / sum_so_far[h]);
     }
 }
 
-#define ATTENTION_ROW(name, dim)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(256, 2) name(const Attend p) { attention_row<dim>(p); }
-ATTENTION_ROW(attention_row_64, 64)
-ATTENTION_ROW(attention_row_128, 128)
+#define ATTENTION_ROW(name, dim, makes, late)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(256, 2) name(const Attend p) { attention_row<dim, makes, late>(p); }
+ATTENTION_ROW(attention_row_64, 64, true, false)
+ATTENTION_ROW(attention_row_128, 128, true, false)
+ATTENTION_ROW(attention_late_64, 64, true, true)
+ATTENTION_ROW(attention_late_128, 128, true, true)
+ATTENTION_ROW(attention_rows_64, 64, false, false)
+ATTENTION_ROW(attention_rows_128, 128, false, false)
+ATTENTION_ROW(attention_rows_late_64, 64, false, true)
+ATTENTION_ROW(attention_rows_late_128, 128, false, true)

@@ -4,13 +4,16 @@
 #define WARP (blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5))
 #define LANE (threadIdx.x & 31)
 
-extern "C" __global__ void embed(const Call c) {
-    wait_for_earlier();
-    u32 i = INDEX, r = blockIdx.y;
+DEVICE void embed_element(const Call &c, u32 i, u32 r) {
     if (i >= c.a[2]) return;
     u64 id = ((const u32 *)c.o[0].at)[r];
     id = id < c.a[1] ? id : c.a[1] - 1;
     at<float>(c.o[5], r, 0)[i] = weight_at(c.a[3], plane_row(c.o[1], id), plane_row(c.o[2], id), plane_row(c.o[3], id), i);
+}
+
+extern "C" __global__ void embed(const Call c) {
+    wait_for_earlier();
+    embed_element(c, INDEX, blockIdx.y);
 }
 
 // The inverse of the root of the mean of squares, from a lane's accumulator.
@@ -249,9 +252,8 @@ DEVICE int reduce(double x, double &y0, double &y1) {
     return n;
 }
 
-extern "C" __global__ void rope_table(const Call c) {
-    wait_for_earlier();
-    u32 i = INDEX, r = blockIdx.y, half = c.a[1];
+DEVICE void rotation(const Call &c, u32 i, u32 r) {
+    u32 half = c.a[1];
     if (i >= half) return;
     double t = (double)c.step.rows[r].pos * (double)get(c.o[0], 0, 0, i);
     bool negative = t < 0.0;
@@ -271,4 +273,22 @@ extern "C" __global__ void rope_table(const Call c) {
     float *out = at<float>(c.o[1], r, 0);
     out[i] = (float)co;
     out[half + i] = (float)si;
+}
+
+extern "C" __global__ void rope_table(const Call c) {
+    wait_for_earlier();
+    rotation(c, INDEX, blockIdx.y);
+}
+
+// What a step begins with, side by side: the first `blocks` blocks embed, the others make the table of rotations.
+struct Begin {
+    Call embed, table;
+    u64 blocks;
+};
+
+extern "C" __global__ void begin(const Begin p) {
+    wait_for_earlier();
+    u32 blocks = p.blocks;
+    if (blockIdx.x < blocks) embed_element(p.embed, INDEX, blockIdx.y);
+    else rotation(p.table, INDEX - blocks * blockDim.x, blockIdx.y);
 }
