@@ -6,6 +6,7 @@
 
 use std::time::Instant;
 
+#[cfg(target_os = "linux")]
 use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions};
 use loaf_runtime::sample::SamplerOptions;
 use loaf_runtime::{Engine, EngineOptions, Model, Sequence};
@@ -73,9 +74,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// A card with so many slots.
+#[cfg(target_os = "linux")]
 fn card(model: &Model, slots: u32) -> Result<Engine, Box<dyn std::error::Error>> {
     let device = CudaDevice::open(model, CudaOptions { slots, ..CudaOptions::default() })?;
     Ok(Engine::on(model, Box::new(device)))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn card(_: &Model, _: u32) -> Result<Engine, Box<dyn std::error::Error>> {
+    Err("the CUDA backend is there on Linux alone".into())
 }
 
 fn check(model: &Model, length: u32, rows: &str) -> Result<(), Box<dyn std::error::Error>> {
