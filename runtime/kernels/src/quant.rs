@@ -286,7 +286,7 @@ unsafe fn multiply<S: Rows>(
         }
         let (mut row, end) = (units.start * QUANT_ROWS, m.out.min(units.end * QUANT_ROWS));
         while row < end {
-            m.fill_params::<S>(row, panels, 0);
+            m.fill_params::<S>(row, panels, 0, !m.ahead::<S>(row, end).is_far());
             for i in 0..n {
                 (m.steps.stream)(m, row, end, &at[i].0, arranged(i), panels, at[i].1);
             }
@@ -311,7 +311,7 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
         while row < end {
             let count = if row + S::LANES < end { 2 } else { 1 };
             for p in 0..count {
-                m.fill_params::<S>(row + p * S::LANES, panels, p);
+                m.fill_params::<S>(row + p * S::LANES, panels, p, true);
                 fill_panel::<S>(packing, m, row + p * S::LANES, panels.codes[p]);
             }
             let mut i = 0;
@@ -358,12 +358,31 @@ impl Matrix<'_> {
         unsafe { self.w[0].at::<u32>(self.row(first, i), 0).cast::<u8>().cast_const() }
     }
 
-    /// Scales and biases of the vector at `first` into panel `p`, a vector per group.
+    /// What is asked for while the vector at `first` is multiplied, one of those that end at `end`.
     #[inline(always)]
-    unsafe fn fill_params<S: Rows>(&self, first: usize, panels: &Panels, p: usize) {
+    fn ahead<S: Rows>(&self, first: usize, end: usize) -> Ahead {
+        let row = self.w[0].row_stride * 4;
+        let at = |first: usize| self.w[0].ptr.wrapping_add((self.base + first) * row).cast_const();
+        Ahead::of(at(first), S::LANES * row, at(end))
+    }
+
+    /// Where the parameters of the vector at `first` lie, plane by plane, and how many bytes of them.
+    #[inline(always)]
+    fn params<S: Rows>(&self, first: usize) -> [(*const u8, usize); 2] {
+        let mut planes = [(std::ptr::null(), 0); 2];
+        for (plane, o) in planes.iter_mut().zip(&self.w[1..]).filter(|(_, o)| !o.ptr.is_null()) {
+            let row = o.row_stride * o.dtype.bytes() as usize;
+            *plane = (o.ptr.wrapping_add((self.base + first) * row).cast_const(), S::LANES * row);
+        }
+        planes
+    }
+
+    /// Scales and biases of the vector at `first` into panel `p`, a vector per group; the next vector's are asked for at once if `all`.
+    #[inline(always)]
+    unsafe fn fill_params<S: Rows>(&self, first: usize, panels: &Panels, p: usize, all: bool) {
         let last = (self.out - first).min(S::LANES) - 1;
         let mut planes = [PlaneRows { at: std::ptr::null(), step: 0, last }; 2];
-        let mut dtypes = [DType::F32; 2];
+        let (mut dtypes, from) = ([DType::F32; 2], self.params::<S>(first));
         // SAFETY: existing rows and groups; the panel has room for whole sixteens of groups.
         unsafe {
             for i in 0..planes.len().min(self.w.len() - 1) {
@@ -372,13 +391,13 @@ impl Matrix<'_> {
                     continue;
                 }
                 dtypes[i] = o.dtype;
-                let row_bytes = o.row_stride * o.dtype.bytes() as usize;
-                let from = o.ptr.add((self.base + first) * row_bytes).cast_const();
-                // The next vector's, while this one's are at work.
-                for line in (0..S::LANES * row_bytes).step_by(64) {
-                    S::Narrow::prefetch(from.wrapping_add(S::LANES * row_bytes + line));
+                planes[i] = PlaneRows { at: from[i].0, step: from[i].1 / S::LANES, last };
+            }
+            // While this one's are at work.
+            for (from, bytes) in if all { self.params::<S>(first + S::LANES) } else { [(std::ptr::null(), 0); 2] } {
+                for line in (0..bytes).step_by(64) {
+                    S::Narrow::prefetch(from.wrapping_add(line));
                 }
-                planes[i] = PlaneRows { at: from, step: row_bytes, last };
             }
             (self.steps.fill)(&Fill {
                 block: self.block,
@@ -499,9 +518,9 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
         for i in 0..S::LANES {
             weights[i] = m.codes(first, i);
         }
-        // The next vector's rows are the next bytes.
-        let row = m.w[0].row_stride * 4;
-        let ahead = Ahead::of(weights[0], S::LANES * row, weights[0].wrapping_add((end - first) * row));
+        // The next vector's rows are the next bytes. Of long rows, its parameters are asked for bit by bit: all at once, the codes would wait for them.
+        let ahead = m.ahead::<S>(first, end);
+        let params = if ahead.is_far() { m.params::<S>(first + S::LANES) } else { [(std::ptr::null(), 0); 2] };
         let (mut acc, mut sum, mut rest, mut g) = (S::splat(0.0), S::splat_i(0), in_group, 0);
         // What `n` parts add to their groups; nearly always the compiler knows that they are whole ones.
         let whole = packing.group == part;
@@ -523,6 +542,11 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
         }
         for v in 0..all.div_ceil(parts) {
             let next = ahead.after(v * S::LANES * bytes);
+            for (from, bytes) in params {
+                if v * 64 < bytes {
+                    S::Narrow::prefetch_far(from.wrapping_add(v * 64));
+                }
+            }
             let x_codes = codes.add(v * parts * part * S::arranged_bytes(kind));
             let n = parts.min(all - v * parts);
             if parts == 1 || n == parts {

@@ -167,6 +167,12 @@ impl Ahead {
         }
     }
 
+    /// Whether it asks for what the second cache must have.
+    #[inline(always)]
+    pub(crate) fn is_far(&self) -> bool {
+        self.far
+    }
+
     /// After `bytes` of the block.
     #[inline(always)]
     pub(crate) fn after(self, bytes: usize) -> Ahead {
