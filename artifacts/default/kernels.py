@@ -111,5 +111,6 @@ def choose(matrices=6144):
                 taken[f] = (time.time() - start) / 10
     except Exception as e:  # an old card, no compiler: training works without
         print(f"the kernel does not run here: {type(e).__name__}: {e}", flush=True)
-    unit_inverse = min(taken, key=taken.get)
+    if taken:
+        unit_inverse = min(taken, key=taken.get)
     return ", ".join(f"{f.__name__} {1e3 * t:.2f} ms" for f, t in taken.items())

@@ -25,7 +25,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let slots = rows.parse::<u32>()?;
         let mut engine = match backend.as_str() {
             "cuda" => card(&model, slots)?,
-            _ => Engine::new(&model, EngineOptions { slots, ..EngineOptions::default() })?,
+            "cpu" => Engine::new(&model, EngineOptions { slots, ..EngineOptions::default() })?,
+            other => return Err(format!("cpu, cuda or check, not {other}").into()),
         };
         let mut all: Vec<Sequence> = (0..slots).map(|_| engine.sequence()).collect::<Result<_, _>>()?;
         for sequence in &mut all {

@@ -288,10 +288,10 @@ fn attributes(kind: OpKind, format: WeightFormat, rng: &mut Rng) -> Vec<u64> {
         Rope => vec![rows, heads, dim.max(2), rng.int(1, dim.max(2) / 2)],
         Attention => {
             let kv_heads = rng.int(1, 3) as usize;
-            let dim = rng.pick(&[8, 12, 20, 32, 64, 100]);
+            let dim = rng.pick(&[8, 12, 20, 32, 64, 96, 100, 128]);
             words(op::attention::Attrs {
                 rows: rows as usize,
-                heads: kv_heads * rng.int(1, 3) as usize,
+                heads: kv_heads * rng.int(1, 9) as usize,
                 kv_heads,
                 dim,
                 value_dim: dim,
@@ -710,7 +710,9 @@ fn attention_by_blocks_is_the_same(kernels: Kernels) {
         (&[(1, 600), (3, 20), (1, 300)], 0),
     ];
     for (step, window) in steps {
-        for (heads, kv_heads, dim) in [(2, 1, 8), (3, 3, 24), (8, 2, 40)] {
+        for (heads, kv_heads, dim) in
+            [(2, 1, 8), (3, 3, 24), (8, 2, 40), (2, 1, 128), (8, 1, 64), (9, 1, 32), (14, 2, 96)]
+        {
             let (rows, end) = (step.iter().map(|r| r.0).sum(), step.iter().map(|r| r.0 + r.1).max().unwrap());
             let attrs = words(op::attention::Attrs {
                 rows,
