@@ -194,6 +194,38 @@ impl Simd for Avx2 {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
         }
     }
+    // Widening eight elements is a shuffle and a shift; two vectors of sixteen are a shift and a mask.
+    const APART: bool = true;
+    #[inline(always)]
+    unsafe fn apart(p: *const u16) -> [__m256; 2] {
+        // SAFETY: as `load`.
+        unsafe {
+            let both = _mm256_loadu_si256(p.cast());
+            let odd = _mm256_and_si256(both, _mm256_set1_epi32(!0xffff));
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(both)), _mm256_castsi256_ps(odd)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn part([a, b]: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: as `splat`.
+        unsafe {
+            // Lanes 0, 2 of `a` and `b`, then 4, 6 of both.
+            let even = _mm256_castps_pd(_mm256_shuffle_ps::<0x88>(a, b));
+            let odd = _mm256_castps_pd(_mm256_shuffle_ps::<0xdd>(a, b));
+            [
+                _mm256_castpd_ps(_mm256_permute4x64_pd::<0xd8>(even)),
+                _mm256_castpd_ps(_mm256_permute4x64_pd::<0xd8>(odd)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn join([even, odd]: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: as `splat`.
+        unsafe {
+            let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
+            [_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high)]
+        }
+    }
     #[inline(always)]
     unsafe fn load_e4m3(p: *const u8) -> __m256 {
         // SAFETY: as `load`.

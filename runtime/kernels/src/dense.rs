@@ -12,9 +12,9 @@ use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 use loaf_formats::op::{LANES, OpAttrs, expert_linear_dense as expert_op, linear_dense as linear_op};
 
 use super::dots::{folded, settled};
-use super::elementwise::store;
+use super::elementwise::{floats, load, store};
 use super::scratch::Scratch;
-use super::simd::Simd;
+use super::simd::{Ahead, Simd};
 use super::wide::Wide;
 use super::{DENSE_ROWS, EIGHT, OpCall, RawOperand};
 use crate::math;
@@ -68,18 +68,17 @@ struct Block {
     dtype: DType,
     rows: [*const u8; DENSE_ROWS],
     scales: [*const u8; DENSE_ROWS],
-    /// Bytes from a row to the next.
-    row_bytes: usize,
     inp: usize,
 }
 
 impl Block {
-    /// Rows `row ..` of `w`, `valid` of them.
+    /// Rows `row ..` of `w`, which has `out` rows of `inp` elements.
     #[inline(always)]
-    unsafe fn new(dtype: DType, w: &Planes, row: usize, valid: usize, inp: usize) -> Block {
+    unsafe fn new(dtype: DType, w: &Planes, row: usize, (inp, out): (usize, usize)) -> Block {
         let row_bytes = w[0].row_stride * w[0].dtype.bytes() as usize;
         let none = [std::ptr::null(); DENSE_ROWS];
-        let mut block = Block { dtype, rows: none, scales: none, row_bytes, inp };
+        let valid = DENSE_ROWS.min(out - row);
+        let mut block = Block { dtype, rows: none, scales: none, inp };
         for i in 0..DENSE_ROWS {
             // SAFETY: existing rows.
             unsafe {
@@ -144,14 +143,14 @@ unsafe fn dots_of<W: Wide>(sums: [W::V; EIGHT], inp: usize) -> <W::S as Simd>::F
 /// from row `$first` on.
 macro_rules! chunks {
     ($W:ty, $block:expr, $first:expr, $count:expr, |$i:ident, $scales:ident| $body:expr) => {{
-        // The next block is the next bytes; asked for in order of address, they come fastest.
-        let from = $block.rows[0].wrapping_add((DENSE_ROWS + $first) * $block.row_bytes);
+        let mut next = $block.next($first);
         let bytes = CHUNK * $count * $block.dtype.bytes() as usize;
         let mut $i = 0;
         while $i < $block.inp {
             for line in (0..bytes).step_by(64) {
-                <$W as Wide>::S::prefetch(from.wrapping_add($i / CHUNK * bytes + line));
+                <$W as Wide>::S::prefetch_far(next.wrapping_add(line));
             }
+            next = next.wrapping_add(bytes);
             let mut $scales = [<$W>::splat(1.0); $count];
             if $block.dtype == DType::U8 {
                 for k in 0..$count {
@@ -165,6 +164,13 @@ macro_rules! chunks {
 }
 
 impl Block {
+    /// What the second cache must have next when row `first` begins to be multiplied. One address that grows with the work: where it is compared
+    /// or chosen in the loop, accumulators leave their registers.
+    #[inline(always)]
+    fn next(&self, first: usize) -> *const u8 {
+        self.rows[first].wrapping_add(Ahead::FAR)
+    }
+
     /// Elements `e..e + n` of row `k`, decoded.
     #[inline(always)]
     unsafe fn decoded<W: Wide>(&self, k: usize, scale: W::V, e: usize, n: usize) -> W::V {
@@ -222,6 +228,21 @@ unsafe fn multiply<W: Wide>(
         // No other format becomes these ops.
         _ => return,
     };
+    let apart = W::EIGHTS == 1 && <W::S as Simd>::APART && dtype == DType::BF16 && slots.n <= STREAMED;
+    // Where few rows are: found once, since it takes divisions.
+    let mut few = [(std::ptr::null(), std::ptr::null_mut()); STREAMED];
+    let streamed = if slots.n <= STREAMED { slots.n } else { 0 };
+    for i in 0..streamed {
+        // SAFETY: an existing slot; the panel has room for eight rows.
+        unsafe {
+            few[i] = slots.at(i);
+            if apart {
+                let to = room.panel.add(i * inp);
+                part_row::<W::S>(few[i].0, inp, to);
+                few[i].0 = to;
+            }
+        }
+    }
     for first in units.map(|u| u * DENSE_ROWS) {
         let valid = DENSE_ROWS.min(out - first);
         // In each arm the compiler knows the type.
@@ -229,12 +250,17 @@ unsafe fn multiply<W: Wide>(
             ($dtype:expr) => {{
                 // SAFETY: weight rows below `out`; slots are clamped; the panel holds eight padded rows.
                 unsafe {
-                    let block = Block::new($dtype, w, first, valid, inp);
-                    if slots.n <= STREAMED {
-                        for i in 0..slots.n {
-                            let (x, y) = slots.at(i);
-                            let dots =
-                                if W::EIGHTS == 2 { stream::<W, 8>(&block, x) } else { stream::<W, 2>(&block, x) };
+                    let block = Block::new($dtype, w, first, (inp, out));
+                    if streamed > 0 {
+                        for (x, y) in &few[..streamed] {
+                            let x = *x;
+                            let dots = if apart {
+                                stream_apart::<W::S>(&block, x)
+                            } else if W::EIGHTS == 2 {
+                                stream::<W, 8>(&block, x)
+                            } else {
+                                stream::<W, 2>(&block, x)
+                            };
                             store::<W::S>(y.add(first), dots, valid);
                         }
                     } else {
@@ -249,7 +275,7 @@ unsafe fn multiply<W: Wide>(
             DType::U8 => of_type!(DType::U8),
             _ => of_type!(DType::BF16),
         }
-        if slots.n > STREAMED {
+        if streamed == 0 {
             // SAFETY: as above.
             unsafe {
                 if W::EIGHTS == 2 {
@@ -332,6 +358,71 @@ unsafe fn stream<W: Wide, const K: usize>(block: &Block, x: *const f32) -> <W::S
             }
         }
         dots_of::<W>(sums, block.inp)
+    }
+}
+
+/// A row of `inp` activations in the order of [`Simd::apart`], chunk by chunk; what is left of it as it is.
+#[inline(always)]
+unsafe fn part_row<S: Simd>(x: *const f32, inp: usize, to: *mut f32) {
+    let whole = inp - inp % CHUNK;
+    // SAFETY: `inp` elements of both.
+    unsafe {
+        for i in (0..whole).step_by(2 * EIGHT) {
+            let [a, b] = S::part([S::load(x.add(i)), S::load(x.add(i + EIGHT))]);
+            S::store(to.add(i), a);
+            S::store(to.add(i + EIGHT), b);
+        }
+        std::ptr::copy_nonoverlapping(x.add(whole), to.add(whole), inp - whole);
+    }
+}
+
+/// As [`stream`], of BF16 rows and activations from [`part_row`].
+#[inline(always)]
+unsafe fn stream_apart<S: Simd>(block: &Block, x: *const f32) -> S::F {
+    const K: usize = 2;
+    let (inp, whole) = (block.inp, block.inp - block.inp % CHUNK);
+    // SAFETY: each row and `x` have `inp` elements.
+    unsafe {
+        let mut sums = [S::splat(0.0); EIGHT];
+        for first in (0..EIGHT).step_by(K) {
+            let rows = [block.rows[first].cast::<u16>(), block.rows[first + 1].cast::<u16>()];
+            let mut next = block.next(first);
+            let mut acc = [[[S::splat(0.0); 2]; 2]; K];
+            let mut i = 0;
+            while i < whole {
+                for line in (0..CHUNK * K * 2).step_by(64) {
+                    S::prefetch_far(next.wrapping_add(line));
+                }
+                next = next.wrapping_add(CHUNK * K * 2);
+                for half in 0..2 {
+                    for k in 0..K {
+                        let w = S::apart(rows[k].add(i + half * 2 * EIGHT));
+                        for j in 0..2 {
+                            let x = S::load(x.add(i + (half * 2 + j) * EIGHT));
+                            acc[k][half][j] = S::fma(x, w[j], acc[k][half][j]);
+                        }
+                    }
+                }
+                i += CHUNK;
+            }
+            for k in 0..K {
+                sums[first + k] = if whole == inp {
+                    let [[a, b], [c, d]] = acc[k];
+                    let [a, b] = S::join([S::add(a, c), S::add(b, d)]);
+                    S::add(a, b)
+                } else {
+                    let [[a, b], [c, d]] = [S::join(acc[k][0]), S::join(acc[k][1])];
+                    let mut parts = [a, b, c, d];
+                    for (part, e) in (whole..inp).step_by(EIGHT).enumerate() {
+                        let n = EIGHT.min(inp - e);
+                        let w = floats::<S>(DType::BF16, block.rows[first + k], e, n);
+                        parts[part] = S::fma(load::<S>(x.add(e), n), w, parts[part]);
+                    }
+                    fold_parts::<S>(parts)
+                };
+            }
+        }
+        settled::<S>(S::trees(sums), inp)
     }
 }
 

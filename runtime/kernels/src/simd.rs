@@ -99,6 +99,24 @@ pub(crate) trait Simd: Copy + 'static {
     /// Eight binary16.
     unsafe fn load_f16(p: *const u16) -> Self::F;
     unsafe fn load_bf16(p: *const u16) -> Self::F;
+    /// Whether [`Simd::apart`] is cheaper than widening eight BF16 elements at a time.
+    const APART: bool = false;
+    /// Sixteen BF16 elements, those of even numbers and those of odd ones apart (or not, where `APART` is not so).
+    #[inline(always)]
+    unsafe fn apart(p: *const u16) -> [Self::F; 2] {
+        // SAFETY: sixteen elements, by the same condition.
+        unsafe { [Self::load_bf16(p), Self::load_bf16(p.add(8))] }
+    }
+    /// Sixteen lanes in order brought into the order of [`Simd::apart`].
+    #[inline(always)]
+    unsafe fn part(a: [Self::F; 2]) -> [Self::F; 2] {
+        a
+    }
+    /// What [`Simd::part`] undoes.
+    #[inline(always)]
+    unsafe fn join(a: [Self::F; 2]) -> [Self::F; 2] {
+        a
+    }
     /// Eight E4M3 bytes.
     unsafe fn load_e4m3(p: *const u8) -> Self::F;
     /// Eight E8M0 bytes.
@@ -152,7 +170,7 @@ impl Ahead {
     /// Bytes of a block of rows of which the first cache can hold another one, beside activations and parameters.
     const NEAR: usize = 4096;
     /// Bytes from what is being multiplied to what the second cache must have next.
-    const FAR: usize = 32 << 10;
+    pub(crate) const FAR: usize = 32 << 10;
 
     /// For a block of `block` bytes at `from`, one of those that end at `end`. A small block's successor is asked for into the first cache, and
     /// what has left that again by then once more; of larger ones, that which comes in 32 KB into the second.
