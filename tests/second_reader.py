@@ -198,6 +198,19 @@ def read_plan(data):
     return plan
 
 
+def snapshot(plan, position):
+    """The ranges, as region, offset and length, that hold a sequence at a position."""
+    ranges = []
+    for s in plan["states"]:
+        if s["kind"] == 1:
+            ranges.append([1, s["offset"], s["bytes"]])
+            continue
+        for h in range(s["heads"]):
+            start = s["offset"] + h * plan["context"] * s["row_bytes"]
+            ranges.append([0, start, position * s["row_bytes"]])
+    return ranges
+
+
 def row_words(words):
     """Where the row counts stand: the first attribute of each record, which is `kind | operands << 8 |
     attributes << 16`, three words per operand, one per attribute. They are 0 in a template."""
@@ -418,6 +431,8 @@ def read(path):
             numbers = "context vocab hidden weight_bytes cache_bytes recurrent_bytes arena_bytes".split()
             out["plan"] = {k: plan[k] for k in numbers}
             out["plan"]["states"] = [[s["name"], s["kind"], s["offset"], s["bytes"]] for s in plan["states"]]
+            places = (1, plan["context"] // 2, plan["context"])
+            out["plan"]["snapshots"] = [[p, snapshot(plan, p)] for p in places]
             out["plan"]["templates"] = [
                 [t["phase"], t["max_rows"], t["positions"], len(row_words(t["words"])), len(t["words"])]
                 for t in plan["templates"]]

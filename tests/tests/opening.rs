@@ -128,8 +128,11 @@ fn large_loaf(folder: &Path) -> PathBuf {
     path
 }
 
-/// Kibibytes resident, by kind, as the system counts them.
+/// Kibibytes resident, by kind, as Linux counts them; 0 of each elsewhere.
 fn resident(kind: &str) -> u64 {
+    if !cfg!(target_os = "linux") {
+        return 0;
+    }
     let status = fs::read_to_string("/proc/self/status").expect("a Linux system");
     let line = status.lines().find_map(|l| l.strip_prefix(kind)?.strip_prefix(':')).expect("a line");
     line.split_whitespace().next().and_then(|n| n.parse().ok()).expect("a number")
@@ -177,5 +180,5 @@ fn a_large_loaf_opens_in_few_steps_and_little_memory() {
     assert!(hashed <= 10 << 20, "{hashed} bytes hashed: what 10 ms allow");
     assert!(resident[0] <= 20_000_000 / 1024, "{resident:?} KiB resident");
     // The gauge works: the tables were read, so they are resident.
-    assert!(resident[2] * 1024 > hashed, "{resident:?} KiB, of which {hashed} bytes were hashed");
+    assert!(resident[2] * 1024 > hashed || !cfg!(target_os = "linux"), "{resident:?} KiB, of which {hashed} bytes were hashed");
 }

@@ -35,6 +35,13 @@ fn first(bytes: &[u8]) -> Value {
     let template =
         |t: &Template| json!([t.phase as u32, t.max_rows, t.positions, records(&t.words).count(), t.words.len()]);
     let templates: Vec<Value> = plan.templates.iter().map(template).collect();
+    let snapshot = |position: u32| {
+        let ranges = plan.states.iter().flat_map(|s| {
+            s.snapshot_ranges(position.into()).map(|r| json!([s.kind as u32, r.start, r.end - r.start]))
+        });
+        json!([position, ranges.collect::<Vec<_>>()])
+    };
+    let snapshots = [1, plan.context / 2, plan.context].map(snapshot);
     let states: Vec<Value> = plan.states.iter().map(|s| json!([s.name, s.kind as u32, s.offset, s.bytes])).collect();
     let sections = loaf.sections().iter().map(|s| json!([s.kind, s.offset, s.len, hex(&s.root)]));
     let mut out = json!({
@@ -45,7 +52,7 @@ fn first(bytes: &[u8]) -> Value {
         "plan": {
             "context": plan.context, "vocab": plan.vocab, "hidden": plan.hidden, "weight_bytes": plan.weight_bytes,
             "cache_bytes": plan.cache_bytes, "recurrent_bytes": plan.recurrent_bytes, "arena_bytes": plan.arena_bytes,
-            "states": states, "templates": templates,
+            "states": states, "snapshots": snapshots, "templates": templates,
         },
     });
     let planes = stored_planes(&loaf).expect("a manifest that fits");

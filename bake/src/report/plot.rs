@@ -19,7 +19,7 @@ pub(super) fn group(kind: OpKind) -> usize {
         Conv | ConvSilu | L2Norm | GdnGates | GdnScan => 2,
         Softmax | TopK | ExpertSort | ExpertLinear | ExpertLinearDense | ExpertLinearQuant | WeightedSum => 3,
         RmsNorm | AddRmsNorm | Quantize => 4,
-        View | Embed | Add | Mul | Silu | Sigmoid | SiluMul | SigmoidMul | MulRows | GatherRows => 5,
+        _ => 5,
     }
 }
 

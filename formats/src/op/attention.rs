@@ -59,3 +59,30 @@ impl Rules for Attrs {
         matches!(operand, "k" | "v").then(|| Touched { read: last.end - first.start, written: 0 })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_kernel_computes_is_refused() {
+        let a = Attrs {
+            rows: 1,
+            heads: 4,
+            kv_heads: 2,
+            dim: 16,
+            value_dim: 16,
+            context: 64,
+            scale: 0.25,
+            window: 8,
+            soft_cap: 0.0,
+            sinks: 0,
+        };
+        let refused = |a: Attrs| a.check().err().unwrap_or("taken");
+        assert_eq!(refused(a), "taken");
+        assert!(refused(Attrs { heads: 3, ..a }).contains("KV heads"));
+        assert!(refused(Attrs { value_dim: 8, ..a }).contains("as long as keys"));
+        assert!(refused(Attrs { soft_cap: 30.0, ..a }).contains("soft cap"));
+        assert!(refused(Attrs { sinks: 1, ..a }).contains("sinks"));
+    }
+}

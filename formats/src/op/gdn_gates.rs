@@ -17,4 +17,9 @@ op! {
     }
 }
 
-impl Rules for Attrs {}
+impl Rules for Attrs {
+    /// `exp` and `log1p`.
+    fn effort(&self) -> u64 {
+        4
+    }
+}

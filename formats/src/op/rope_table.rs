@@ -13,4 +13,9 @@ op! {
     }
 }
 
-impl Rules for Attrs {}
+impl Rules for Attrs {
+    /// Sines in f64.
+    fn effort(&self) -> u64 {
+        8
+    }
+}

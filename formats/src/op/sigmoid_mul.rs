@@ -13,4 +13,9 @@ op! {
     }
 }
 
-impl Rules for Attrs {}
+impl Rules for Attrs {
+    /// `exp`.
+    fn effort(&self) -> u64 {
+        2
+    }
+}

@@ -170,6 +170,7 @@ pub struct OpSpec {
     pub attrs: &'static [AttrSpec],
     check: fn(&[u64]) -> Result<(), &'static str>,
     macs: fn(&[u64], u64) -> u64,
+    effort: fn(&[u64]) -> u64,
     touched: fn(&[u64], &str, u64) -> Option<Touched>,
 }
 
@@ -220,6 +221,11 @@ impl OpSpec {
         (self.macs)(attrs, pos)
     }
 
+    /// How many times as long it takes as to touch what it touches, roughly.
+    pub fn effort(&self, attrs: &[u64]) -> u64 {
+        (self.effort)(attrs)
+    }
+
     /// Rows of operand `i` that are read and written, for checked attributes and rows from position `pos` on.
     pub fn touched(&self, attrs: &[u64], i: usize, pos: u64) -> Touched {
         let Some(operand) = self.operands.get(i) else { return Touched { read: 0, written: 0 } };
@@ -259,6 +265,12 @@ pub trait Rules {
         0
     }
 
+    /// How many times as long it takes as to touch what it touches, where arithmetic outweighs that: a rough number, by which a
+    /// runtime tells what is worth several threads.
+    fn effort(&self) -> u64 {
+        1
+    }
+
     /// Rows of an operand that are read and written, where that is not all of them.
     fn touched(&self, operand: &str, pos: u64) -> Option<Touched> {
         let _ = (operand, pos);
@@ -292,10 +304,23 @@ pub(super) const fn spec_of<A: OpAttrs>(
     fn macs<A: OpAttrs>(words: &[u64], pos: u64) -> u64 {
         A::of(words).macs(pos)
     }
+    fn effort<A: OpAttrs>(words: &[u64]) -> u64 {
+        A::of(words).effort()
+    }
     fn touched<A: OpAttrs>(words: &[u64], operand: &str, pos: u64) -> Option<Touched> {
         A::of(words).touched(operand, pos)
     }
-    OpSpec { kind: A::KIND, name, in_plan, operands, attrs, check: check::<A>, macs: macs::<A>, touched: touched::<A> }
+    OpSpec {
+        kind: A::KIND,
+        name,
+        in_plan,
+        operands,
+        attrs,
+        check: check::<A>,
+        macs: macs::<A>,
+        effort: effort::<A>,
+        touched: touched::<A>,
+    }
 }
 
 /// Lays operand lists end to end.
