@@ -12,7 +12,7 @@ use loaf_formats::memory::{self, NoMemory};
 use loaf_formats::op::{
     OpKind, add, add_rms_norm, attention, conv, embed, expert_linear, expert_linear_dense, expert_linear_quant,
     expert_sort, gather_rows, gdn_gates, gdn_scan, kv_write, l2_norm, linear, linear_quant, mul_rows, quantize,
-    rms_norm, rope, rope_table, softmax, top_k, view, weighted_sum,
+    rms_norm, rope, rope_table, silu, softmax, top_k, view, weighted_sum,
 };
 use loaf_recipes::graph::{Graph, Node, Origin, Port, ValueId};
 use loaf_recipes::model::{Decls, StateDecl};
@@ -145,11 +145,11 @@ impl<'a> Interp<'a> {
         let operands = node.operands();
         let of = |id: ValueId| values[id.0 as usize].as_deref().unwrap_or(&[]);
         let two = |f: fn(f32, f32) -> f32| {
-            // The elementwise ops of two operands are all like `add`.
+            // The elementwise ops of two operands are all like `add`, those of one like `silu`.
             let add::Operands { a, b, .. } = add::Operands::of(&operands);
             vec![zip(of(a), of(b), f)]
         };
-        let one = |f: fn(f32) -> f32| vec![map(of(node.inputs()[0]), f)];
+        let one = |f: fn(f32) -> f32| vec![map(of(silu::Operands::of(&operands).x), f)];
         match node.kind {
             OpKind::View => {
                 let view::Attrs { rows, heads, dim, start, head_stride } = node.attrs_as();
