@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use loaf_bake::build::BuildOptions;
 use loaf_bake::weights::QuantOptions;
 use loaf_formats::dtype::DType;
+use loaf_formats::op::OpKind;
 use loaf_runtime::backend::DeviceError;
 use loaf_runtime::backend::cuda::driver::Driver;
 use loaf_runtime::backend::cuda::launch::{CHOICE_ROOM, Choose, Kernel, Launch};
@@ -714,6 +715,30 @@ fn compiled_kernels_keep_to_their_registers_and_stack() {
         };
         assert!(stack <= most, "{name}: expected at most {most} bytes of stack, found {stack}");
     }
+}
+
+/// Kernels name attributes and operands as the op table does.
+#[test]
+fn names_in_kernels_are_those_of_the_op_table() {
+    let mut expected = String::new();
+    for spec in OpKind::ALL.iter().map(|k| k.spec()).filter(|s| s.in_plan) {
+        let attrs: Vec<&str> = spec.attrs.iter().map(|a| a.name).collect();
+        let (mut operands, mut next) = (Vec::new(), 0);
+        for (i, o) in spec.operands.iter().enumerate() {
+            // Of a weight's planes the first has the name.
+            if spec.operand_index(o.name) == Some(i) {
+                operands.push(if i == next { o.name.to_owned() } else { format!("{} = {i}", o.name) });
+                next = i + 1;
+            }
+        }
+        let list = |names: &str, which| format!("struct {which} {{ enum {{ {names} }}; }};\n");
+        let (attrs, operands) = (list(&attrs.join(", "), "A"), list(&operands.join(", "), "O"));
+        expected += &format!("namespace {}_op {{\n{attrs}{operands}}}\n", spec.name);
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../runtime/src/backend/cuda/kernels/ops.cu");
+    let text = std::fs::read_to_string(path).expect("committed");
+    let found = &text[text.find("namespace").expect("a namespace")..];
+    assert!(found == expected, "ops.cu after its comment should be:\n{expected}");
 }
 
 /// What is committed is what the sources compile to, where the compiler is at hand.

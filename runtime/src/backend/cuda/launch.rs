@@ -544,41 +544,52 @@ pub fn launch_with(r: &Record<'_>, operands: [Operand; 12], bases: &Bases, step:
     let mut attrs = [0; 12];
     attrs[..r.attrs.len()].copy_from_slice(r.attrs);
     let call = Parameter::Call(Call { operands, attrs, step });
-    let (rows, a) = (attrs[0], attrs);
+    // Attributes of op `$op` by name.
+    macro_rules! of {
+        ($op:ident, |$a:ident| $e:expr) => {{
+            let $a = op::$op::Attrs::of(&attrs);
+            $e
+        }};
+    }
+    // The first attribute of every op.
+    let rows = attrs[0];
     // A thread an element of a row; a warp a thing.
-    let flat = |n: u64| shape([up(n, THREADS.into()), rows as u32, 1], THREADS, 0);
-    let warps = |n: u64, y: u64| shape([up(n, 4), y as u32, 1], 128, 0);
+    let flat = |n: usize| shape([up(n as u64, THREADS.into()), rows as u32, 1], THREADS, 0);
+    let warps = |n: usize, y: u64| shape([up(n as u64, 4), y as u32, 1], 128, 0);
+    let conv = |kernel: Kernel, channels: usize| {
+        // Each run has a tile that it does not fill.
+        let tiles = rows.div_ceil(CONV_TILE) + rows.min(bases.runs.into()) - 1;
+        (kernel, shape([up(channels as u64, 128), tiles as u32, 1], 128, 0))
+    };
     let (kernel, shape) = match r.kind {
         OpKind::View | OpKind::Linear | OpKind::ExpertLinear => return None,
-        OpKind::Embed => (K::Embed, flat(a[2])),
-        OpKind::RmsNorm => (K::RmsNorm, warps(rows * a[1], 1)),
-        OpKind::AddRmsNorm => (K::AddRmsNorm, warps(rows * a[1], 1)),
-        OpKind::L2Norm => (K::L2Norm, warps(rows * a[1], 1)),
-        OpKind::Add => (K::Add, flat(a[1] * a[2])),
-        OpKind::Mul => (K::Mul, flat(a[1] * a[2])),
-        OpKind::Silu => (K::Silu, flat(a[1] * a[2])),
-        OpKind::Sigmoid => (K::Sigmoid, flat(a[1] * a[2])),
-        OpKind::SiluMul => (K::SiluMul, flat(a[1] * a[2])),
-        OpKind::SigmoidMul => (K::SigmoidMul, flat(a[1] * a[2])),
-        OpKind::MulRows => (K::MulRows, flat(a[1])),
-        OpKind::GatherRows => (K::GatherRows, flat(a[2])),
-        OpKind::Quantize => (K::Quantize, warps(rows * a[1] * (a[2] / a[3]), 1)),
-        OpKind::Softmax => (K::Softmax, warps(rows, 1)),
-        OpKind::WeightedSum => (K::WeightedSum, flat(a[2])),
-        OpKind::Rope => (K::Rope, flat(a[1] * (a[2] - a[3]))),
-        OpKind::RopeTable => (K::RopeTable, flat(a[1])),
-        OpKind::KvWrite => (K::KvWrite, flat(a[1] * a[2])),
-        OpKind::LinearDense => (K::LinearDense, warps(a[2], rows.div_ceil(8))),
-        OpKind::ExpertLinearDense => (K::ExpertLinearDense, places(warps(a[4], 1), rows * a[1])),
-        OpKind::TopK => (K::TopK, shape([rows as u32, 1, 1], THREADS, (a[1] + a[2]) as u32 * 4)),
-        OpKind::ExpertSort => (K::ExpertSort, shape([1, 1, 1], 1024, (a[2] + 1) as u32 * 4)),
-        OpKind::Conv | OpKind::ConvSilu => {
-            // Each run has a tile that it does not fill.
-            let tiles = rows.div_ceil(CONV_TILE) + rows.min(bases.runs.into()) - 1;
-            let kernel = if r.kind == OpKind::Conv { K::Conv } else { K::ConvSilu };
-            (kernel, shape([up(a[1] * a[2], 128), tiles as u32, 1], 128, 0))
+        OpKind::Embed => (K::Embed, of!(embed, |a| flat(a.dim))),
+        OpKind::RmsNorm => (K::RmsNorm, of!(rms_norm, |a| warps(a.rows * a.heads, 1))),
+        OpKind::AddRmsNorm => (K::AddRmsNorm, of!(add_rms_norm, |a| warps(a.rows * a.heads, 1))),
+        OpKind::L2Norm => (K::L2Norm, of!(l2_norm, |a| warps(a.rows * a.heads, 1))),
+        OpKind::Add => (K::Add, of!(add, |a| flat(a.heads * a.dim))),
+        OpKind::Mul => (K::Mul, of!(mul, |a| flat(a.heads * a.dim))),
+        OpKind::Silu => (K::Silu, of!(silu, |a| flat(a.heads * a.dim))),
+        OpKind::Sigmoid => (K::Sigmoid, of!(sigmoid, |a| flat(a.heads * a.dim))),
+        OpKind::SiluMul => (K::SiluMul, of!(silu_mul, |a| flat(a.heads * a.dim))),
+        OpKind::SigmoidMul => (K::SigmoidMul, of!(sigmoid_mul, |a| flat(a.heads * a.dim))),
+        OpKind::MulRows => (K::MulRows, of!(mul_rows, |a| flat(a.dim))),
+        OpKind::GatherRows => (K::GatherRows, of!(gather_rows, |a| flat(a.dim))),
+        OpKind::Quantize => (K::Quantize, of!(quantize, |a| warps(a.rows * a.heads * (a.dim / a.group), 1))),
+        OpKind::Softmax => (K::Softmax, of!(softmax, |a| warps(a.rows, 1))),
+        OpKind::WeightedSum => (K::WeightedSum, of!(weighted_sum, |a| flat(a.dim))),
+        OpKind::Rope => (K::Rope, of!(rope, |a| flat(a.heads * (a.dim - a.half)))),
+        OpKind::RopeTable => (K::RopeTable, of!(rope_table, |a| flat(a.half))),
+        OpKind::KvWrite => (K::KvWrite, of!(kv_write, |a| flat(a.heads * a.dim))),
+        OpKind::LinearDense => (K::LinearDense, of!(linear_dense, |a| warps(a.outputs, rows.div_ceil(8)))),
+        OpKind::ExpertLinearDense => {
+            (K::ExpertLinearDense, of!(expert_linear_dense, |a| places(warps(a.outputs, 1), rows * a.k as u64)))
         }
-        OpKind::GdnGates => (K::GdnGates, flat(a[1] * a[2])),
+        OpKind::TopK => (K::TopK, of!(top_k, |a| shape([rows as u32, 1, 1], THREADS, (a.experts + a.k) as u32 * 4))),
+        OpKind::ExpertSort => (K::ExpertSort, of!(expert_sort, |a| shape([1, 1, 1], 1024, (a.experts + 1) as u32 * 4))),
+        OpKind::Conv => of!(conv, |a| conv(K::Conv, a.heads * a.dim)),
+        OpKind::ConvSilu => of!(conv_silu, |a| conv(K::ConvSilu, a.heads * a.dim)),
+        OpKind::GdnGates => (K::GdnGates, of!(gdn_gates, |a| flat(a.heads * a.dim))),
         OpKind::GdnScan => {
             let s = op::gdn_scan::Attrs::of(&attrs);
             let kernel = if s.k_dim == 128 { K::GdnScan128 } else { K::GdnScan };

@@ -33,19 +33,20 @@ DEVICE void dense_dot(const DenseAt &p, u64 format, u32 inputs) {
 }
 
 extern "C" __global__ void linear_dense(const Call c) {
+    using A = linear_dense_op::A; using O = linear_dense_op::O;
     wait_for_earlier();
-    u32 o = WARP, rows = c.a[0], r = blockIdx.y * DENSE_ROWS;
-    if (o >= c.a[2]) return;
+    u32 o = WARP, rows = c.a[A::rows], r = blockIdx.y * DENSE_ROWS;
+    if (o >= c.a[A::outputs]) return;
     DenseAt p;
-    p.w = plane_row(c.o[1], o);
-    p.s = plane_row(c.o[2], o);
-    p.b = plane_row(c.o[3], o);
-    p.x = at<float>(c.o[0], r, 0);
-    p.out = at<float>(c.o[5], r, 0) + o;
-    p.x_row = c.o[0].row;
-    p.out_row = c.o[5].row;
+    p.w = plane_row(c.o[O::weight], o);
+    p.s = plane_row(c.o[O::weight + 1], o);
+    p.b = plane_row(c.o[O::weight + 2], o);
+    p.x = at<float>(c.o[O::x], r, 0);
+    p.out = at<float>(c.o[O::out], r, 0) + o;
+    p.x_row = c.o[O::x].row;
+    p.out_row = c.o[O::out].row;
     p.rows = rows - r < DENSE_ROWS ? rows - r : DENSE_ROWS;
-    dense_dot(p, c.a[3], c.a[1]);
+    dense_dot(p, c.a[A::format], c.a[A::inputs]);
 }
 
 // Output o of expert e.
@@ -67,29 +68,31 @@ DEVICE u32 expert_of(const u32 *starts, u32 experts, u32 j) {
 }
 
 extern "C" __global__ void expert_linear_dense(const Call c) {
+    using A = expert_linear_dense_op::A; using O = expert_linear_dense_op::O;
     wait_for_earlier();
-    u32 o = WARP, k = c.a[1], slots = c.a[0] * k, j = blockIdx.z * gridDim.y + blockIdx.y;
-    if (o >= c.a[4] || j >= slots) return;
-    u32 e = expert_of((const u32 *)c.o[2].at, c.a[2], j), s = ((const u32 *)c.o[1].at)[j];
+    u32 o = WARP, k = c.a[A::k], slots = c.a[A::rows] * k, j = blockIdx.z * gridDim.y + blockIdx.y;
+    if (o >= c.a[A::outputs] || j >= slots) return;
+    u32 e = expert_of((const u32 *)c.o[O::starts].at, c.a[A::experts], j), s = ((const u32 *)c.o[O::order].at)[j];
     s = s < slots ? s : slots - 1;
-    u32 r = s / k, slot = s % k, from = slot < c.a[6] ? slot : c.a[6] - 1;
+    u32 r = s / k, slot = s % k, from = slot < c.a[A::x_slots] ? slot : c.a[A::x_slots] - 1;
     DenseAt p;
-    p.w = expert_row(c.o[3], e, o);
-    p.s = expert_row(c.o[4], e, o);
-    p.b = expert_row(c.o[5], e, o);
-    p.x = at<float>(c.o[0], r, from);
-    p.out = at<float>(c.o[7], r, slot) + o;
+    p.w = expert_row(c.o[O::weight], e, o);
+    p.s = expert_row(c.o[O::weight + 1], e, o);
+    p.b = expert_row(c.o[O::weight + 2], e, o);
+    p.x = at<float>(c.o[O::x], r, from);
+    p.out = at<float>(c.o[O::out], r, slot) + o;
     p.x_row = p.out_row = 0;
     p.rows = 1;
-    dense_dot(p, c.a[5], c.a[3]);
+    dense_dot(p, c.a[A::format], c.a[A::inputs]);
 }
 
 // A block for a row: an expert's rank is the number of experts that are better, or as good and before it.
 extern "C" __global__ void top_k(const Call c) {
+    using A = top_k_op::A; using O = top_k_op::O;
     wait_for_earlier();
-    u32 r = blockIdx.x, experts = c.a[1], k = c.a[2];
+    u32 r = blockIdx.x, experts = c.a[A::experts], k = c.a[A::k];
     float *p = (float *)shared, *best = p + experts;
-    const float *probs = at<float>(c.o[0], r, 0);
+    const float *probs = at<float>(c.o[O::probs], r, 0);
     for (u32 e = threadIdx.x; e < experts; e += blockDim.x) p[e] = probs[e];
     __syncthreads();
     for (u32 e = threadIdx.x; e < experts; e += blockDim.x) {
@@ -103,27 +106,28 @@ extern "C" __global__ void top_k(const Call c) {
             rank += before ? 1 : 0;
         }
         if (rank < k) {
-            ((u32 *)c.o[1].at)[r * c.o[1].row + rank] = e;
+            ((u32 *)c.o[O::ids].at)[r * c.o[O::ids].row + rank] = e;
             best[rank] = x;
         }
     }
     __syncthreads();
     float sum = 0.0f;
-    if (c.a[3])
+    if (c.a[A::renorm])
         for (u32 j = 0; j < k; j++) sum += best[j];
-    for (u32 j = threadIdx.x; j < k; j += blockDim.x) at<float>(c.o[2], r, 0)[j] = c.a[3] ? best[j] / sum : best[j];
+    for (u32 j = threadIdx.x; j < k; j += blockDim.x) at<float>(c.o[O::weights], r, 0)[j] = c.a[A::renorm] ? best[j] / sum : best[j];
 }
 
 // One block: a thread an expert counts its slots, then puts them in order.
 extern "C" __global__ void expert_sort(const Call c) {
+    using A = expert_sort_op::A; using O = expert_sort_op::O;
     wait_for_earlier();
-    u32 k = c.a[1], slots = c.a[0] * k, experts = c.a[2];
-    u32 *counts = (u32 *)shared, *order = (u32 *)c.o[1].at, *starts = (u32 *)c.o[2].at;
-    const u32 *ids = (const u32 *)c.o[0].at;
+    u32 k = c.a[A::k], slots = c.a[A::rows] * k, experts = c.a[A::experts];
+    u32 *counts = (u32 *)shared, *order = (u32 *)c.o[O::order].at, *starts = (u32 *)c.o[O::starts].at;
+    const u32 *ids = (const u32 *)c.o[O::ids].at;
     for (u32 e = threadIdx.x; e <= experts; e += blockDim.x) counts[e] = 0;
     __syncthreads();
     for (u32 s = threadIdx.x; s < slots; s += blockDim.x) {
-        u32 id = ids[s / k * c.o[0].row + s % k];
+        u32 id = ids[s / k * c.o[O::ids].row + s % k];
         atomicAdd(counts + (id < experts ? id : experts - 1), 1u);
     }
     __syncthreads();
@@ -140,7 +144,7 @@ extern "C" __global__ void expert_sort(const Call c) {
     for (u32 e = threadIdx.x; e < experts; e += blockDim.x) {
         u32 j = counts[e], end = counts[e + 1];
         for (u32 s = 0; s < slots && j < end; s++) {
-            u32 id = ids[s / k * c.o[0].row + s % k];
+            u32 id = ids[s / k * c.o[O::ids].row + s % k];
             if ((id < experts ? id : experts - 1) == e) order[j++] = s;
         }
     }

@@ -5,10 +5,11 @@ enum { MOST_TAPS = 16, CONV_TILE = 32 };
 // A thread for a channel and CONV_TILE rows of a run. Outputs read inputs directly, so tiles do not wait for each other; the first tile of
 // a run alone reads the old state and writes the new.
 DEVICE void conv(const Call &c, bool silu) {
-    u32 ch = INDEX, dim = c.a[2], channels = c.a[1] * dim, kernel = c.a[3];
+    using A = conv_op::A; using O = conv_op::O;
+    u32 ch = INDEX, dim = c.a[A::dim], channels = c.a[A::heads] * dim, kernel = c.a[A::kernel];
     if (ch >= channels) return;
     u32 h = ch / dim, i = ch % dim;
-    const Operand &x = c.o[0], &weight = c.o[1], &state = c.o[2], &out = c.o[3];
+    const Operand &x = c.o[O::x], &weight = c.o[O::weight], &state = c.o[O::state], &out = c.o[O::out];
     u32 tile = blockIdx.y, runs = c.step.head[0], q = 0;
     Run run;
     for (; q < runs; q++) {
@@ -101,14 +102,15 @@ DEVICE double log1p_(double x) {
 DEVICE float softplus(float x) { return x > 20.0f ? x : (float)log1p_((double)exp_(x)); }
 
 extern "C" __global__ void gdn_gates(const Call c) {
+    using A = gdn_gates_op::A; using O = gdn_gates_op::O;
     wait_for_earlier();
-    u32 n = INDEX, r = blockIdx.y, dim = c.a[2];
-    if (n >= c.a[1] * dim) return;
+    u32 n = INDEX, r = blockIdx.y, dim = c.a[A::dim];
+    if (n >= c.a[A::heads] * dim) return;
     u32 h = n / dim, i = n % dim;
-    float a = at<float>(c.o[0], r, h)[i], b = at<float>(c.o[1], r, h)[i];
-    float a_log = get(c.o[2], 0, 0, n), dt = get(c.o[3], 0, 0, n);
-    at<float>(c.o[4], r, 0)[n] = exp_(-(exp_(a_log) * softplus(a + dt)));
-    at<float>(c.o[5], r, 0)[n] = sigmoid_(b);
+    float a = at<float>(c.o[O::a], r, h)[i], b = at<float>(c.o[O::b], r, h)[i];
+    float a_log = get(c.o[O::a_log], 0, 0, n), dt = get(c.o[O::dt_bias], 0, 0, n);
+    at<float>(c.o[O::decay], r, 0)[n] = exp_(-(exp_(a_log) * softplus(a + dt)));
+    at<float>(c.o[O::beta], r, 0)[n] = sigmoid_(b);
 }
 
 struct Scan {
@@ -117,7 +119,8 @@ struct Scan {
 };
 
 DEVICE Scan scan_of(const Call &c) {
-    Scan s = {c.o[0], c.o[1], c.o[2], c.o[3], c.o[4], c.o[5], c.o[6], (u32)c.a[1], (u32)c.a[2], (u32)c.a[3], (u32)c.a[4], (u32)c.a[5]};
+    using A = gdn_scan_op::A; using O = gdn_scan_op::O;
+    Scan s = {c.o[O::q], c.o[O::k], c.o[O::v], c.o[O::decay], c.o[O::beta], c.o[O::state], c.o[O::out], (u32)c.a[A::k_heads], (u32)c.a[A::v_heads], (u32)c.a[A::k_dim], (u32)c.a[A::v_dim], (u32)c.a[A::tiled]};
     return s;
 }
 

@@ -5,10 +5,11 @@
 #define LANE (threadIdx.x & 31)
 
 DEVICE void embed_element(const Call &c, u32 i, u32 r) {
-    if (i >= c.a[2]) return;
-    u64 id = ((const u32 *)c.o[0].at)[r];
-    id = id < c.a[1] ? id : c.a[1] - 1;
-    at<float>(c.o[5], r, 0)[i] = weight_at(c.a[3], plane_row(c.o[1], id), plane_row(c.o[2], id), plane_row(c.o[3], id), i);
+    using A = embed_op::A; using O = embed_op::O;
+    if (i >= c.a[A::dim]) return;
+    u64 id = ((const u32 *)c.o[O::ids].at)[r];
+    id = id < c.a[A::vocab] ? id : c.a[A::vocab] - 1;
+    at<float>(c.o[O::out], r, 0)[i] = weight_at(c.a[A::format], plane_row(c.o[O::table], id), plane_row(c.o[O::table + 1], id), plane_row(c.o[O::table + 2], id), i);
 }
 
 extern "C" __global__ void embed(const Call c) {
@@ -21,60 +22,65 @@ DEVICE float rms_inverse(float acc, u32 dim, float eps) { return 1.0f / sqrtf(fo
 
 // A warp for a row and head. Each lane reads again only what it wrote itself, so outputs may stand on inputs.
 extern "C" __global__ void rms_norm(const Call c) {
+    using A = rms_norm_op::A; using O = rms_norm_op::O;
     wait_for_earlier();
-    u32 u = WARP, heads = c.a[1], dim = c.a[2];
-    if (u >= c.a[0] * heads) return;
+    u32 u = WARP, heads = c.a[A::heads], dim = c.a[A::dim];
+    if (u >= c.a[A::rows] * heads) return;
     u32 r = u / heads, h = u % heads;
-    const float *x = at<float>(c.o[0], r, h);
-    float *out = at<float>(c.o[2], r, h), acc = 0.0f;
+    const float *x = at<float>(c.o[O::x], r, h);
+    float *out = at<float>(c.o[O::out], r, h), acc = 0.0f;
     for (u32 i = LANE; i < dim; i += 32) acc = fmaf(x[i], x[i], acc);
-    float inv = rms_inverse(acc, dim, real(c.a[3])), offset = real(c.a[4]);
-    for (u32 i = LANE; i < dim; i += 32) out[i] = (x[i] * inv) * (offset + get(c.o[1], 0, 0, i));
+    float inv = rms_inverse(acc, dim, real(c.a[A::eps])), offset = real(c.a[A::offset]);
+    for (u32 i = LANE; i < dim; i += 32) out[i] = (x[i] * inv) * (offset + get(c.o[O::weight], 0, 0, i));
 }
 
 extern "C" __global__ void add_rms_norm(const Call c) {
+    using A = add_rms_norm_op::A; using O = add_rms_norm_op::O;
     wait_for_earlier();
-    u32 u = WARP, heads = c.a[1], dim = c.a[2];
-    if (u >= c.a[0] * heads) return;
+    u32 u = WARP, heads = c.a[A::heads], dim = c.a[A::dim];
+    if (u >= c.a[A::rows] * heads) return;
     u32 r = u / heads, h = u % heads;
-    const float *a = at<float>(c.o[0], r, h), *b = at<float>(c.o[1], r, h);
-    float *sum = at<float>(c.o[3], r, h), *out = at<float>(c.o[4], r, h), acc = 0.0f;
+    const float *a = at<float>(c.o[O::a], r, h), *b = at<float>(c.o[O::b], r, h);
+    float *sum = at<float>(c.o[O::sum], r, h), *out = at<float>(c.o[O::out], r, h), acc = 0.0f;
     for (u32 i = LANE; i < dim; i += 32) {
         float s = a[i] + b[i];
         sum[i] = s;
         acc = fmaf(s, s, acc);
     }
-    float inv = rms_inverse(acc, dim, real(c.a[3])), offset = real(c.a[4]);
-    for (u32 i = LANE; i < dim; i += 32) out[i] = (sum[i] * inv) * (offset + get(c.o[2], 0, 0, i));
+    float inv = rms_inverse(acc, dim, real(c.a[A::eps])), offset = real(c.a[A::offset]);
+    for (u32 i = LANE; i < dim; i += 32) out[i] = (sum[i] * inv) * (offset + get(c.o[O::weight], 0, 0, i));
 }
 
 extern "C" __global__ void l2_norm(const Call c) {
+    using A = l2_norm_op::A; using O = l2_norm_op::O;
     wait_for_earlier();
-    u32 u = WARP, heads = c.a[1], dim = c.a[2];
-    if (u >= c.a[0] * heads) return;
+    u32 u = WARP, heads = c.a[A::heads], dim = c.a[A::dim];
+    if (u >= c.a[A::rows] * heads) return;
     u32 r = u / heads, h = u % heads;
-    const float *x = at<float>(c.o[0], r, h);
-    float *out = at<float>(c.o[1], r, h), acc = 0.0f;
+    const float *x = at<float>(c.o[O::x], r, h);
+    float *out = at<float>(c.o[O::out], r, h), acc = 0.0f;
     for (u32 i = LANE; i < dim; i += 32) acc = fmaf(x[i], x[i], acc);
-    float inv = 1.0f / sqrtf(fold(acc) + real(c.a[3])), scale = real(c.a[4]);
+    float inv = 1.0f / sqrtf(fold(acc) + real(c.a[A::eps])), scale = real(c.a[A::scale]);
     for (u32 i = LANE; i < dim; i += 32) out[i] = (x[i] * inv) * scale;
 }
 
-#define UNARY(name, f)                                                                                                          \
-    extern "C" __global__ void name(const Call c) {                                                                             \
-        wait_for_earlier();                                                                                                     \
-        u32 n = INDEX, r = blockIdx.y, dim = c.a[2], h = n / dim, i = n % dim;                                                  \
-        if (h >= c.a[1]) return;                                                                                                \
-        float x = at<float>(c.o[0], r, h)[i];                                                                                   \
-        at<float>(c.o[1], r, h)[i] = f;                                                                                         \
+#define UNARY(name, f)                                                              \
+    extern "C" __global__ void name(const Call c) {                                 \
+        using A = silu_op::A; using O = silu_op::O;                                 \
+        wait_for_earlier();                                                         \
+        u32 n = INDEX, r = blockIdx.y, dim = c.a[A::dim], h = n / dim, i = n % dim; \
+        if (h >= c.a[A::heads]) return;                                             \
+        float x = at<float>(c.o[O::x], r, h)[i];                                    \
+        at<float>(c.o[O::out], r, h)[i] = f;                                        \
     }
-#define BINARY(name, f)                                                                                                         \
-    extern "C" __global__ void name(const Call c) {                                                                             \
-        wait_for_earlier();                                                                                                     \
-        u32 n = INDEX, r = blockIdx.y, dim = c.a[2], h = n / dim, i = n % dim;                                                  \
-        if (h >= c.a[1]) return;                                                                                                \
-        float a = at<float>(c.o[0], r, h)[i], b = at<float>(c.o[1], r, h)[i];                                                   \
-        at<float>(c.o[2], r, h)[i] = f;                                                                                         \
+#define BINARY(name, f)                                                             \
+    extern "C" __global__ void name(const Call c) {                                 \
+        using A = add_op::A; using O = add_op::O;                                   \
+        wait_for_earlier();                                                         \
+        u32 n = INDEX, r = blockIdx.y, dim = c.a[A::dim], h = n / dim, i = n % dim; \
+        if (h >= c.a[A::heads]) return;                                             \
+        float a = at<float>(c.o[O::a], r, h)[i], b = at<float>(c.o[O::b], r, h)[i]; \
+        at<float>(c.o[O::out], r, h)[i] = f;                                        \
     }
 BINARY(add, a + b)
 BINARY(mul, a *b)
@@ -84,19 +90,21 @@ UNARY(silu, silu_(x))
 UNARY(sigmoid, sigmoid_(x))
 
 extern "C" __global__ void mul_rows(const Call c) {
+    using A = mul_rows_op::A; using O = mul_rows_op::O;
     wait_for_earlier();
     u32 i = INDEX, r = blockIdx.y;
-    if (i >= c.a[1]) return;
-    at<float>(c.o[2], r, 0)[i] = at<float>(c.o[0], r, 0)[i] * at<float>(c.o[1], r, 0)[0];
+    if (i >= c.a[A::dim]) return;
+    at<float>(c.o[O::out], r, 0)[i] = at<float>(c.o[O::x], r, 0)[i] * at<float>(c.o[O::s], r, 0)[0];
 }
 
 extern "C" __global__ void gather_rows(const Call c) {
+    using A = gather_rows_op::A; using O = gather_rows_op::O;
     wait_for_earlier();
     u32 i = INDEX, r = blockIdx.y;
-    if (i >= c.a[2]) return;
-    u64 from = ((const u32 *)c.o[1].at)[r];
-    from = from < c.a[1] ? from : c.a[1] - 1;
-    at<float>(c.o[2], r, 0)[i] = at<float>(c.o[0], from, 0)[i];
+    if (i >= c.a[A::dim]) return;
+    u64 from = ((const u32 *)c.o[O::select].at)[r];
+    from = from < c.a[A::of] ? from : c.a[A::of] - 1;
+    at<float>(c.o[O::out], r, 0)[i] = at<float>(c.o[O::x], from, 0)[i];
 }
 
 // The code of an activation; `inverse` is 127 over the group's largest magnitude, or 0 where that is 0.
@@ -115,12 +123,13 @@ DEVICE float finite(float x) {
 
 // A warp for a group of a row and head.
 extern "C" __global__ void quantize(const Call c) {
+    using A = quantize_op::A; using O = quantize_op::O;
     wait_for_earlier();
-    u32 heads = c.a[1], dim = c.a[2], group = c.a[3], groups = dim / group, u = WARP;
-    if (u >= c.a[0] * heads * groups) return;
+    u32 heads = c.a[A::heads], dim = c.a[A::dim], group = c.a[A::group], groups = dim / group, u = WARP;
+    if (u >= c.a[A::rows] * heads * groups) return;
     u32 g = u % groups, r = u / groups / heads, h = u / groups % heads;
-    const float *x = at<float>(c.o[0], r, h) + g * group;
-    i8 *codes = at<i8>(c.o[1], r, h) + g * group;
+    const float *x = at<float>(c.o[O::x], r, h) + g * group;
+    i8 *codes = at<i8>(c.o[O::codes], r, h) + g * group;
     float m = 0.0f;
     for (u32 i = LANE; i < group; i += 32) m = fmaxf(m, fabsf(finite(x[i])));
     m = warp_max(m);
@@ -134,18 +143,19 @@ extern "C" __global__ void quantize(const Call c) {
     sum = warp_sum(sum);
     if (LANE == 0) {
         float scale = m / 127.0f;
-        at<float>(c.o[2], r, h)[g] = scale;
-        at<float>(c.o[3], r, h)[g] = scale * (float)sum;
+        at<float>(c.o[O::scales], r, h)[g] = scale;
+        at<float>(c.o[O::sums], r, h)[g] = scale * (float)sum;
     }
 }
 
 // A warp for a row.
 extern "C" __global__ void softmax(const Call c) {
+    using A = softmax_op::A; using O = softmax_op::O;
     wait_for_earlier();
-    u32 r = WARP, dim = c.a[1];
-    if (r >= c.a[0]) return;
-    const float *x = at<float>(c.o[0], r, 0);
-    float *out = at<float>(c.o[1], r, 0);
+    u32 r = WARP, dim = c.a[A::dim];
+    if (r >= c.a[A::rows]) return;
+    const float *x = at<float>(c.o[O::x], r, 0);
+    float *out = at<float>(c.o[O::out], r, 0);
     float m = __int_as_float(0xff800000), acc = 0.0f;
     for (u32 i = LANE; i < dim; i += 32) m = fmaxf(m, x[i]);
     m = warp_max(m);
@@ -159,20 +169,22 @@ extern "C" __global__ void softmax(const Call c) {
 }
 
 extern "C" __global__ void weighted_sum(const Call c) {
+    using A = weighted_sum_op::A; using O = weighted_sum_op::O;
     wait_for_earlier();
-    u32 i = INDEX, r = blockIdx.y, k = c.a[1];
-    if (i >= c.a[2]) return;
+    u32 i = INDEX, r = blockIdx.y, k = c.a[A::k];
+    if (i >= c.a[A::dim]) return;
     float acc = 0.0f;
-    for (u32 j = 0; j < k; j++) acc = fmaf(at<float>(c.o[0], r, j)[i], at<float>(c.o[1], r, 0)[j], acc);
-    at<float>(c.o[2], r, 0)[i] = acc;
+    for (u32 j = 0; j < k; j++) acc = fmaf(at<float>(c.o[O::y], r, j)[i], at<float>(c.o[O::w], r, 0)[j], acc);
+    at<float>(c.o[O::out], r, 0)[i] = acc;
 }
 
 extern "C" __global__ void rope(const Call c) {
+    using A = rope_op::A; using O = rope_op::O;
     wait_for_earlier();
-    u32 dim = c.a[2], half = c.a[3], n = INDEX, r = blockIdx.y, units = dim - half, h = n / units, i = n % units;
-    if (h >= c.a[1]) return;
-    const float *x = at<float>(c.o[0], r, h), *t = at<float>(c.o[1], r, 0);
-    float *out = at<float>(c.o[2], r, h);
+    u32 dim = c.a[A::dim], half = c.a[A::half], n = INDEX, r = blockIdx.y, units = dim - half, h = n / units, i = n % units;
+    if (h >= c.a[A::heads]) return;
+    const float *x = at<float>(c.o[O::x], r, h), *t = at<float>(c.o[O::table], r, 0);
+    float *out = at<float>(c.o[O::out], r, h);
     if (i < half) {
         float a = x[i], b = x[i + half], co = t[i], si = t[half + i];
         out[i] = fmaf(a, co, -(b * si));
@@ -183,14 +195,15 @@ extern "C" __global__ void rope(const Call c) {
 }
 
 extern "C" __global__ void kv_write(const Call c) {
+    using A = kv_write_op::A; using O = kv_write_op::O;
     wait_for_earlier();
-    u32 dim = c.a[2], n = INDEX, r = blockIdx.y, h = n / dim, i = n % dim;
-    if (h >= c.a[1]) return;
+    u32 dim = c.a[A::dim], n = INDEX, r = blockIdx.y, h = n / dim, i = n % dim;
+    if (h >= c.a[A::heads]) return;
     Row row = c.step.rows[r];
-    float x = at<float>(c.o[0], r, h)[i];
-    u64 element = (u64)row.pos * c.o[1].row + (u64)h * c.o[1].head + i;
-    if (c.o[1].dtype == F16) ((u16 *)(c.o[1].at + row.cache))[element] = float_to_half(x);
-    else ((float *)(c.o[1].at + row.cache))[element] = x;
+    float x = at<float>(c.o[O::x], r, h)[i];
+    u64 element = (u64)row.pos * c.o[O::cache].row + (u64)h * c.o[O::cache].head + i;
+    if (c.o[O::cache].dtype == F16) ((u16 *)(c.o[O::cache].at + row.cache))[element] = float_to_half(x);
+    else ((float *)(c.o[O::cache].at + row.cache))[element] = x;
 }
 
 // Sine and cosine of a double below 2^20 * pi/2 with the steps of the CPU's: reduction by one to three parts of pi/2, then a
@@ -253,9 +266,10 @@ DEVICE int reduce(double x, double &y0, double &y1) {
 }
 
 DEVICE void rotation(const Call &c, u32 i, u32 r) {
-    u32 half = c.a[1];
+    using A = rope_table_op::A; using O = rope_table_op::O;
+    u32 half = c.a[A::half];
     if (i >= half) return;
-    double t = (double)c.step.rows[r].pos * (double)get(c.o[0], 0, 0, i);
+    double t = (double)c.step.rows[r].pos * (double)get(c.o[O::inv_freq], 0, 0, i);
     bool negative = t < 0.0;
     double x = negative ? -t : t, co, si;
     u32 ix = (u32)((u64)__double_as_longlong(x) >> 32);
@@ -270,7 +284,7 @@ DEVICE void rotation(const Call &c, u32 i, u32 r) {
         co = n == 0 ? k : n == 1 ? -s : n == 2 ? -k : s;
     }
     if (negative) si = -si;
-    float *out = at<float>(c.o[1], r, 0);
+    float *out = at<float>(c.o[O::out], r, 0);
     out[i] = (float)co;
     out[half + i] = (float)si;
 }
