@@ -71,6 +71,53 @@ fn rows_together_have_the_bits_of_rows_alone() {
     }
 }
 
+/// As many sequences as a step has room for, some of them beyond one and two blocks of attention; and the hidden rows that a step leaves.
+#[test]
+fn sixteen_sequences_step_together_at_any_distance() {
+    const SEQUENCES: usize = 16;
+    for name in ["hf/qwen3", "hf/qwen3_next"] {
+        let options = BuildOptions { context: Some(640), chunks: vec![128], ..BuildOptions::default() };
+        let baked = bake(name, &options);
+        let ids = Expected::read(name).ids;
+        let texts: Vec<Vec<u32>> = (0..SEQUENCES).map(|i| text(&ids, i, 2 + 36 * i)).collect();
+        let mut single = engine(&baked.loaf, Kernels::detect(), 1, 1);
+        let mut prompts = Vec::new();
+        let mut want = Vec::new();
+        for t in &texts {
+            let mut sequence = single.sequence().expect("a slot");
+            let (last, before) = t.split_last().expect("ids");
+            single.eval(&mut sequence, before).expect("a prompt");
+            want.push((
+                single.decode_one(&mut sequence, *last).expect("a step").to_vec(),
+                single.hidden(0).map(<[f32]>::to_vec),
+            ));
+            single.rewind(&mut sequence, 0).expect("the beginning");
+            single.prefill(&mut [(&mut sequence, &t[..t.len().min(128)])]).expect("a step that fits");
+            prompts.push(single.hidden(t.len().min(128) - 1).map(<[f32]>::to_vec));
+        }
+        // What decode leaves is what prefill does, where both had the whole text.
+        for (i, t) in texts.iter().enumerate().filter(|(_, t)| t.len() <= 128) {
+            assert!(want[i].1.is_some() && want[i].1 == prompts[i], "{name}: the hidden row after {} ids", t.len());
+        }
+        for kernels in tables() {
+            let what = format!("{name}, {}", kernels.isa().name());
+            let mut engine = engine(&baked.loaf, kernels, 2, SEQUENCES as u32);
+            let mut all: Vec<Sequence> = (0..SEQUENCES).map(|_| engine.sequence().expect("a slot")).collect();
+            for (sequence, t) in all.iter_mut().zip(&texts) {
+                engine.eval(sequence, &t[..t.len() - 1]).expect("a prompt");
+            }
+            let mut rows: Vec<(&mut Sequence, u32)> =
+                all.iter_mut().zip(&texts).map(|(s, t)| (s, t[t.len() - 1])).collect();
+            engine.decode(&mut rows).expect("a step that fits");
+            let expected: Vec<Vec<f32>> = want.iter().map(|(logits, _)| logits.clone()).collect();
+            assert_bits(&what, &of(&engine, SEQUENCES), &expected);
+            let hidden = (0..SEQUENCES).map(|row| engine.hidden(row).expect("on the CPU").to_vec());
+            let expected = want.iter().map(|(_, hidden)| hidden.clone().expect("on the CPU"));
+            assert_bits(&format!("{what}: hidden rows"), &hidden.collect::<Vec<_>>(), &expected.collect::<Vec<_>>());
+        }
+    }
+}
+
 #[test]
 fn quantised_rows_together_have_the_bits_of_rows_alone() {
     for name in fixtures("mlx") {
