@@ -50,8 +50,12 @@ impl Rules for Attrs {
 
     /// Both products over visible positions.
     fn macs(&self, pos: u64) -> u64 {
-        let seen = |r: u64| { let v = self.visible(pos + r); v.end - v.start };
-        2 * (self.heads * self.dim) as u64 * (0..self.rows as u64).map(seen).sum::<u64>()
+        // Row `r` sees `pos + r + 1` positions, or the window if that is less.
+        let (rows, pos, window) = (self.rows as u128, u128::from(pos), self.window as u128);
+        let growing = if window == 0 { rows } else { window.saturating_sub(pos).min(rows) };
+        let seen = growing * (2 * pos + growing + 1) / 2 + (rows - growing) * window;
+        let macs = seen.saturating_mul(2 * self.heads as u128 * self.dim as u128);
+        macs.try_into().unwrap_or(u64::MAX)
     }
 
     fn touched(&self, operand: &str, pos: u64) -> Option<Touched> {
@@ -64,20 +68,32 @@ impl Rules for Attrs {
 mod tests {
     use super::*;
 
+    const ATTRS: Attrs = Attrs {
+        rows: 1,
+        heads: 4,
+        kv_heads: 2,
+        dim: 16,
+        value_dim: 16,
+        context: 64,
+        scale: 0.25,
+        window: 8,
+        soft_cap: 0.0,
+        sinks: 0,
+    };
+
+    #[test]
+    fn multiply_adds_are_those_of_visible_positions() {
+        for (rows, pos, window) in [(1, 0, 0), (5, 7, 0), (5, 0, 3), (9, 2, 4), (4, 100, 8), (3, 5, 8)] {
+            let a = Attrs { rows, window, ..ATTRS };
+            let seen = |r: u64| { let v = a.visible(pos + r); v.end - v.start };
+            let expected = 2 * (a.heads * a.dim) as u64 * (0..rows as u64).map(seen).sum::<u64>();
+            assert_eq!(a.macs(pos), expected, "{rows} rows from {pos}, window {window}");
+        }
+    }
+
     #[test]
     fn what_no_kernel_computes_is_refused() {
-        let a = Attrs {
-            rows: 1,
-            heads: 4,
-            kv_heads: 2,
-            dim: 16,
-            value_dim: 16,
-            context: 64,
-            scale: 0.25,
-            window: 8,
-            soft_cap: 0.0,
-            sinks: 0,
-        };
+        let a = ATTRS;
         let refused = |a: Attrs| a.check().err().unwrap_or("taken");
         assert_eq!(refused(a), "taken");
         assert!(refused(Attrs { heads: 3, ..a }).contains("KV heads"));

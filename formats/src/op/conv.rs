@@ -1,6 +1,6 @@
 //! Causal convolution with state.
 
-use super::spec::op;
+use super::spec::{op, product};
 
 op! {
     /// Causal depthwise convolution along each sequence: channel `c = h*dim + i`, `acc = 0`, taps `t` in order
@@ -22,6 +22,6 @@ impl Rules for Attrs {
     }
 
     fn macs(&self, _: u64) -> u64 {
-        self.rows as u64 * (self.heads * self.dim) as u64 * self.kernel as u64
+        product([self.rows, self.heads, self.dim, self.kernel])
     }
 }

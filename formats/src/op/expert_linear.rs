@@ -1,6 +1,6 @@
 //! A projection by chosen experts before the weights' format is known.
 
-use super::spec::op;
+use super::spec::{op, product};
 
 op! {
     /// Graph only: slot `(r, j)` is multiplied by the matrix of expert `ids[r, j]`; becomes an
@@ -22,7 +22,7 @@ impl Rules for Attrs {
     }
 
     fn macs(&self, _: u64) -> u64 {
-        (self.rows * self.k) as u64 * self.inputs as u64 * self.outputs as u64
+        product([self.rows, self.k, self.inputs, self.outputs])
     }
 
     /// Tokens are taken to choose as many different experts as they can; of one token that is exact.

@@ -1,6 +1,6 @@
 //! The gated delta rule.
 
-use super::spec::op;
+use super::spec::{op, product};
 
 op! {
     /// Gated delta rule along each sequence, rows in order, per value head `v` with key head `v / (v_heads / k_heads)` (with
@@ -37,6 +37,6 @@ impl Rules for Attrs {
     }
 
     fn macs(&self, _: u64) -> u64 {
-        3 * self.rows as u64 * self.v_heads as u64 * (self.k_dim * self.v_dim) as u64
+        product([self.rows, self.v_heads, self.k_dim, self.v_dim]).saturating_mul(3)
     }
 }

@@ -1,6 +1,6 @@
 //! A projection before its weight's format is known.
 
-use super::spec::op;
+use super::spec::{op, product};
 
 op! {
     /// Graph only: `out = x * weight^T`, whatever the weight's format; becomes `Quantize` + `LinearQuant`, or
@@ -16,6 +16,6 @@ op! {
 
 impl Rules for Attrs {
     fn macs(&self, _: u64) -> u64 {
-        self.rows as u64 * self.inputs as u64 * self.outputs as u64
+        product([self.rows, self.inputs, self.outputs, 1])
     }
 }

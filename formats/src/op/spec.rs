@@ -278,6 +278,11 @@ pub trait Rules {
     }
 }
 
+/// A product of counts, `u64::MAX` where it is more.
+pub(super) fn product(counts: [usize; 4]) -> u64 {
+    counts.iter().fold(1, |n, &count| n.saturating_mul(count as u64))
+}
+
 /// An op's attributes, by name.
 pub trait OpAttrs: Rules + Copy {
     /// The op.

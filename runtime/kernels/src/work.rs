@@ -30,7 +30,7 @@ pub fn units(call: &OpCall<'_>) -> usize {
         _ => {
             let written = call.kind.spec().operands.iter().find(|o| o.mode == Mode::Out);
             let extent = |i: usize| written.and_then(|o| o.dims[i].value(call.attrs)).unwrap_or(0) as usize;
-            extent(0) * extent(1)
+            extent(0).saturating_mul(extent(1))
         }
     }
 }
@@ -94,7 +94,10 @@ pub fn cost(call: &OpCall<'_>) -> u64 {
         // Planes that a format lacks have no extent.
         let extent = |d: usize| operand.dims[d].value(call.attrs).unwrap_or(0);
         let touched = spec.touched(call.attrs, i, pos);
-        bytes += (touched.read + touched.written) * extent(1) * extent(2) * given.dtype.bytes();
+        let rows = touched.read.saturating_add(touched.written);
+        bytes = bytes.saturating_add(
+            rows.saturating_mul(extent(1)).saturating_mul(extent(2)).saturating_mul(given.dtype.bytes()),
+        );
     }
     bytes.saturating_mul(spec.effort(call.attrs))
 }
