@@ -47,7 +47,7 @@ pub fn graphs(source: &Path, options: &BuildOptions, progress: &dyn Progress) ->
     let (plan, proofs) = prepared.plan(progress)?;
     let elapsed = begun.elapsed();
     let plan = plan.verify(prepared.layout.weight_bytes).map_err(|e| BuildError::Options(e.to_string()))?;
-    let sections = prepared.sections(&checkpoint, &options, &plan, &proofs)?;
+    let sections = prepared.sections(&checkpoint, &[], &options, &plan, &proofs);
     let lengths: Vec<_> = sections.iter().map(|(kind, bytes)| (*kind, bytes.len() as u64)).collect();
     let file = FileLayout::new(prepared.file.clone(), &lengths)?;
     let hashes = file.section(SectionKind::HashTree).map_or(0, |s| s.end - s.start);

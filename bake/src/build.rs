@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use loaf_formats::chat::MAX_CHAT_BYTES;
 use loaf_formats::container::{
@@ -27,7 +28,7 @@ use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use crate::checkpoint::gguf::GgmlType;
-use crate::checkpoint::{Checkpoint, Error as CheckpointError};
+use crate::checkpoint::{Checkpoint, Error as CheckpointError, SourceFile};
 use crate::front;
 use crate::golden::{self, GoldenFailure, Lowered};
 use crate::passes::{Facts, discover_groups};
@@ -37,7 +38,7 @@ use crate::plan::template::{Proof, TemplateError};
 use crate::plan::{self, Layout};
 use crate::tokenizer;
 use crate::weights::{
-    Becoming, ProduceError, QuantOptions, Resolved, produce, quantisation_note, resolve, resolve_random,
+    Becoming, ProduceError, QuantOptions, Resolved, Sink, produce, quantisation_note, resolve, resolve_random,
 };
 
 /// What to bake and how.
@@ -190,6 +191,8 @@ pub struct Report {
     pub weight_bytes: u64,
     /// What was proved, per template of the plan.
     pub proofs: Vec<Proof>,
+    /// The files that were read, as the manifest names them.
+    pub sources: Vec<SourceFile>,
 }
 
 /// Most positions: each is a graph to trace, four times as many as published models have. Configs are bounded alike.
@@ -310,22 +313,22 @@ impl Prepared {
 
     /// The sections that follow from the graphs: plan, manifest, graph roots.
     ///
-    /// # Errors
-    /// The checkpoint's files cannot be hashed.
+    /// `sources` are what the manifest names; their hashes take the same room whatever they are.
     pub fn sections(
         &self,
         checkpoint: &Checkpoint,
+        sources: &[SourceFile],
         options: &BuildOptions,
         plan: &Plan,
         proofs: &[Proof],
-    ) -> Result<Vec<(SectionKind, Vec<u8>)>, BuildError> {
-        let manifest = manifest(checkpoint, self, options, plan, proofs)?;
+    ) -> Vec<(SectionKind, Vec<u8>)> {
+        let manifest = manifest(checkpoint, sources, self, options, plan, proofs);
         let graphs = Graphs { templates: proofs.iter().map(|p| p.root).collect() };
-        Ok(vec![
+        vec![
             (SectionKind::Plan, plan.encode()),
-            (SectionKind::Manifest, serde_json::to_vec_pretty(&manifest).expect("a JSON value is JSON")),
+            (SectionKind::Manifest, manifest),
             (SectionKind::Graphs, graphs.encode()),
-        ])
+        ]
     }
 }
 
@@ -427,19 +430,27 @@ fn bake(
             progress.warn(&format!("tokenizer.json has ids up to {}, the model {vocab} in all", tokens - 1));
         }
     }
-    let (plan, proofs) = prepared.plan(progress)?;
+    // Compressing a large vocabulary well takes seconds of one thread: as long as proving graphs does.
+    let (planned, compressed) = rayon::join(|| prepared.plan(progress), || tokenizer_source.as_deref().map(compress));
+    let (plan, proofs) = planned?;
     let plan = plan.verify(prepared.layout.weight_bytes).map_err(|e| BuildError::Options(e.to_string()))?;
 
-    let mut sections = prepared.sections(checkpoint, options, &plan, &proofs)?;
+    // The files are hashed while they are converted; until then zeros stand for what they will be.
+    let mut sources = match options.random {
+        Some(_) => Vec::new(),
+        None => checkpoint.source_files()?,
+    };
+    let mut sections = prepared.sections(checkpoint, &sources, options, &plan, &proofs);
     sections.push((SectionKind::Chat, chat));
-    if let (Some(tables), Some(source)) = (tokenizer, tokenizer_source) {
+    if let (Some(tables), Some(source)) = (tokenizer, compressed) {
         sections.push((SectionKind::Tokenizer, tables));
-        sections.push((SectionKind::TokenizerSource, compress(&source)));
+        sections.push((SectionKind::TokenizerSource, source));
     }
     let in_memory = match golden_tokens(&prepared, options) {
         0 => None,
         tokens => {
-            let data = weights_in_memory(&prepared, progress)?;
+            let (data, hashed) = weights_in_memory(&prepared, checkpoint, &sources, progress)?;
+            sources = hashed;
             let golden = prepared.lowered().cases(&data, tokens)?;
             if golden.cases.iter().all(|case| case.greedy.is_empty()) {
                 progress.warn("golden cases: no token leads clearly enough to be recorded, so verify --run will have nothing to compare");
@@ -449,9 +460,9 @@ fn bake(
         }
     };
     let lengths: Vec<_> = sections.iter().map(|(kind, bytes)| (*kind, bytes.len() as u64)).collect();
-    let Prepared { model, resolved, stored, experts, file, .. } = prepared;
-    let writer = Writer::over(output, FileLayout::new(file, &lengths)?)?;
-    for (kind, bytes) in &sections {
+    let writer = Writer::over(output, FileLayout::new(prepared.file.clone(), &lengths)?)?;
+    let Prepared { model, resolved, stored, experts, .. } = &prepared;
+    for (kind, bytes) in sections.iter().filter(|(kind, _)| *kind != SectionKind::Manifest) {
         writer.write_section(*kind, bytes)?;
     }
     for (c, ix) in model.decls.constants.iter().zip(&stored[resolved.len()..]) {
@@ -467,51 +478,60 @@ fn bake(
         }
         None => {
             // What lies between the planes of a record is the tensor's, and written like all of it.
-            for (first, tensor) in &experts {
+            for (first, tensor) in experts {
                 let ix = stored[*first][0].tensor;
                 for (expert, gap) in (0..tensor.experts).flat_map(|e| tensor.padding().map(move |gap| (e, gap))) {
                     let zeros = vec![0; (gap.end - gap.start) as usize];
                     writer.write_at(ix, expert * tensor.record_bytes + gap.start, &zeros)?;
                 }
             }
-            progress.begin("weights", resolved.iter().map(Resolved::bytes).sum(), "bytes");
             let sink = |w: usize, part: usize, at: u64, bytes: &[u8]| -> Result<(), ContainerError> {
                 let place = &stored[w][part];
                 place.parts(at, bytes).try_for_each(|(at, bytes)| writer.write_at(place.tensor, at, bytes))
             };
-            produce(&resolved, &sink, &|n| progress.step(n)).map_err(|e| match e {
+            sources = produce_and_hash(resolved, &sink, checkpoint, &sources, progress)?.map_err(|e| match e {
                 ProduceError::Weight(e) => BuildError::Checkpoint(e),
                 ProduceError::Sink(e) => BuildError::Container(e),
             })?;
         }
     }
+    writer.write_section(SectionKind::Manifest, &manifest(checkpoint, &sources, &prepared, options, &plan, &proofs))?;
 
     let (weight_bytes, file_bytes) = (plan.weight_bytes, writer.layout().file_len());
     let sealed = writer.seal()?;
-    progress.begin("hashes", sealed.leaf_count(), "MiB");
+    // Those of the weights were hashed when they were written, but for leaves with padding alone.
     let leaves = (0..sealed.leaf_count())
         .into_par_iter()
-        .map_init(Vec::new, |buffer, ix| sealed.hash_leaf(ix, buffer).inspect(|_| progress.step(1)))
+        .map_init(Vec::new, |buffer, ix| sealed.hash_leaf(ix, buffer))
         .collect::<Result<Vec<_>, _>>()?;
     let id = sealed.finish(&leaves)?;
-    Ok(Report { id, file_bytes, weight_bytes, proofs })
+    Ok(Report { id, file_bytes, weight_bytes, proofs, sources })
 }
 
 /// What the user should know about types of a GGUF model that take more room than in the file, a line each kind of case.
 fn growth(became: &BTreeMap<(GgmlType, WeightFormat), Becoming>) -> Vec<String> {
-    let gigabytes = |bytes: u64| format!("{:.3} GB", bytes as f64 / 1e9);
+    let size = |bytes: u64| match bytes as f64 {
+        b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
+        b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
+        b => format!("{:.1} kB", b / 1e3),
+    };
     let (mut larger, mut lines) = (Vec::new(), Vec::new());
     for (&(kind, format), b) in became {
         let bits = kind.bits_per_weight() * b.stored as f64 / b.bytes.max(1) as f64;
         match format {
             WeightFormat::Dense(DType::F32) if kind.block() > 1 => lines.push(format!(
-                "{} tensors of type {kind} have no exact packed form and become f32, {} instead of {}; --quant q8 packs them",
+                "{} tensors of type {kind} have no exact packed form and become f32 (32 bits a weight), {} instead of {}; --quant q8 packs them",
                 b.tensors,
-                gigabytes(b.stored),
-                gigabytes(b.bytes)
+                size(b.stored),
+                size(b.bytes)
             )),
             _ if b.stored > b.bytes + b.bytes / 8 => {
-                larger.push(format!("{kind} as {format} ({:.2} -> {bits:.2} bits a weight)", kind.bits_per_weight()));
+                larger.push(format!(
+                    "{kind} as {format} ({:.2} -> {bits:.2} bits a weight, {} instead of {})",
+                    kind.bits_per_weight(),
+                    size(b.stored),
+                    size(b.bytes)
+                ));
             }
             _ => {}
         }
@@ -537,8 +557,46 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// The data area up to the end of the weights, as it will stand in the file.
-fn weights_in_memory(prepared: &Prepared, progress: &dyn Progress) -> Result<Vec<u8>, BuildError> {
+/// [`produce`], and the hashes of `sources` beside it. Both read the same files in the same order, so that a disk is read once.
+fn produce_and_hash<E: Send>(
+    resolved: &[Resolved],
+    sink: Sink<'_, E>,
+    checkpoint: &Checkpoint,
+    sources: &[SourceFile],
+    progress: &dyn Progress,
+) -> Result<Result<Vec<SourceFile>, ProduceError<E>>, BuildError> {
+    let stored: u64 = resolved.iter().map(Resolved::bytes).sum();
+    progress.begin("weights", stored + sources.iter().map(|f| f.bytes).sum::<u64>(), "bytes");
+    let stop = AtomicBool::new(false);
+    let (produced, hashed) = std::thread::scope(|scope| {
+        let hashing =
+            (!sources.is_empty()).then(|| scope.spawn(|| checkpoint.hash_beside(&stop, &|n| progress.step(n))));
+        let produced = produce(resolved, sink, &|n| progress.step(n));
+        stop.store(produced.is_err(), Ordering::Relaxed);
+        let join = |t: std::thread::ScopedJoinHandle<'_, _>| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e));
+        (produced, hashing.map_or_else(|| Ok(Vec::new()), join))
+    });
+    if let Err(e) = produced {
+        return Ok(Err(e));
+    }
+    let hashed = hashed?;
+    match hashed.iter().zip(sources).find(|(now, before)| now.bytes != before.bytes) {
+        Some((now, before)) => {
+            let what =
+                format!("source {}: expected {} bytes, found {}: it changed", before.name, before.bytes, now.bytes);
+            Err(BuildError::Options(what))
+        }
+        None => Ok(Ok(hashed)),
+    }
+}
+
+/// The data area up to the end of the weights, as it will stand in the file, and the hashes of `sources`.
+fn weights_in_memory(
+    prepared: &Prepared,
+    checkpoint: &Checkpoint,
+    sources: &[SourceFile],
+    progress: &dyn Progress,
+) -> Result<(Vec<u8>, Vec<SourceFile>), BuildError> {
     let Prepared { resolved, file, stored, model, .. } = prepared;
     let mut data = memory::filled("weights held for golden cases (--golden 0 does without)", file.span().end, 0)?;
     let offset = |ix: WeightIx| file[ix].offset as usize;
@@ -546,7 +604,6 @@ fn weights_in_memory(prepared: &Prepared, progress: &dyn Progress) -> Result<Vec
         let bytes = bytes_of(&c.data);
         data[offset(ix[0].tensor)..][..bytes.len()].copy_from_slice(&bytes);
     }
-    progress.begin("weights", resolved.iter().map(Resolved::bytes).sum(), "bytes");
     let shared = std::sync::Mutex::new(data);
     let sink = |w: usize, part: usize, at: u64, bytes: &[u8]| -> Result<(), std::convert::Infallible> {
         let place = &stored[w][part];
@@ -557,11 +614,11 @@ fn weights_in_memory(prepared: &Prepared, progress: &dyn Progress) -> Result<Vec
         }
         Ok(())
     };
-    produce(resolved, &sink, &|n| progress.step(n)).map_err(|e| match e {
+    let hashed = produce_and_hash(resolved, &sink, checkpoint, sources, progress)?.map_err(|e| match e {
         ProduceError::Weight(e) => BuildError::Checkpoint(e),
         ProduceError::Sink(never) => match never {},
     })?;
-    Ok(shared.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    Ok((shared.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()), hashed))
 }
 
 /// The original tokenizer travels along cold, for whoever wants to rebuild or inspect it.
@@ -569,22 +626,19 @@ fn compress(bytes: &[u8]) -> Vec<u8> {
     zstd::bulk::compress(bytes, 19).expect("compression into memory fails only for want of memory")
 }
 
-/// Where the artifact came from. Keys in fixed order; no time, no path.
+/// Where the artifact came from, as JSON. Keys in fixed order; no time, no path.
 fn manifest(
     checkpoint: &Checkpoint,
+    sources: &[SourceFile],
     prepared: &Prepared,
     options: &BuildOptions,
     plan: &Plan,
     proofs: &[Proof],
-) -> Result<Value, BuildError> {
-    let files: Vec<Value> = match options.random {
-        Some(_) => Vec::new(),
-        None => checkpoint
-            .source_hashes()?
-            .into_iter()
-            .map(|f| json!({ "name": f.name, "bytes": f.bytes, "sha256": loaf_formats::container::hex(&f.sha256) }))
-            .collect(),
-    };
+) -> Vec<u8> {
+    let files: Vec<Value> = sources
+        .iter()
+        .map(|f| json!({ "name": f.name, "bytes": f.bytes, "sha256": loaf_formats::container::hex(&f.sha256) }))
+        .collect();
     let model = &prepared.model;
     let graphs: Vec<Value> = plan
         .templates
@@ -630,5 +684,5 @@ fn manifest(
     if !options.quant.rules.is_empty() {
         manifest["options"]["quant_as"] = options.quant.rules.iter().map(ToString::to_string).collect();
     }
-    Ok(manifest)
+    serde_json::to_vec_pretty(&manifest).expect("a JSON value is JSON")
 }

@@ -26,7 +26,7 @@ use loaf_formats::container::hex;
 use loaf_formats::text;
 
 use crate::build::{BuildError, BuildOptions, Progress, rehearse};
-use crate::checkpoint::{Checkpoint, Error as CheckpointError};
+use crate::checkpoint::{Checkpoint, Error as CheckpointError, SourceFile};
 
 /// What stands at the top of a lock file.
 const PREAMBLE: &str = "\
@@ -209,7 +209,12 @@ fn quoted(text: &str) -> Option<String> {
 pub fn bake(root: &Path, entry: &Entry, options: &BuildOptions, progress: &dyn Progress) -> Result<Entry, LockError> {
     let source = root.join(&entry.source);
     let report = rehearse(&source, options, progress).map_err(|e| LockError::Build(Box::new(e)))?;
-    Ok(Entry { id: report.id.to_string(), files: hashes(&source)?, ..entry.clone() })
+    let files = match options.random {
+        // Nothing but the config was read, and the record has all files.
+        Some(_) => hashes(&source)?,
+        None => by_name(report.sources),
+    };
+    Ok(Entry { id: report.id.to_string(), files, ..entry.clone() })
 }
 
 /// Proves that an entry is what its sources give.
@@ -229,7 +234,11 @@ pub fn check(root: &Path, entry: &Entry, options: &BuildOptions, progress: &dyn 
 
 fn hashes(source: &Path) -> Result<BTreeMap<String, String>, LockError> {
     let files = Checkpoint::open(source).and_then(|c| c.source_hashes()).map_err(LockError::Checkpoint)?;
-    Ok(files.into_iter().map(|f| (f.name, hex(&f.sha256))).collect())
+    Ok(by_name(files))
+}
+
+fn by_name(files: Vec<SourceFile>) -> BTreeMap<String, String> {
+    files.into_iter().map(|f| (f.name, hex(&f.sha256))).collect()
 }
 
 #[cfg(test)]

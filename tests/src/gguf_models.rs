@@ -87,13 +87,15 @@ impl Model {
     }
 }
 
-/// The model of an architecture (`qwen3`, `qwen35moe`) with matrices of a type.
+/// The model of an architecture (`qwen2`, `qwen3`, `qwen35moe`; `qwen35moe+fused` has gate and up rows of every expert in one tensor)
+/// with matrices of a type.
 ///
 /// # Panics
 /// For a type or an architecture that there is none of.
-pub fn model(arch: &str, kind: &str) -> File {
+pub fn model(name: &str, kind: &str) -> File {
     let row = *KINDS.iter().find(|row| row.0 == kind).expect("a type of the table");
-    let mut m = Model { name: format!("{arch}-{kind}"), kind: row, file: File::default() };
+    let mut m = Model { name: format!("{name}-{kind}"), kind: row, file: File::default() };
+    let (arch, fused) = name.strip_suffix("+fused").map_or((name, false), |arch| (arch, true));
     let key = |m: &mut Model, name: &str, value: Value| {
         m.file.key(&format!("{arch}.{name}"), value);
     };
@@ -117,7 +119,7 @@ pub fn model(arch: &str, kind: &str) -> File {
     m.matrix("token_embd.weight", &[HIDDEN, VOCAB]);
     m.matrix("output.weight", &[HIDDEN, VOCAB]);
     m.norm("output_norm.weight", HIDDEN);
-    if arch == "qwen3" {
+    if matches!(arch, "qwen2" | "qwen3") {
         for b in 0..2 {
             attention(&mut m, b, 256, "ffn_norm");
             for name in ["ffn_gate", "ffn_up", "ffn_down"] {
@@ -159,7 +161,11 @@ pub fn model(arch: &str, kind: &str) -> File {
     for b in 0..2 {
         m.vector(&format!("blk.{b}.ffn_gate_inp.weight"), &[HIDDEN, 4], |b| f32::from(i16::from(b) - 128) / 256.0);
         m.vector(&format!("blk.{b}.ffn_gate_inp_shexp.weight"), &[HIDDEN], |b| f32::from(i16::from(b) - 128) / 1024.0);
-        for name in ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"] {
+        if fused {
+            m.matrix(&format!("blk.{b}.ffn_gate_up_exps.weight"), &[HIDDEN, 2 * HIDDEN, 4]);
+        }
+        let apart = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
+        for name in if fused { &apart[2..] } else { &apart } {
             m.matrix(&format!("blk.{b}.{name}.weight"), &[HIDDEN, HIDDEN, 4]);
         }
         for name in ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"] {
@@ -177,6 +183,12 @@ fn attention(m: &mut Model, b: usize, q: u64, second_norm: &str) {
     m.matrix(&format!("blk.{b}.attn_k.weight"), &[HIDDEN, 128]);
     m.matrix(&format!("blk.{b}.attn_v.weight"), &[HIDDEN, 128]);
     m.matrix(&format!("blk.{b}.attn_output.weight"), &[256, HIDDEN]);
+    if m.name.starts_with("qwen2-") {
+        for (name, n) in [("q", q), ("k", 128), ("v", 128)] {
+            m.vector(&format!("blk.{b}.attn_{name}.bias"), &[n], |b| f32::from(i16::from(b) - 128) / 256.0);
+        }
+        return;
+    }
     m.norm(&format!("blk.{b}.attn_q_norm.weight"), 64);
     m.norm(&format!("blk.{b}.attn_k_norm.weight"), 64);
 }

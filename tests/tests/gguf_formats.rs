@@ -177,7 +177,7 @@ fn llama_cpp_computes_the_same_but_for_what_int8_activations_explain() {
     let ids: Vec<u32> = serde_json::from_value(expected["ids"].clone()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let models = expected["models"].as_object().unwrap();
-    assert!(models.len() >= 18);
+    assert!(models.len() >= 24);
     for (name, entry) in models {
         let (arch, kind) = name.split_once('-').unwrap();
         let file = model(arch, kind);
@@ -202,6 +202,26 @@ fn llama_cpp_computes_the_same_but_for_what_int8_activations_explain() {
         // What every other implementation may differ by in f32 (`oracle.rs`): it has other sums, and another `exp`.
         let most = NOISE_FACTOR * LARGER_GROUPS * explained + 1e-4;
         assert!(theirs <= most, "{name}: llama.cpp is {theirs} of the scale off, explained {explained}");
+    }
+}
+
+#[test]
+fn llama_cpp_computes_the_same_from_the_files_of_its_converter() {
+    let text = std::fs::read(fixture("gguf/logits.json")).unwrap();
+    let expected: Value = serde_json::from_slice(&text).unwrap();
+    let ids: Vec<u32> = serde_json::from_value(expected["ids"].clone()).unwrap();
+    let files = expected["files"].as_object().unwrap();
+    for name in ["llama", "llama_untied", "qwen3", "qwen3moe"] {
+        let vocab = files[name]["vocab"].as_u64().unwrap() as u32;
+        let ids: Vec<u32> = ids.iter().map(|id| id % vocab).collect();
+        let theirs: Vec<Vec<f32>> = serde_json::from_value(files[name]["logits"].clone()).unwrap();
+        let options = BuildOptions { kv: Some(DType::F32), context: Some(64), ..BuildOptions::default() };
+        let baked = bake_dir(&fixture("gguf").join(name).join("model.gguf"), &options);
+        let ours = decode_logits(&mut session(&baked.loaf, Kernels::detect(), 1), &ids);
+        let scale = theirs.iter().flatten().fold(0f32, |m, x| m.max(x.abs()));
+        let diff = ours.iter().zip(&theirs).map(|(a, b)| max_diff(a, b)).fold(0.0, f32::max) / scale;
+        // What every other implementation may differ by in f32.
+        assert!(diff <= 1e-4, "{name}: {diff} of the scale");
     }
 }
 

@@ -1,11 +1,17 @@
 //! Headers of GGUF files from someone who means harm: 20,000 structured mutations of a valid file, the same ones every
-//! time. None may panic, take memory beyond a bound or an error of more than a line; what is accepted has tensors
-//! within the file that do not overlap. A counting allocator measures, and a canary shows that it does.
+//! time, of a file through the parser and of a whole model through all that a bake does before graphs. None may panic, take
+//! memory beyond a bound or an error of more than a line; what is accepted has tensors within the file that do not overlap.
+//! A counting allocator measures, and canaries show that it does and that mutations reach every stage.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::path::Path;
 
+use loaf_bake::build::{BuildOptions, Prepared, Silent};
+use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::checkpoint::gguf::{Header, parse_header};
+use loaf_bake::weights::produce;
+use loaf_bake::{front, tokenizer};
 use loaf_tests::gguf::{self, File, Tensor, Value};
 
 struct Measuring;
@@ -134,8 +140,8 @@ fn fields(file: &File) -> Vec<(usize, usize)> {
 }
 
 /// One mutation: of the description, or of a field of the bytes, or of any byte.
-fn mutate(rng: &mut Rng) -> Vec<u8> {
-    let mut file = valid();
+fn mutate(rng: &mut Rng, valid: &File) -> Vec<u8> {
+    let mut file = valid.clone();
     for _ in 0..rng.below(3) {
         match rng.below(7) {
             0 => {
@@ -161,7 +167,16 @@ fn mutate(rng: &mut Rng) -> Vec<u8> {
                 let n = rng.below(200);
                 file.tensors[i].data.resize(n, 1);
             }
-            5 => file.keys[1].1 = Value::U32(rng.awkward() as u32),
+            5 => {
+                let numbers = file.keys.iter_mut().filter(|k| matches!(k.1, Value::U32(_) | Value::F32(_)));
+                let mut numbers: Vec<_> = numbers.collect();
+                let i = rng.below(numbers.len());
+                numbers[i].1 = match rng.below(4) {
+                    0 => Value::F32(f32::from_bits(rng.next() as u32)),
+                    1 => Value::I32(rng.awkward() as i32),
+                    _ => Value::U32(rng.awkward() as u32),
+                };
+            }
             _ => {
                 let i = rng.below(file.keys.len());
                 file.keys[i].0 = ["", "\n", "general.alignment", "\u{0}\u{7f}"][rng.below(4)].repeat(1 + rng.below(3));
@@ -211,10 +226,10 @@ fn check(header: &Header, bytes: &[u8]) {
 
 #[test]
 fn mutated_headers_are_refused_in_one_line_or_kept_within_the_file() {
-    let mut rng = Rng(0x6A09_E667_F3BC_C909);
+    let (mut rng, valid) = (Rng(0x6A09_E667_F3BC_C909), valid());
     let (mut accepted, mut complaints) = (0, std::collections::BTreeSet::new());
     for round in 0..20_000 {
-        let bytes = mutate(&mut rng);
+        let bytes = mutate(&mut rng, &valid);
         let mut result = None;
         let taken = peak(|| result = Some(parse_header(&bytes)));
         // Names, values and a list or two of them; never what a header claims.
@@ -252,6 +267,110 @@ fn mutated_headers_are_refused_in_one_line_or_kept_within_the_file() {
         "an offset that is a multiple of ",
     ] {
         assert!(complaints.contains(expected), "no mutation met {expected:?}: {complaints:?}");
+    }
+}
+
+/// A whole model: one layer, a vocabulary, a chat template.
+fn model() -> File {
+    let mut file = File::default();
+    file.key("general.architecture", "llama").key("general.alignment", Value::U32(32));
+    for (key, n) in [
+        ("block_count", 1),
+        ("context_length", 64),
+        ("embedding_length", 32),
+        ("feed_forward_length", 32),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 2),
+        ("rope.dimension_count", 16),
+        ("vocab_size", 32),
+    ] {
+        file.key(&format!("llama.{key}"), Value::U32(n));
+    }
+    file.key("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    file.key("llama.rope.freq_base", Value::F32(1e4)).key("general.sampling.temp", Value::F32(0.6));
+    file.key("tokenizer.ggml.model", "gpt2").key("tokenizer.ggml.pre", "qwen2");
+    file.key("tokenizer.ggml.tokens", Value::Texts(["a", "b", "ab", "<|im_end|>"].map(String::from).into()));
+    file.key("tokenizer.ggml.token_type", Value::I32s(vec![1, 1, 1, 3]));
+    file.key("tokenizer.ggml.merges", Value::Texts(vec!["a b".into()]));
+    file.key("tokenizer.ggml.eos_token_id", Value::U32(3)).key("tokenizer.ggml.add_bos_token", Value::Bool(false));
+    file.key("tokenizer.chat_template", "{{ messages[0].content }}");
+    file.f32s("token_embd.weight", &[32, 32], &[0.25; 1024]);
+    for name in ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"] {
+        file.f32s(&format!("{name}.weight"), &[32], &[1.0; 32]);
+    }
+    // Q4_0, Q8_0, MXFP4, Q4_1, IQ4_NL, Q5_0, F16: code, bytes of a row of 32.
+    let kinds = [(2, 18), (8, 34), (39, 17), (3, 20), (20, 18), (6, 22), (1, 64)];
+    let names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+    for (name, (kind, bytes)) in names.iter().zip(kinds) {
+        let name = format!("blk.0.{name}.weight");
+        file.tensors.push(Tensor { name, extents: vec![32, 32], kind, data: vec![5; bytes * 32] });
+    }
+    file
+}
+
+/// What a bake does before its graphs, and what it does with every block of weights after them.
+fn prepare(path: &Path, whole: bool) -> Result<(), String> {
+    let one_line = |e: &dyn std::fmt::Display| e.to_string();
+    let checkpoint = Checkpoint::open(path).map_err(|e| one_line(&e))?;
+    let options = BuildOptions { context: Some(32), ..BuildOptions::default() };
+    let prepared = Prepared::new(&checkpoint, &options, &Silent).map_err(|e| one_line(&e))?;
+    front::chat(&checkpoint, prepared.model.vocab()).map_err(|e| one_line(&e))?;
+    if whole && let Some(json) = checkpoint.read_file("tokenizer.json").map_err(|e| one_line(&e))? {
+        tokenizer::compile(&json).map_err(|e| one_line(&e))?;
+    }
+    let sink = |_, _, _, _: &[u8]| Ok::<(), String>(());
+    produce(&prepared.resolved, &sink, &|_| {}).map_err(|e| one_line(&e))
+}
+
+#[test]
+fn mutated_models_are_refused_in_one_line_on_the_road_of_a_bake() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let valid = model();
+    std::fs::write(&path, valid.bytes()).unwrap();
+    assert_eq!(prepare(&path, true), Ok(()));
+    let mut rng = Rng(0xBB67_AE85_84CA_A73B);
+    let (mut accepted, mut complaints) = (0, String::new());
+    for round in 0..20_000 {
+        let mut bytes = mutate(&mut rng, &valid);
+        if rng.below(8) == 0 {
+            // Scales that are no numbers.
+            let at = bytes.len() - rng.below(bytes.len().min(6000));
+            bytes[at..].iter_mut().take(40).for_each(|b| *b = 0xff);
+        }
+        // A new file: some file systems write one to disk that is written over.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, &bytes).unwrap();
+        let mut result = None;
+        let taken = peak(|| result = Some(prepare(&path, round % 50 == 0)));
+        // As many layers as a recipe allows are declared before the first of their tensors is missed; compiled tokenizers have
+        // a class for every character there is.
+        assert!(taken <= 64 * bytes.len() + (32 << 20), "round {round}: {taken} bytes for a file of {}", bytes.len());
+        match result.unwrap() {
+            Ok(()) => accepted += 1,
+            Err(line) => {
+                assert!(!line.contains(char::is_control) && line.len() < 4096, "round {round}: {line:?}");
+                complaints += &line;
+                complaints.push('\n');
+            }
+        }
+    }
+    assert!(accepted > 1000, "{accepted}");
+    for stage in [
+        "magic: expected \"GGUF\"",
+        "expected each key once",
+        "expected it at byte",
+        "key \"general.architecture\": expected one of",
+        "key \"llama.block_count\": expected",
+        "key \"tokenizer.ggml.pre\": expected one of",
+        "key \"tokenizer.ggml.merges\": expected",
+        "generation_config.json: temperature: expected",
+        "config.json: \"rms_norm_eps\": expected",
+        "expected a finite number",
+        "expected shape",
+        "looked for blk.0.",
+    ] {
+        assert!(complaints.contains(stage), "no mutation met {stage:?}");
     }
 }
 

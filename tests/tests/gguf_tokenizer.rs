@@ -8,6 +8,7 @@ use loaf_runtime::tokenizer::{EncodeOptions, Scratch, Tokenizer};
 use loaf_tests::fixture;
 use loaf_tests::gguf::{File, Value};
 use serde_json::{Value as Json, json};
+use sha2::{Digest, Sha256};
 
 fn compiled(json: &[u8]) -> Vec<u8> {
     loaf_bake::tokenizer::compile(json).unwrap_or_else(|e| panic!("{e}"))
@@ -149,6 +150,117 @@ fn every_rule_gives_the_ids_of_its_pipeline() {
         let path = dir.path().join("m.gguf");
         std::fs::write(&path, written(&file, model, pre, bos).bytes()).unwrap();
         check(name, &from_gguf(&path), &compiled(&json));
+    }
+}
+
+/// The fixture of llama.cpp's answers: a vocabulary whose merges know no words, and hashes of ids.
+fn answers() -> Json {
+    serde_json::from_slice(&std::fs::read(fixture("gguf/tokenizers.json")).unwrap()).unwrap()
+}
+
+/// A GGUF with the fixture's vocabulary under a rule.
+fn under(answers: &Json, pre: &str) -> File {
+    let strings = |list: &Json| -> Vec<String> {
+        list.as_array().unwrap().iter().map(|t| t.as_str().unwrap().to_string()).collect()
+    };
+    let mut tokens = strings(&answers["tokens"]);
+    let first = tokens.len() as u32;
+    let mut types = vec![1; tokens.len()];
+    for added in answers["added"].as_array().unwrap() {
+        tokens.push(added[0].as_str().unwrap().to_string());
+        types.push(added[1].as_i64().unwrap() as i32);
+    }
+    let merges = answers["merges"].as_array().unwrap().iter().map(|pair| strings(pair).join(" ")).collect();
+    let mut out = File::default();
+    out.key("general.architecture", "llama");
+    for (key, n) in [("block_count", 1), ("embedding_length", 1), ("attention.head_count", 1)] {
+        out.key(&format!("llama.{key}"), Value::U32(n));
+    }
+    out.key("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    out.key("tokenizer.ggml.model", "gpt2").key("tokenizer.ggml.pre", pre);
+    out.key("tokenizer.ggml.tokens", Value::Texts(tokens)).key("tokenizer.ggml.token_type", Value::I32s(types));
+    out.key("tokenizer.ggml.merges", Value::Texts(merges));
+    out.key("tokenizer.ggml.bos_token_id", Value::U32(first)).key("tokenizer.ggml.eos_token_id", Value::U32(first + 1));
+    out.f32s("token_embd.weight", &[1, 1], &[0.0]);
+    out
+}
+
+/// Twelve digits of the hash of the ids that a file's vocabulary gives each text: with special tokens, and without.
+fn hashes(file: &File, texts: &[String]) -> Vec<[String; 2]> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    let tables = from_gguf(&path);
+    let tokenizer = Tokenizer::open(&tables).unwrap();
+    let mut scratch = Scratch::default();
+    let mut hash = |text: &str, special: bool| {
+        let (options, mut ids) = (EncodeOptions { add_special: special, parse_special: special }, Vec::new());
+        tokenizer.encode_with(text, options, &mut scratch, &mut ids);
+        let mut hasher = Sha256::new();
+        ids.iter().for_each(|id| hasher.update(id.to_le_bytes()));
+        hasher.finalize()[..6].iter().map(|b| format!("{b:02x}")).collect::<String>()
+    };
+    texts.iter().map(|text| [hash(text, true), hash(text, false)]).collect()
+}
+
+fn corpus() -> Vec<String> {
+    let expected: Json = serde_json::from_slice(&std::fs::read(fixture("tokenizers/expected.json")).unwrap()).unwrap();
+    expected["texts"].as_array().unwrap().iter().map(|t| t.as_str().unwrap().to_string()).collect()
+}
+
+#[test]
+fn every_rule_gives_the_ids_of_llama_cpp() {
+    let (answers, texts) = (answers(), corpus());
+    let mut rules = 0;
+    for (names, rows) in answers["ids"].as_object().unwrap() {
+        for pre in names.split(' ') {
+            let file = match pre {
+                "llama" => {
+                    let json = std::fs::read(fixture("tokenizers/llama2.json")).unwrap();
+                    written(&serde_json::from_slice(&json).unwrap(), "llama", None, Some("<s>"))
+                }
+                pre => under(&answers, pre),
+            };
+            // llama.cpp takes every letter beyond ASCII for a capital and a small one at once where the published rule
+            // asks; its row of `published` says which texts that changes.
+            let published = &answers["published"][if pre == "llama4" { "gpt-4o" } else { pre }];
+            let mut other = 0;
+            for (i, (ours, text)) in hashes(&file, &texts).iter().zip(&texts).enumerate() {
+                if let Some(theirs) = published[i].as_str() {
+                    assert_eq!(ours[1], theirs, "{pre}, as published: {text:?}");
+                    other += 1;
+                    continue;
+                }
+                if !rows[i].is_null() {
+                    assert_eq!(json!(ours), rows[i], "{pre}: {text:?}");
+                }
+            }
+            let unknown = rows.as_array().unwrap().iter().filter(|row| row.is_null()).count();
+            assert!(unknown <= texts.len() / 10, "{pre}: {unknown} texts without an answer");
+            assert!(other <= texts.len() / 10, "{pre}: {other} texts differ from llama.cpp's ids");
+            rules += 1;
+        }
+    }
+    // All that are known: the error that refuses another lists them.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    std::fs::write(&path, under(&answers, "mystery").bytes()).unwrap();
+    let error = Checkpoint::open(&path).unwrap_err().to_string();
+    let known = error.split("expected one of ").nth(1).unwrap().split(", found").next().unwrap().split(", ").count();
+    assert_eq!(rules, known + 1, "{error}");
+}
+
+#[test]
+fn ids_of_llama_cpp_tell_rules_apart() {
+    let (answers, texts) = (answers(), corpus());
+    let rows = answers["ids"].as_object().unwrap();
+    for (pre, other) in
+        [("deepseek-llm", "deepseek-coder"), ("deepseek-coder", "deepseek-v3"), ("qwen35", "deepseek-v3")]
+    {
+        let ours = hashes(&under(&answers, pre), &texts);
+        let (_, theirs) = rows.iter().find(|(names, _)| names.split(' ').any(|n| n == other)).unwrap();
+        let differ = ours.iter().enumerate().filter(|(i, ids)| json!(ids) != theirs[*i]).count();
+        assert!(differ > 10, "{pre} and {other} differ in {differ} texts alone");
     }
 }
 

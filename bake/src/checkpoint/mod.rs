@@ -20,6 +20,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use loaf_formats::dtype::{DType, WeightFormat};
 use rayon::prelude::*;
@@ -35,6 +36,9 @@ pub use shard::Shard;
 /// Small files that are part of a checkpoint, beside its weights.
 const SMALL_FILES: [&str; 5] =
     ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+
+/// Most files that are hashed at once beside other work.
+const MOST_HASHED: usize = 4;
 
 /// An opened checkpoint folder.
 #[derive(Debug)]
@@ -308,16 +312,56 @@ impl Checkpoint {
         convolutions.peek().is_some() && convolutions.all(|(_, e)| e.shape.last() == Some(&1))
     }
 
-    /// Every file of the checkpoint with its SHA-256, sorted by name. Reads all of them, in parallel.
+    /// Every file of the checkpoint with its SHA-256, in the order of [`Checkpoint::paths`]. Reads all of them, in parallel.
     ///
     /// # Errors
     /// I/O errors.
     pub fn source_hashes(&self) -> Result<Vec<SourceFile>, Error> {
-        if let Some(gguf) = &self.gguf {
-            let files: Vec<_> = gguf.files().collect();
-            return files.par_iter().map(|(path, name)| hash_file(path, name)).collect();
-        }
-        self.files.par_iter().map(|name| hash_file(&self.dir.join(name), name)).collect()
+        let files: Vec<_> = self.paths.iter().zip(&self.files).collect();
+        files.par_iter().map(|(path, name)| hash_file(path, name, &AtomicBool::new(false), &|_| {})).collect()
+    }
+
+    /// Every file with its length and no hash: what [`Checkpoint::source_hashes`] will say, as far as it is known at once.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn source_files(&self) -> Result<Vec<SourceFile>, Error> {
+        let file = |(path, name): (&PathBuf, &String)| {
+            let bytes = std::fs::metadata(path).map_err(Error::io(path))?.len();
+            Ok(SourceFile { name: name.clone(), bytes, sha256: [0; 32] })
+        };
+        self.paths.iter().zip(&self.files).map(file).collect()
+    }
+
+    /// [`Checkpoint::source_hashes`] on threads of its own, a few files at a time in order, while something else reads the same
+    /// files. `progress` is told of bytes; once `stop` is set what is returned means nothing.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub(crate) fn hash_beside(
+        &self,
+        stop: &AtomicBool,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Vec<SourceFile>, Error> {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut done = Vec::new();
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                let (Some(path), Some(name)) = (self.paths.get(i), self.files.get(i)) else { return done };
+                done.push((i, hash_file(path, name, stop, progress)));
+            }
+        };
+        let threads = self.files.len().min(MOST_HASHED);
+        let mut files: Vec<_> = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let own = work();
+            // A thread that panicked has no file to show, and the whole panics with it.
+            let joined = others.into_iter().flat_map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+            own.into_iter().chain(joined).collect()
+        });
+        files.sort_unstable_by_key(|(i, _)| *i);
+        files.into_iter().map(|(_, file)| file).collect()
     }
 }
 
@@ -357,15 +401,16 @@ pub(crate) fn expect_dtype(name: &str, entry: &Entry, allowed: &[DType]) -> Resu
 }
 
 /// Hashes by plain reads: going through the map would make the whole file resident.
-fn hash_file(path: &Path, name: &str) -> Result<SourceFile, Error> {
+fn hash_file(path: &Path, name: &str, stop: &AtomicBool, progress: &(dyn Fn(u64) + Sync)) -> Result<SourceFile, Error> {
     let mut file = File::open(path).map_err(Error::io(path))?;
     let (mut hasher, mut bytes, mut block) = (Sha256::new(), 0u64, vec![0; 1 << 20]);
     loop {
         let n = file.read(&mut block).map_err(Error::io(path))?;
-        if n == 0 {
+        if n == 0 || stop.load(Ordering::Relaxed) {
             return Ok(SourceFile { name: name.to_string(), bytes, sha256: hasher.finalize().into() });
         }
         hasher.update(&block[..n]);
         bytes += n as u64;
+        progress(n as u64);
     }
 }

@@ -1,8 +1,7 @@
 //! Compiles a Hugging Face `tokenizer.json` into the flat tables of [`loaf_formats::tokenizer`].
 //!
-//! A closed set of pipelines is recognised: GPT-2's, Llama 3's, Qwen 2 to 3.5's, GPT-4o's and tekken's, and Llama 2's
-//! byte-fallback BPE. A
-//! file outside that set is refused by name: a tokenizer that is nearly right is wrong. Everything that can be decided
+//! A closed set of pipelines is recognised: GPT-2's, Llama 3's, Qwen 2 to 3.5's, GPT-4o's and tekken's, DeepSeek's,
+//! and Llama 2's byte-fallback BPE. A file outside that set is refused by name: a tokenizer that is nearly right is wrong. Everything that can be decided
 //! ahead is decided here: which tokens are their own encoding (so that the runtime looks words up whole), where a
 //! `▁` model may cut its text without changing any id, what each token decodes to, which class each character has.
 //!
@@ -21,6 +20,7 @@ use loaf_formats::tokenizer::{
 };
 use model::BytePairs;
 use pipeline::Pipeline;
+pub(crate) use pipeline::deepseek_cuts;
 use serde_json::Value;
 use unicode_normalization_alignments::UnicodeNormalization;
 
@@ -224,7 +224,7 @@ fn parts(pipeline: &Pipeline, pairs: &BytePairs, added: &[AddedToken]) -> Result
         merges: pairs.merges.clone(),
         added_raw,
         added_normalised,
-        classes: classes::table(matches!(scanner, Scanner::Cased { .. })),
+        classes: classes::table(scanner),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Recognises the parts of a tokenizer.json around the model, each by its exact description.
 
-use super::{Error, truth, unsupported};
-use loaf_formats::tokenizer::{Decoder, META, MetaSplit, Normaliser, Prepend, Scanner};
+use super::{Error, classes, truth, unsupported};
+use loaf_formats::tokenizer::{Decoder, Deepseek, META, MetaSplit, Normaliser, Prepend, Scanner};
 use serde_json::Value;
 
 /// What stands around the model, in the layout's terms.
@@ -78,6 +78,49 @@ fn read_normaliser(component: &Value) -> Result<Normaliser, Error> {
 /// GPT-2's pattern, as written in files that spell it out.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
+/// `[U+0800-U+9FA5 U+AC00-U+D7FF]+` without whitespace.
+const DEEPSEEK_WIDE: &str = r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}&&\S]+";
+
+/// The cuts of DeepSeek's rules, each within the pieces of the one before, as llama.cpp has them: there no whitespace
+/// but ASCII's is in a set of letters or punctuation.
+pub(crate) fn deepseek_cuts(rule: Deepseek) -> Vec<String> {
+    match rule {
+        Deepseek::Llm => vec![
+            r"[\r\n]".into(),
+            format!(r"\s?[{}]+", classes::DEEPSEEK_LETTERS),
+            format!(r"\s?[{}]+", classes::DEEPSEEK_PUNCTUATION),
+            r"\s+$".into(),
+            DEEPSEEK_WIDE.into(),
+            r"\p{N}+".into(),
+        ],
+        Deepseek::Coder => [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_WIDE, r"\p{N}"].map(String::from).to_vec(),
+        Deepseek::V3 => [
+            r"\p{N}{1,3}",
+            r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+",
+            concat!(
+                r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"##,
+                r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+        ]
+        .map(String::from)
+        .to_vec(),
+    }
+}
+
+/// The rule whose cuts these steps are: all of them splits that keep what they cut out.
+fn deepseek_of(splits: &[&Value]) -> Option<Deepseek> {
+    [Deepseek::Llm, Deepseek::Coder, Deepseek::V3].into_iter().find(|rule| {
+        let cuts = deepseek_cuts(*rule);
+        let is = |(split, cut): (&&Value, &String)| {
+            kind(split) == "Split"
+                && split["behavior"] == "Isolated"
+                && split["invert"] == false
+                && split["pattern"]["Regex"] == cut.as_str()
+        };
+        cuts.len() == splits.len() && splits.iter().zip(&cuts).all(is)
+    })
+}
+
 /// The scanner that cuts as `pattern` does. Patterns are spelled from parameters and compared as text.
 fn scanner_of(pattern: &str) -> Option<Scanner> {
     if pattern == GPT2 {
@@ -153,6 +196,11 @@ fn read_scanner(component: &Value, normaliser: Normaliser) -> Result<Scanner, Er
             let plain_bytes = !with_regex(bytes) && !truth(bytes, "add_prefix_space", at)?;
             let scanner = split["pattern"]["Regex"].as_str().and_then(scanner_of);
             scanner.filter(|_| cuts && plain_bytes).ok_or_else(|| unsupported(at, component))
+        }
+        [ref splits @ .., bytes] if splits.len() > 1 && kind(bytes) == "ByteLevel" && !meta_normaliser => {
+            let plain_bytes = !with_regex(bytes) && !truth(bytes, "add_prefix_space", at)?;
+            let scanner = deepseek_of(splits).map(Scanner::Deepseek);
+            scanner.filter(|_| plain_bytes).ok_or_else(|| unsupported(at, component))
         }
         [one] if kind(one) == "Metaspace" && is_meta(&one["replacement"]) && normaliser == Normaliser::None => {
             read_metaspace(one, component)

@@ -5,6 +5,8 @@
 //! always dense. One row at a time: rows are looked up in the order of the canonical weight ([`Rows`]), runs of columns
 //! are put back after conversion, which every format allows whose blocks divide a run.
 
+use std::path::Path;
+
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::quant::push_float;
 
@@ -37,6 +39,11 @@ impl GgufRows {
     /// Bytes of a row once decoded: what a block of rows costs in memory.
     pub fn row_bytes(&self) -> u64 {
         self.source.in_dim.saturating_mul(4)
+    }
+
+    /// The file that the rows lie in, and the byte at which row `i` begins.
+    pub fn place(&self, i: u64) -> (&Path, u64) {
+        (self.source.shard.path(), self.source.begin + self.source.rows.source(i) * self.source.row_bytes)
     }
 
     /// Rows of the weight.
@@ -145,7 +152,11 @@ fn as_it_lies(source: &Source) -> Option<Stretches> {
 /// Codes, scales and biases of rows `first..first + rows`.
 pub(super) fn produce_rows(w: &Resolved, from: &GgufRows, first: u64, rows: u64) -> Result<[Vec<u8>; 3], Error> {
     let GgufRows { source, how } = from;
-    let mut out = StoredRows::default();
+    let room = |part: usize| {
+        let of_row = |t: &super::StoredTensor| t.bytes / from.rows().max(1);
+        Vec::with_capacity((w.stored.get(part).map_or(0, of_row) * rows) as usize)
+    };
+    let mut out = StoredRows { codes: room(0), scales: room(1), biases: room(2) };
     let mut decoded = vec![0f32; source.in_dim as usize];
     let (mut lowest, mut highest) = (u64::MAX, 0);
     for i in first..first + rows {

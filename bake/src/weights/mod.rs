@@ -28,7 +28,7 @@ const ROUTER_GROUP: u8 = 64;
 pub use gguf::Becoming;
 pub use loaf_recipes::model::{WeightClass, WeightDecl};
 pub use options::{QuantOptions, QuantRule};
-pub use produce::{BLOCK_BYTES, ProduceError, produce};
+pub use produce::{BLOCK_BYTES, ProduceError, Sink, produce};
 pub use random::resolve_random;
 pub use resolve::{Resolution, resolve};
 

@@ -1,11 +1,12 @@
 //! Streaming resolved weights into a sink.
 //!
-//! Work is cut into blocks of at most [`BLOCK_BYTES`] of source or output, and threads take blocks in order, so a
-//! bake reads and writes nearly sequentially whatever the number of threads. A block of a copy goes from the mapped
+//! Work is cut into blocks of at most [`BLOCK_BYTES`] of source or output, and threads take blocks in the order in which
+//! the files hold them, so a bake reads nearly sequentially whatever the number of threads. A block of a copy goes from the mapped
 //! file to the sink without a buffer; its pages are given back at once. Each byte's position and value are fixed
 //! before any thread starts; on failure the error reported is that of the first failing block in order.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -56,7 +57,8 @@ pub fn produce<E: Send>(
     sink: Sink<'_, E>,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<(), ProduceError<E>> {
-    let blocks: Vec<Block> = weights.iter().enumerate().flat_map(|(i, w)| cut(i, w)).collect();
+    let mut blocks: Vec<Block> = weights.iter().enumerate().flat_map(|(i, w)| cut(i, w)).collect();
+    blocks.sort_by_cached_key(Block::place);
     let next = AtomicUsize::new(0);
     let failed: Mutex<Option<(usize, ProduceError<E>)>> = Mutex::new(None);
     let work = || {
@@ -105,6 +107,25 @@ enum What<'a> {
     Widen { from: &'a Stretches, dtype: DType },
     /// Rows of a GGUF tensor, all stored tensors at once.
     Gguf { w: &'a Resolved, from: &'a GgufRows, first: u64, rows: u64 },
+}
+
+impl Block<'_> {
+    /// Where the block's first byte lies; nowhere if it is drawn.
+    fn place(&self) -> Option<(PathBuf, u64)> {
+        let first = |from: &Stretches, begin: u64| {
+            from.parts(begin, 1).next().map(|(shard, range)| (shard.path().to_path_buf(), range.start))
+        };
+        match self.what {
+            What::Copy { from, begin, .. } => first(from, begin),
+            What::Draw { .. } => None,
+            What::Quantise { w, source, dtype, first: row, .. } => first(source, row * rows_of(w).0 * dtype.bytes()),
+            What::Widen { from, .. } => first(from, 0),
+            What::Gguf { from, first: row, .. } => {
+                let (path, begin) = from.place(row);
+                Some((path.to_path_buf(), begin))
+            }
+        }
+    }
 }
 
 /// Cuts a weight into blocks, in the order of its bytes.

@@ -33,6 +33,19 @@ pub fn hash_leaf(bytes: &[u8]) -> Digest {
     Sha256::new().chain_update([0]).chain_update(bytes).finalize().into()
 }
 
+/// [`hash_leaf`] of `len` bytes that `read` brings, piece by piece, from an offset on.
+pub(crate) fn hash_leaf_of<E>(len: u64, mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>) -> Result<Digest, E> {
+    const PIECE: u64 = 256 << 10;
+    let mut buffer = vec![0; PIECE.min(len) as usize];
+    let mut hasher = Sha256::new().chain_update([0]);
+    for begin in (0..len).step_by(PIECE as usize) {
+        let piece = &mut buffer[..PIECE.min(len - begin) as usize];
+        read(begin, piece)?;
+        hasher.update(piece);
+    }
+    Ok(hasher.finalize().into())
+}
+
 /// `SHA-256(0x01 || left || right)`.
 pub fn hash_node(left: &Digest, right: &Digest) -> Digest {
     Sha256::new().chain_update([1]).chain_update(left).chain_update(right).finalize().into()

@@ -1,8 +1,9 @@
 //! Writes a loaf: bytes to places a [`FileLayout`] has settled, from any number of threads.
 //!
-//! [`Writer`] takes bytes; [`Writer::seal`] proves that every byte of every weight and section has been written,
-//! exactly once, and gives a [`Sealed`], whose leaves can be hashed in parallel; [`Sealed::finish`] writes hash
-//! tree, header and head, syncs, and renames into place.
+//! [`Writer`] takes bytes, and hashes a leaf of the weights as soon as all of it is written, while it is in the system's
+//! cache; [`Writer::seal`] proves that every byte of every weight and section has been written, exactly once, and gives
+//! a [`Sealed`], whose other leaves can be hashed in parallel; [`Sealed::finish`] writes hash tree, header and head,
+//! syncs, and renames into place.
 //!
 //! What always holds: nothing that happens (an error, a drop, a killed process) leaves a part of a file under the final
 //! name, which [`Output`] sees to; a loaf that was there before stays whole until it is replaced at once. A write that
@@ -10,15 +11,15 @@
 //! extended to its full length, which fills it with zeros. Order and threads leave no trace in the bytes.
 
 use super::error::{Error, Where};
-use super::hash::{ArtifactId, Digest, LEAF_BYTES, hash_leaf, leaf_count, root, root_of, sha256};
+use super::hash::{ArtifactId, Digest, LEAF_BYTES, hash_leaf, hash_leaf_of, leaf_count, root, root_of, sha256};
 use super::head::{FLAG_OPTIONAL, Head, Section, VERSION_MAJOR, VERSION_MINOR};
 use super::layout::{FileLayout, PlacedSection, WeightIx};
 use super::{SectionKind, align_up};
 use crate::output::Output;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A loaf being filled.
 #[derive(Debug)]
@@ -27,7 +28,22 @@ pub struct Writer {
     layout: FileLayout,
     weights: Vec<Mutex<Coverage>>,  // (weights), in order of declaration
     sections: Vec<Mutex<Coverage>>, // (sections), in file order
+    leaves: Vec<Leaf>,              // (leaves of the weights)
     failed: AtomicBool,
+}
+
+/// A leaf of the weights: how many bytes of tensors it still wants, and its hash once it has them.
+#[derive(Debug, Default)]
+struct Leaf {
+    missing: AtomicU64,
+    hash: OnceLock<Digest>,
+}
+
+/// The leaves that `start..start + len` of a section overlaps, each with the number of bytes.
+fn leaves_of(start: u64, len: u64) -> impl Iterator<Item = (usize, u64)> {
+    let end = start + len;
+    let leaf = move |ix: u64| (ix as usize, end.min((ix + 1) * LEAF_BYTES) - start.max(ix * LEAF_BYTES));
+    (start / LEAF_BYTES..end.div_ceil(LEAF_BYTES)).map(leaf)
 }
 
 impl Writer {
@@ -47,7 +63,16 @@ impl Writer {
         file.reserve(layout.file_len())?;
         let nothing = |n: usize| (0..n).map(|_| Mutex::default()).collect();
         let (weights, sections) = (nothing(layout.weights().weights().len()), nothing(layout.sections().len()));
-        Ok(Writer { file, layout, weights, sections, failed: AtomicBool::new(false) })
+        let mut leaves: Vec<Leaf> = Vec::new();
+        if let Some(section) = layout.section(SectionKind::Weights) {
+            leaves.resize_with(leaf_count(section.end - section.start) as usize, Leaf::default);
+            for w in layout.weights().weights() {
+                for (ix, bytes) in leaves_of(w.offset - section.start, w.len) {
+                    *leaves[ix].missing.get_mut() += bytes;
+                }
+            }
+        }
+        Ok(Writer { file, layout, weights, sections, leaves, failed: AtomicBool::new(false) })
     }
 
     /// What is being written.
@@ -67,7 +92,29 @@ impl Writer {
             return Err(Error::Range { at, offset: weight.index() as u64, len: 1, limit });
         };
         let at = || Where::Tensor(w.name.clone());
-        self.write(at, &self.weights[weight.index()], (w.offset, w.len), offset, bytes)
+        self.write(at, &self.weights[weight.index()], (w.offset, w.len), offset, bytes)?;
+        self.hash_whole(w.offset + offset, bytes.len() as u64)
+            .inspect_err(|_| self.failed.store(true, Ordering::SeqCst))
+    }
+
+    /// Hashes the leaves that bytes `start..start + len` of the data area made whole.
+    fn hash_whole(&self, start: u64, len: u64) -> Result<(), Error> {
+        let Some(section) = self.layout.section(SectionKind::Weights) else { return Ok(()) };
+        for (ix, bytes) in leaves_of(start - section.start, len) {
+            // The thread that wrote the last of a leaf sees what others wrote.
+            if bytes == 0 || self.leaves[ix].missing.fetch_sub(bytes, Ordering::AcqRel) != bytes {
+                continue;
+            }
+            let begin = section.start + ix as u64 * LEAF_BYTES;
+            let place = self.layout.data_start() + begin;
+            let hash = hash_leaf_of(LEAF_BYTES.min(section.end - begin), |at, piece| {
+                self.file.read_exact_at(piece, place + at).map_err(Error::io("read back the new file"))
+            })?;
+            self.file.begin_sync(place, LEAF_BYTES.min(section.end - begin));
+            // Nobody else made it whole.
+            let _ = self.leaves[ix].hash.set(hash);
+        }
+        Ok(())
     }
 
     /// Writes a whole section.
@@ -125,7 +172,7 @@ impl Writer {
     /// [`Error::Failed`] after a failed write, [`Error::Short`] naming the first weight or section with a byte
     /// missing. The temporary file is removed.
     pub fn seal(self) -> Result<Sealed, Error> {
-        let Writer { file, layout, weights, sections, failed } = self;
+        let Writer { file, layout, weights, sections, leaves, failed } = self;
         if failed.into_inner() {
             return Err(Error::Failed);
         }
@@ -141,7 +188,8 @@ impl Writer {
                 complete(&|| Where::section(s.kind), coverage, s.len)?;
             }
         }
-        Ok(Sealed { file, layout })
+        let known = leaves.into_iter().map(|leaf| leaf.hash.into_inner()).collect();
+        Ok(Sealed { file, layout, known })
     }
 
     /// [`Writer::seal`], every leaf hashed on this thread, [`Sealed::finish`].
@@ -162,6 +210,7 @@ impl Writer {
 pub struct Sealed {
     file: Output,
     layout: FileLayout,
+    known: Vec<Option<Digest>>, // (leaves of the weights)
 }
 
 impl Sealed {
@@ -174,7 +223,7 @@ impl Sealed {
         self.hashed_sections().map(|s| leaf_count(s.len)).sum()
     }
 
-    /// Reads back and hashes leaf `ix`, counted through the sections in file order. `buffer` saves an allocation
+    /// The hash of leaf `ix`, counted through the sections in file order: known, or read back. `buffer` saves an allocation
     /// when the next leaf is hashed; what it holds does not matter.
     ///
     /// # Errors
@@ -184,6 +233,10 @@ impl Sealed {
         for s in self.hashed_sections() {
             let count = leaf_count(s.len);
             if ix - first < count {
+                let known = (s.kind == SectionKind::Weights).then(|| self.known.get((ix - first) as usize));
+                if let Some(&Some(hash)) = known.flatten() {
+                    return Ok(hash);
+                }
                 let start = (ix - first) * LEAF_BYTES;
                 buffer.resize(LEAF_BYTES.min(s.len - start) as usize, 0);
                 let place = self.layout.data_start() + s.offset + start;
@@ -202,7 +255,7 @@ impl Sealed {
     /// [`Error::Field`] if there are not [`Sealed::leaf_count`] leaves, [`Error::Io`] if the system refuses
     /// something; the temporary file is then removed and the final name untouched.
     pub fn finish(self, leaves: &[Digest]) -> Result<ArtifactId, Error> {
-        let Sealed { ref file, ref layout } = self;
+        let Sealed { ref file, ref layout, .. } = self;
         let count = self.leaf_count();
         if leaves.len() as u64 != count {
             return Err(Error::field(Where::section(SectionKind::HashTree), "leaves", count, leaves.len()));
@@ -284,6 +337,14 @@ impl Coverage {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_range_is_cut_where_leaves_end() {
+        let cut = |start, len| leaves_of(start, len).collect::<Vec<_>>();
+        assert_eq!(cut(0, LEAF_BYTES), [(0, LEAF_BYTES)]);
+        assert_eq!(cut(LEAF_BYTES - 1, LEAF_BYTES + 2), [(0, 1), (1, LEAF_BYTES), (2, 1)]);
+        assert_eq!(cut(5, 0).iter().map(|(_, bytes)| bytes).sum::<u64>(), 0);
+    }
 
     #[test]
     fn coverage_joins_neighbours_and_refuses_overlaps() {

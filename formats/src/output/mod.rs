@@ -123,6 +123,14 @@ impl Output {
         self.file.set_len(bytes).map_err(self.io("extend it to its length"))
     }
 
+    /// Asks the system to begin to write `len` bytes from byte `place` on to the disk, so that less is left for
+    /// [`Output::finish`]: for what will not be written again. A file that gets no name is left alone.
+    pub fn begin_sync(&self, place: u64, len: u64) {
+        if self.target.is_some() {
+            unfinished::begin_sync(&self.file, place, len);
+        }
+    }
+
     /// Lets everyone run the file, where the system has such a right.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::path::Path;
 
 #[cfg(unix)]
-pub(super) use unix::{Entry, free_bytes, without_surprises};
+pub(super) use unix::{Entry, begin_sync, free_bytes, without_surprises};
 #[cfg(unix)]
 pub use unix::{remove_on_signal, remove_unfinished};
 
@@ -112,6 +112,17 @@ mod unix {
         (s.f_blocks as u64 > 0).then(|| (s.f_bavail as u64).saturating_mul(s.f_frsize as u64))
     }
 
+    /// Has the system begin to write these bytes to the disk, where it can be asked; nobody waits for it.
+    pub(in super::super) fn begin_sync(file: &File, place: u64, len: u64) {
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        if let (Ok(place), Ok(len)) = (i64::try_from(place), i64::try_from(len)) {
+            // SAFETY: the descriptor is open, and no memory is involved. It is advice: what fails here, `fsync` does or reports.
+            unsafe { libc::sync_file_range(file.as_raw_fd(), place, len, libc::SYNC_FILE_RANGE_WRITE) };
+        }
+        #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+        let _ = (file, place, len);
+    }
+
     /// Opening follows no link and waits for nobody.
     pub(in super::super) fn without_surprises(options: &mut OpenOptions) {
         options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -142,10 +153,12 @@ mod other {
         None
     }
 
+    pub(in super::super) fn begin_sync(_: &File, _: u64, _: u64) {}
+
     pub(in super::super) fn without_surprises(_: &mut OpenOptions) {}
 }
 
 #[cfg(not(unix))]
-pub(super) use other::{Entry, free_bytes, without_surprises};
+pub(super) use other::{Entry, begin_sync, free_bytes, without_surprises};
 #[cfg(not(unix))]
 pub use other::{remove_on_signal, remove_unfinished};

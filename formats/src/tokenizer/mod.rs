@@ -17,8 +17,8 @@
 //!   0  u8[8]  magic "LOAFTOKN"
 //!   8  u32    version, 1
 //!  12  u32    total length in bytes, header included
-//!  16  u8     scanner: 0 = GPT-2 words, 1 = tiktoken-style words, 2 = ▁ pieces, 3 = words cut where case changes
-//!  17  u8     scanner 0: add a leading space (0/1); 1: marks belong to letters (0/1); 3: contractions end words (0/1); 2: prepend ▁ (0 never, 1 first, 2 always)
+//!  16  u8     scanner: 0 = GPT-2 words, 1 = tiktoken-style words, 2 = ▁ pieces, 3 = words cut where case changes, 4 = DeepSeek's cuts one within another
+//!  17  u8     scanner 0: add a leading space (0/1); 1: marks belong to letters (0/1); 3: contractions end words (0/1); 2: prepend ▁ (0 never, 1 first, 2 always); 4: rule (0 LLM, 1 Coder, 2 V3)
 //!  18  u8     scanner 0: every digit is a piece (0/1); 1, 3: longest digit run of one piece, 1..=255; 2: split (0 none, 1 before each ▁, 2 before each run of ▁); else 0
 //!  19  u8     normaliser: 0 = none, 1 = NFC, 2 = " " becomes ▁, 3 = prepend ▁, then " " becomes ▁
 //!  20  u8     decoder: 0 = bytes, 1 = byte fallback, 2 = metaspace, 3 = metaspace whose first token loses its ▁
@@ -40,7 +40,7 @@
 //!  72  u32    bytes of added-token strings
 //!  76  u8[20] zero
 //! sections
-//!   byte ids        u32[256]           id of each byte: of the one-byte token (scanners 0, 1, 3) or of `<0xNN>` (2); or NONE
+//!   byte ids        u32[256]           id of each byte: of the one-byte token (scanners 0, 1, 3, 4) or of `<0xNN>` (2); or NONE
 //!   template        u32[before+after]  ids put before, then after, the text
 //!   text offsets    u32[tokens + 1]    where each token's bytes start; ascending from 0
 //!   token flags     u8[tokens]         see `flag`
@@ -136,6 +136,10 @@ pub mod class {
     pub const UPPER: u8 = 64;
     /// General category Ll; in tables of [`Scanner::Cased`](super::Scanner::Cased) alone.
     pub const LOWER: u8 = 128;
+    /// One of the letters that the rule lists; in tables of [`Deepseek::Llm`](super::Deepseek::Llm) alone.
+    pub const LISTED: u8 = 64;
+    /// What the rule takes for punctuation; in tables of [`Scanner::Deepseek`](super::Scanner::Deepseek) alone.
+    pub const PUNCTUATION: u8 = 128;
 }
 
 /// Bits of an added token's flags.
@@ -178,6 +182,8 @@ pub enum Scanner {
         /// Longest run of digits that makes one piece.
         max_digits: u8,
     },
+    /// DeepSeek's rules: cuts one after another, each within the pieces of the one before.
+    Deepseek(Deepseek),
     /// SentencePiece style: spaces are written `▁`.
     Meta {
         /// Where the scanner itself puts a `▁` in front.
@@ -185,6 +191,20 @@ pub enum Scanner {
         /// Where the text is cut.
         split: MetaSplit,
     },
+}
+
+/// The cuts of [`Scanner::Deepseek`], as llama.cpp has them. A cut makes pieces of its matches and of what lies between
+/// them; its end of text is the end of the piece that it cuts. `P` stands for [`class::PUNCTUATION`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deepseek {
+    /// `[\r\n]`, `\s?` and letters of [`class::LISTED`], `\s?P+`, `\s+$`, `[U+0800-U+9FA5 U+AC00-U+D7FF]+` without
+    /// whitespace, `\p{N}+`. `P`: ASCII punctuation and signs, full-width ones, U+2018-U+201F, U+3001, U+3002.
+    Llm,
+    /// `[\r\n]`, `\s?\p{L}+`, `\s?P+`, `[U+0800-U+9FA5 U+AC00-U+D7FF]+` without whitespace, `\p{N}`. `P`: `\p{P}`.
+    Coder,
+    /// `\p{N}{1,3}`, `[U+4E00-U+9FA5 U+3040-U+30FF]+`, then words: ASCII punctuation and `[A-Za-z]+`,
+    /// `[^\r\n\p{L}P]?[\p{L}\p{M}]+`, ` ?P+[\r\n]*`, `\s*[\r\n]+|\s+(?!\S)|\s+`. `P`: `[\p{P}\p{S}]`.
+    V3,
 }
 
 /// Where a metaspace scanner puts a `▁` before text that does not start with one.

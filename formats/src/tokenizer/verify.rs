@@ -277,7 +277,14 @@ fn read_scanner(header: &[u8]) -> Result<Scanner, Error> {
         }),
         3 if second > 0 => Ok(Scanner::Cased { contractions: bit(first)?, max_digits: second }),
         3 => Err(bad_code("longest digit run", "1 or more", second)),
-        other => Err(bad_code("scanner", "0 to 3", other)),
+        4 if second > 0 => Err(bad_code("scanner parameter", "0", second)),
+        4 => match first {
+            0 => Ok(Scanner::Deepseek(Deepseek::Llm)),
+            1 => Ok(Scanner::Deepseek(Deepseek::Coder)),
+            2 => Ok(Scanner::Deepseek(Deepseek::V3)),
+            other => Err(bad_code("rule", "0 to 2", other)),
+        },
+        other => Err(bad_code("scanner", "0 to 4", other)),
     }
 }
 

@@ -148,6 +148,9 @@ impl TokenizerParts {
             Scanner::Gpt2 { prefix_space, single_digits } => [0, u8::from(prefix_space), u8::from(single_digits)],
             Scanner::Tiktoken { marks, max_digits } => [1, u8::from(marks), max_digits],
             Scanner::Cased { contractions, max_digits } => [3, u8::from(contractions), max_digits],
+            Scanner::Deepseek(Deepseek::Llm) => [4, 0, 0],
+            Scanner::Deepseek(Deepseek::Coder) => [4, 1, 0],
+            Scanner::Deepseek(Deepseek::V3) => [4, 2, 0],
             Scanner::Meta { prepend, split } => [
                 2,
                 match prepend {

@@ -185,7 +185,10 @@ impl<'a> Tokenizer<'a> {
         let Scratch { stretch: buffer, merging, .. } = scratch;
         buffer.clear();
         match self.tables.scanner() {
-            scanner @ (Scanner::Gpt2 { .. } | Scanner::Tiktoken { .. } | Scanner::Cased { .. }) => {
+            scanner @ (Scanner::Gpt2 { .. }
+            | Scanner::Tiktoken { .. }
+            | Scanner::Cased { .. }
+            | Scanner::Deepseek(_)) => {
                 let text = match scanner {
                     Scanner::Gpt2 { prefix_space: true, .. } if !text.starts_with(' ') => {
                         buffer.push(' ');

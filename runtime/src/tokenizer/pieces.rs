@@ -3,7 +3,7 @@
 //! The word scanners do what the regular expressions in [`Scanner`]'s docs do, branch by branch in the same order, on the
 //! tables' own character classes. Each looks at a character a bounded number of times, so that no text is slow.
 
-use loaf_formats::tokenizer::{META, Scanner, TokenizerTables, class};
+use loaf_formats::tokenizer::{Deepseek, META, Scanner, TokenizerTables, class};
 
 /// The pieces of `text` under a word scanner; together they are the whole text.
 pub(super) fn words<'t>(
@@ -12,13 +12,14 @@ pub(super) fn words<'t>(
     text: &'t str,
 ) -> impl Iterator<Item = &'t str> {
     let classes = Classes { tables, latin: tables.latin_classes(), text };
-    let mut at = 0;
+    let (mut at, mut ends) = (0, [0; MAX_CUTS]);
     core::iter::from_fn(move || {
         let (kind, next) = classes.at(at)?;
         let end = match scanner {
             Scanner::Tiktoken { marks, max_digits } => classes.tiktoken(at, kind, next, marks, max_digits),
             Scanner::Cased { contractions, max_digits } => classes.cased(at, kind, next, contractions, max_digits),
             Scanner::Gpt2 { single_digits, .. } => classes.gpt2(at, kind, next, single_digits),
+            Scanner::Deepseek(rule) => classes.nested(at, cuts(rule), &mut ends),
             Scanner::Meta { .. } => classes.gpt2(at, kind, next, false),
         };
         let piece = &text[at..end];
@@ -52,6 +53,53 @@ fn is_lower(kind: u8) -> bool {
     kind & (class::LETTER | class::MARK) != 0 && kind & class::UPPER == 0
 }
 
+/// One of the cuts of a [`Deepseek`] rule. Sets are given by a test of a character and its class.
+#[derive(Clone, Copy)]
+enum Cut {
+    /// `S{1,n}`
+    Run(Set, usize),
+    /// `\s?S+`
+    Spaced(Set),
+    /// `\s+$`
+    Ending,
+    /// The words of [`Deepseek::V3`].
+    Words,
+}
+
+/// A set of characters, by character and class.
+type Set = fn(char, u8) -> bool;
+
+/// Most cuts of a rule.
+const MAX_CUTS: usize = 6;
+
+fn cuts(rule: Deepseek) -> &'static [Cut] {
+    const ANY: usize = usize::MAX;
+    const NEWLINE: Set = |_, kind| kind & class::NEWLINE != 0;
+    const NUMBER: Set = |_, kind| kind & class::NUMBER != 0;
+    const LETTER: Set = |_, kind| kind & class::LETTER != 0;
+    const LISTED: Set = |_, kind| kind & class::LISTED != 0;
+    const PUNCTUATION: Set = |_, kind| kind & class::PUNCTUATION != 0;
+    const WIDE: Set =
+        |c, kind| matches!(c, '\u{800}'..='\u{9fa5}' | '\u{ac00}'..='\u{d7ff}') && kind & class::SPACE == 0;
+    const HAN_AND_KANA: Set = |c, _| matches!(c, '\u{4e00}'..='\u{9fa5}' | '\u{3040}'..='\u{30ff}');
+    const LLM: [Cut; MAX_CUTS] = [
+        Cut::Run(NEWLINE, 1),
+        Cut::Spaced(LISTED),
+        Cut::Spaced(PUNCTUATION),
+        Cut::Ending,
+        Cut::Run(WIDE, ANY),
+        Cut::Run(NUMBER, ANY),
+    ];
+    const CODER: [Cut; 5] =
+        [Cut::Run(NEWLINE, 1), Cut::Spaced(LETTER), Cut::Spaced(PUNCTUATION), Cut::Run(WIDE, ANY), Cut::Run(NUMBER, 1)];
+    const V3: [Cut; 3] = [Cut::Run(NUMBER, 3), Cut::Run(HAN_AND_KANA, ANY), Cut::Words];
+    match rule {
+        Deepseek::Llm => &LLM,
+        Deepseek::Coder => &CODER,
+        Deepseek::V3 => &V3,
+    }
+}
+
 struct Classes<'t, 'a> {
     tables: &'t TokenizerTables<'a>,
     latin: &'t [u8; 256],
@@ -69,6 +117,89 @@ impl Classes<'_, '_> {
         }
         let c = self.text[i..].chars().next()?;
         Some((self.tables.class(c), i + c.len_utf8()))
+    }
+
+    /// End of the piece that starts at `at` under cuts one within another. `ends` holds the ends of the pieces that are
+    /// being cut, outermost first, none beyond the one before; at the start all are 0.
+    fn nested(&self, at: usize, cuts: &[Cut], ends: &mut [usize; MAX_CUTS]) -> usize {
+        let mut within = self.text.len();
+        for (cut, end) in cuts.iter().zip(ends) {
+            if *end <= at {
+                let piece = Classes { text: &self.text[..within], ..*self };
+                *end = piece.cut(*cut, at);
+            }
+            within = *end;
+        }
+        within
+    }
+
+    /// End of the first match from `at` on if it begins there, else its beginning; the end of the text without one.
+    fn cut(&self, cut: Cut, at: usize) -> usize {
+        let mut i = at;
+        while let Some((kind, next)) = self.at(i) {
+            let end = match cut {
+                Cut::Run(set, most) => self.set(i, set, most),
+                Cut::Spaced(set) => {
+                    let start = if kind & class::SPACE != 0 { next } else { i };
+                    match self.set(start, set, usize::MAX) {
+                        end if end > start => end,
+                        _ => self.set(i, set, usize::MAX),
+                    }
+                }
+                Cut::Ending => {
+                    let space = |c| self.tables.class(c) & class::SPACE != 0;
+                    let start = at + self.text[at..].trim_end_matches(space).len();
+                    super::steps::count(self.text.len() - start);
+                    return if start > at { start } else { self.text.len() };
+                }
+                Cut::Words => self.deepseek_word(i, kind, next).unwrap_or(i),
+            };
+            if end > i {
+                return if i > at { i } else { end };
+            }
+            i = next;
+        }
+        i
+    }
+
+    /// End of at most so many characters of a set from `i` on.
+    fn set(&self, mut i: usize, set: Set, most: usize) -> usize {
+        for _ in 0..most {
+            match (self.at(i), self.text.get(i..).and_then(|t| t.chars().next())) {
+                (Some((kind, next)), Some(c)) if set(c, kind) => i = next,
+                _ => break,
+            }
+        }
+        i
+    }
+
+    /// The words of [`Deepseek::V3`], its branches in order; none at numbers and at what has no class.
+    fn deepseek_word(&self, at: usize, kind: u8, next: usize) -> Option<usize> {
+        // ASCII punctuation and `[A-Za-z]+`
+        let ascii = |i: usize, accepts: fn(&u8) -> bool| self.byte(i).is_some_and(|b| accepts(&b));
+        if ascii(at, u8::is_ascii_punctuation) && ascii(next, u8::is_ascii_alphabetic) {
+            let letters = self.text.as_bytes()[next..].iter().take_while(|b| b.is_ascii_alphabetic()).count();
+            super::steps::count(letters);
+            return Some(next + letters);
+        }
+        // `[^\r\n\p{L}P]?[\p{L}\p{M}]+`
+        let is_letter = |k: u8| k & (class::LETTER | class::MARK) != 0;
+        if is_letter(kind) {
+            return Some(self.run(next, is_letter));
+        }
+        if kind & (class::NEWLINE | class::PUNCTUATION) == 0 {
+            let end = self.run(next, is_letter);
+            if end > next {
+                return Some(end);
+            }
+        }
+        // ` ?P+[\r\n]*`
+        let start = if self.byte(at) == Some(b' ') { next } else { at };
+        let end = self.run(start, |k| k & class::PUNCTUATION != 0);
+        if end > start {
+            return Some(self.run(end, |k| k & class::NEWLINE != 0));
+        }
+        (kind & class::SPACE != 0).then(|| self.lines_or_whitespace(at, next))
     }
 
     /// End of the run of characters from `i` on whose class has a bit of `any` and no bit of `none`.

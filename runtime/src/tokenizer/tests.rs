@@ -3,10 +3,15 @@
 
 use super::steps::STEPS;
 use super::{Normaliser, Range, Scanner, Scratch, Tokenizer};
-use loaf_formats::tokenizer::{AddedParts, Decoder, Model, TokenizerParts, added_flag, class, flag};
+use loaf_formats::tokenizer::{AddedParts, Decoder, Deepseek, Model, TokenizerParts, added_flag, class, flag};
 
 /// Tables with a token per byte and these added tokens, numbered from 256.
 fn section(raw: &[(&str, u32)], normalised: &[(&str, u32)], normaliser: Normaliser) -> Vec<u8> {
+    cut_by(Scanner::Tiktoken { marks: false, max_digits: 3 }, raw, normalised, normaliser)
+}
+
+/// The same, for a scanner.
+fn cut_by(scanner: Scanner, raw: &[(&str, u32)], normalised: &[(&str, u32)], normaliser: Normaliser) -> Vec<u8> {
     let added = |list: &[(&str, u32)], first: usize| -> Vec<AddedParts> {
         let parts = list.iter().zip(first as u32..);
         let part = |(&(text, flags), id): (&(&str, u32), u32)| AddedParts {
@@ -25,10 +30,17 @@ fn section(raw: &[(&str, u32)], normalised: &[(&str, u32)], normaliser: Normalis
         let number = if c.is_numeric() { class::NUMBER | class::WORD } else { 0 };
         let space = if c.is_whitespace() { class::SPACE } else { 0 };
         let newline = if c == '\n' || c == '\r' { class::NEWLINE } else { 0 };
-        classes[c as usize] = letter | number | space | newline;
+        // As DeepSeek's rules have it, and no other scanner here asks.
+        let deepseek = if matches!(scanner, Scanner::Deepseek(_)) {
+            let listed = if c.is_ascii_alphabetic() { class::LISTED } else { 0 };
+            listed | if c.is_ascii_punctuation() { class::PUNCTUATION } else { 0 }
+        } else {
+            0
+        };
+        classes[c as usize] = letter | number | space | newline | deepseek;
     }
     let parts = TokenizerParts {
-        scanner: Scanner::Tiktoken { marks: false, max_digits: 3 },
+        scanner,
         normaliser,
         decoder: Decoder::ByteLevel,
         model: Model { fuse_unk: false, byte_fallback: false, unk: None },
@@ -70,10 +82,22 @@ fn steps_are_linear_in_the_text() {
         ("<s><s><s><s>", SPECIAL | LSTRIP),
         ("ab", SINGLE_WORD),
     ];
-    let section = section(&tokens, &[("\u{b}", LSTRIP | RSTRIP), ("</s>", SPECIAL)], Normaliser::Nfc);
+    let scanners = [
+        Scanner::Tiktoken { marks: false, max_digits: 3 },
+        Scanner::Deepseek(Deepseek::Llm),
+        Scanner::Deepseek(Deepseek::Coder),
+        Scanner::Deepseek(Deepseek::V3),
+    ];
+    for scanner in scanners {
+        let section = cut_by(scanner, &tokens, &[("\u{b}", LSTRIP | RSTRIP), ("</s>", SPECIAL)], Normaliser::Nfc);
+        steps_are_linear(&section);
+    }
+}
+
+fn steps_are_linear(section: &[u8]) {
     let steps = |text: &str, typed: &[Range<usize>]| {
         STEPS.set(0);
-        encode(&section, text, typed);
+        encode(section, text, typed);
         STEPS.get()
     };
     for unit in [
@@ -93,6 +117,11 @@ fn steps_are_linear_in_the_text() {
         "1",
         "'",
         "é\u{301} ",
+        "\u{200d}",
+        "中",
+        "中 ",
+        ". ",
+        "a .1",
     ] {
         let (short, long) = (unit.repeat(4_000), unit.repeat(16_000));
         for typed in [false, true] {

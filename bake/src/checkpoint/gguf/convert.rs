@@ -118,7 +118,6 @@ fn affine_block(
     let mut codes = [0u8; QK];
     let n = kind.block() as usize;
     let codes = &mut codes[..n];
-    let mut fill = |code: &dyn Fn(usize) -> u8| codes.iter_mut().enumerate().for_each(|(i, c)| *c = code(i));
     let group = group_of(kind);
     let mut groups = [(0f32, 0f32); QK / 32];
     let groups = &mut groups[..n / group];
@@ -126,15 +125,15 @@ fn affine_block(
     use GgmlType::*;
     match kind {
         Q4_1 => {
-            fill(&|i| dequant::nibble(&b[4..], i));
+            nibbles(&b[4..20], codes);
             each(&|_| (half_at(b, 0), half_at(b, 2)));
         }
         Q5_1 => {
-            fill(&|i| dequant::five(&b[8..], u32_at(b, 4), i));
+            fives(u32_at(b, 4), &b[8..24], codes);
             each(&|_| (half_at(b, 0), half_at(b, 2)));
         }
         IQ1_S => {
-            fill(&|i| (dequant::iq1_s(b, i).1 + 1) as u8);
+            fill(codes, |i| (dequant::iq1_s(b, i).1 + 1) as u8);
             each(&|s| {
                 let (scale, _, delta) = dequant::iq1_s(b, s * 32);
                 (scale, scale * (delta - 1.0))
@@ -146,23 +145,23 @@ fn affine_block(
                 let (_, odd, grid, delta) = dequant::iq1_m(b, i);
                 odd * (f32::from(grid) + delta) * 8.0
             };
-            fill(&|i| ((eighths(i) + 135.0) / 2.0) as u8);
+            fill(codes, |i| ((eighths(i) + 135.0) / 2.0) as u8);
             each(&|_| {
                 let d = dequant::iq1_m(b, 0).0;
                 (d * 0.25, -(d * (135.0 / 8.0)))
             });
         }
         IQ2_XXS => {
-            fill(&|i| (i16::from(dequant::iq2_xxs(b, i).1) + 128) as u8);
+            fill(codes, |i| (i16::from(dequant::iq2_xxs(b, i).1) + 128) as u8);
             each(&|s| symmetric(dequant::iq2_xxs(b, s * 32).0, 128.0));
         }
         IQ3_XXS => {
             // Magnitudes are even, the largest 62.
-            fill(&|i| (dequant::iq3_xxs(b, i).1 / 2 + 31) as u8);
+            fill(codes, |i| (dequant::iq3_xxs(b, i).1 / 2 + 31) as u8);
             each(&|s| symmetric(dequant::iq3_xxs(b, s * 32).0 * 2.0, 31.0));
         }
         IQ3_S => {
-            fill(&|i| ((dequant::iq3_s(b, i).1 + 15) / 2) as u8);
+            fill(codes, |i| ((dequant::iq3_s(b, i).1 + 15) / 2) as u8);
             each(&|s| {
                 let scale = dequant::iq3_s(b, s * 32).0;
                 (scale * 2.0, -(scale * 15.0))
@@ -176,6 +175,10 @@ fn affine_block(
     }
     pack(bits, codes, &mut out.codes);
     Ok(())
+}
+
+fn fill(codes: &mut [u8], code: impl Fn(usize) -> u8) {
+    codes.iter_mut().enumerate().for_each(|(i, c)| *c = code(i));
 }
 
 /// Weights of a group in the form [`lossless`] chooses.
@@ -206,16 +209,68 @@ fn push_param(params: DType, value: f32, column: usize, out: &mut Vec<u8>) -> Re
 
 /// Appends codes as one stream, least significant bit first. Every group is whole bytes.
 fn pack(bits: u8, codes: &[u8], out: &mut Vec<u8>) {
-    let (mut pending, mut pending_bits) = (0u32, 0u32);
-    for &code in codes {
-        pending |= u32::from(code) << pending_bits;
-        pending_bits += u32::from(bits);
-        while pending_bits >= 8 {
-            out.push(pending as u8);
-            pending >>= 8;
-            pending_bits -= 8;
+    match bits {
+        2 => pack_of::<2>(codes, out),
+        3 => pack_of::<3>(codes, out),
+        4 => pack_of::<4>(codes, out),
+        5 => pack_of::<5>(codes, out),
+        6 => pack_of::<6>(codes, out),
+        _ => out.extend_from_slice(codes),
+    }
+}
+
+/// [`pack`] of codes of `BITS` bits, eight at a time: neighbours move together until they are one number.
+fn pack_of<const BITS: u32>(codes: &[u8], out: &mut Vec<u8>) {
+    const BYTES: u64 = 0x00ff_00ff_00ff_00ff;
+    const WORDS: u64 = 0x0000_ffff_0000_ffff;
+    const HALVES: u64 = 0xffff_ffff;
+    for eight in codes.as_chunks::<8>().0 {
+        let x = u64::from_le_bytes(*eight);
+        let x = x & BYTES | (x >> 8 & BYTES) << BITS;
+        let x = x & WORDS | (x >> 16 & WORDS) << (2 * BITS);
+        let x = x & HALVES | x >> 32 << (4 * BITS);
+        out.extend_from_slice(&x.to_le_bytes()[..BITS as usize]);
+    }
+}
+
+/// Codes of nibbles, the low ones of all bytes before the high ones.
+fn nibbles(bytes: &[u8], codes: &mut [u8]) {
+    let (low, high) = codes.split_at_mut(bytes.len());
+    low.iter_mut().zip(bytes).for_each(|(c, b)| *c = b & 15);
+    high.iter_mut().zip(bytes).for_each(|(c, b)| *c = b >> 4);
+}
+
+/// 256 codes of two bits in 64 bytes: of 32 bytes the lowest pairs, then the next.
+fn twos(bytes: &[u8], codes: &mut [u8]) {
+    for (bytes, codes) in bytes.chunks_exact(32).zip(codes.chunks_exact_mut(128)) {
+        for (pair, codes) in codes.chunks_exact_mut(32).enumerate() {
+            codes.iter_mut().zip(bytes).for_each(|(c, b)| *c = b >> (2 * pair) & 3);
         }
     }
+}
+
+/// Sets bit `bit` of codes in runs of 32 where bit `run` of 32 bytes is set.
+fn high_bits(bytes: &[u8], bit: u32, codes: &mut [u8]) {
+    for (run, codes) in codes.chunks_exact_mut(32).enumerate() {
+        codes.iter_mut().zip(bytes).for_each(|(c, b)| *c |= (b >> run & 1) << bit);
+    }
+}
+
+/// Codes of six bits: `low[128]` and `high[64]`.
+fn sixes(low: &[u8], high: &[u8], codes: &mut [u8]) {
+    let halves = low.chunks_exact(64).zip(high.chunks_exact(32));
+    for ((low, high), codes) in halves.zip(codes.chunks_exact_mut(128)) {
+        nibbles(low, codes);
+        for (pair, codes) in codes.chunks_exact_mut(32).enumerate() {
+            codes.iter_mut().zip(high).for_each(|(c, b)| *c |= (b >> (2 * pair) & 3) << 4);
+        }
+    }
+}
+
+/// 32 codes of five bits: `high` u32, then `low[16]`.
+fn fives(high: u32, low: &[u8], codes: &mut [u8]) {
+    nibbles(low, codes);
+    codes.iter_mut().enumerate().for_each(|(i, c)| *c |= ((high >> i & 1) as u8) << 4);
 }
 
 /// A block as the planes of its own format: the bytes of its scales as they are, but for those that are said to be others.
@@ -223,51 +278,52 @@ fn stored_block(kind: GgmlType, stored: Block, b: &[u8], column: usize, out: &mu
     use GgmlType::*;
     let mut codes = [0u8; QK];
     let codes = &mut codes[..kind.block() as usize];
-    let mut fill = |code: &dyn Fn(usize) -> u8| codes.iter_mut().enumerate().for_each(|(i, c)| *c = code(i));
     // Factors in f16, and the bytes of small integers.
     let (factors, small) = match kind {
         Q4_0 | IQ4_NL => {
-            fill(&|i| dequant::nibble(&b[2..], i));
+            nibbles(&b[2..18], codes);
             (0..2, 0..0)
         }
         Q5_0 => {
-            fill(&|i| dequant::five(&b[6..], u32_at(b, 2), i));
+            fives(u32_at(b, 2), &b[6..22], codes);
             (0..2, 0..0)
         }
         Q8_0 => {
-            fill(&|i| byte(b, 2 + i) ^ 0x80);
+            codes.iter_mut().zip(&b[2..]).for_each(|(c, b)| *c = b ^ 0x80);
             (0..2, 0..0)
         }
         Q2_K => {
-            fill(&|i| dequant::two(&b[16..], i));
+            twos(&b[16..80], codes);
             (80..84, 0..16)
         }
         Q3_K => {
-            fill(&|i| (dequant::q3_k_code(b, i) + 4) as u8);
+            twos(&b[32..96], codes);
+            high_bits(&b[..32], 2, codes);
             (108..110, 96..108)
         }
         Q4_K => {
-            fill(&|i| dequant::q4_k_code(&b[16..], i));
+            b[16..].chunks_exact(32).zip(codes.chunks_exact_mut(64)).for_each(|(b, codes)| nibbles(b, codes));
             (0..4, 4..16)
         }
         Q5_K => {
-            fill(&|i| dequant::q5_k_code(b, i));
+            b[48..].chunks_exact(32).zip(codes.chunks_exact_mut(64)).for_each(|(b, codes)| nibbles(b, codes));
+            high_bits(&b[16..48], 4, codes);
             (0..4, 4..16)
         }
         Q6_K => {
-            fill(&|i| (dequant::q6_k_code(b, i) + 32) as u8);
+            sixes(&b[..128], &b[128..192], codes);
             (208..210, 192..208)
         }
         IQ4_XS => {
-            fill(&|i| dequant::nibble(&b[8 + i / 32 * 16..], i % 32));
+            b[8..].chunks_exact(16).zip(codes.chunks_exact_mut(32)).for_each(|(b, codes)| nibbles(b, codes));
             (0..2, 0..0)
         }
         TQ1_0 => {
-            fill(&|i| dequant::tq1_0_code(b, i));
+            codes.iter_mut().enumerate().for_each(|(i, c)| *c = dequant::tq1_0_code(b, i));
             (52..54, 0..0)
         }
         TQ2_0 => {
-            fill(&|i| dequant::two(b, i));
+            twos(&b[..64], codes);
             (64..66, 0..0)
         }
         _ => return Err(Failure::Other),
@@ -298,7 +354,9 @@ fn mxfp4_block(b: &[u8], column: usize, out: &mut StoredRows) -> Result<(), Fail
         return Err(Failure::NotFinite(column));
     }
     out.scales.push(byte(b, 0));
-    let codes: [u8; 32] = std::array::from_fn(|i| fp4(dequant::nibble(&b[1..], i)));
+    let mut codes = [0; 32];
+    nibbles(&b[1..17], &mut codes);
+    codes.iter_mut().for_each(|c| *c = fp4(*c));
     pack(4, &codes, &mut out.codes);
     Ok(())
 }
@@ -309,7 +367,9 @@ fn nvfp4_block(b: &[u8], out: &mut StoredRows) {
         let scale = byte(b, g);
         out.scales.push(if scale == 0x7f { 0 } else { scale & 0x7f });
     }
-    let codes: [u8; 64] = std::array::from_fn(|i| fp4(dequant::nvfp4_code(b, i)));
+    let mut codes = [0; 64];
+    b[4..].chunks_exact(8).zip(codes.chunks_exact_mut(16)).for_each(|(b, codes)| nibbles(b, codes));
+    codes.iter_mut().for_each(|c| *c = fp4(*c));
     pack(4, &codes, &mut out.codes);
 }
 

@@ -9,11 +9,13 @@
 
 use std::collections::BTreeMap;
 
+use loaf_formats::tokenizer::Deepseek;
 use serde_json::{Map, Value as Json, json};
 
 use super::super::Error;
 use super::Metadata;
 use super::config::token_id;
+use crate::tokenizer::deepseek_cuts;
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 
@@ -27,12 +29,23 @@ const BYTE: u64 = 6;
 /// A word rule: how text is cut, and what the families that use it have in common.
 struct Rule {
     names: &'static [&'static str],
-    /// Regular expressions of a sequence of cuts; none is GPT-2's built-in one, after [`DIGITS`] where they are those.
-    cuts: &'static [&'static str],
+    cuts: Cuts,
     nfc: bool,
     ignore_merges: bool,
     /// Whether a beginning-of-text token is added where the file does not say.
     add_bos: bool,
+}
+
+/// How a rule cuts.
+enum Cuts {
+    /// GPT-2's built-in expression.
+    Gpt2,
+    /// The same, every digit a piece of its own before.
+    Digits,
+    /// One expression.
+    One(&'static str),
+    /// One within another.
+    Deepseek(Deepseek),
 }
 
 const QWEN2: &str =
@@ -43,25 +56,36 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Every digit a piece of its own, before GPT-2's cut.
-const DIGITS: &[&str] = &[r"\p{N}"];
+const fn deepseek(names: &'static [&'static str], rule: Deepseek) -> Rule {
+    Rule { names, cuts: Cuts::Deepseek(rule), nfc: false, ignore_merges: false, add_bos: false }
+}
 
-const RULES: [Rule; 9] = [
-    Rule { names: &["gpt-4o", "llama4"], cuts: &[GPT4O], nfc: false, ignore_merges: false, add_bos: false },
-    Rule { names: &["tekken"], cuts: &[TEKKEN], nfc: false, ignore_merges: true, add_bos: true },
-    Rule { names: &["gpt-2", "exaone4"], cuts: &[], nfc: false, ignore_merges: false, add_bos: false },
-    Rule { names: &["qwen2"], cuts: &[QWEN2], nfc: true, ignore_merges: false, add_bos: false },
-    Rule { names: &["deepseek-r1-qwen", "megrez"], cuts: &[QWEN2], nfc: false, ignore_merges: false, add_bos: false },
-    Rule { names: &["qwen35"], cuts: &[QWEN35], nfc: true, ignore_merges: false, add_bos: false },
+const RULES: [Rule; 13] = [
+    Rule { names: &["gpt-4o", "llama4"], cuts: Cuts::One(GPT4O), nfc: false, ignore_merges: false, add_bos: false },
+    Rule { names: &["tekken"], cuts: Cuts::One(TEKKEN), nfc: false, ignore_merges: true, add_bos: true },
+    Rule { names: &["gpt-2", "exaone4"], cuts: Cuts::Gpt2, nfc: false, ignore_merges: false, add_bos: false },
+    Rule { names: &["qwen2"], cuts: Cuts::One(QWEN2), nfc: true, ignore_merges: false, add_bos: false },
+    Rule {
+        names: &["deepseek-r1-qwen", "megrez"],
+        cuts: Cuts::One(QWEN2),
+        nfc: false,
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Rule { names: &["qwen35"], cuts: Cuts::One(QWEN35), nfc: true, ignore_merges: false, add_bos: false },
     Rule {
         names: &["llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"],
-        cuts: &[LLAMA3],
+        cuts: Cuts::One(LLAMA3),
         nfc: false,
         ignore_merges: true,
         add_bos: true,
     },
-    Rule { names: &["smaug-bpe", "dbrx", "glm4"], cuts: &[LLAMA3], nfc: false, ignore_merges: false, add_bos: false },
-    Rule { names: &["smollm"], cuts: DIGITS, nfc: false, ignore_merges: false, add_bos: false },
+    Rule { names: &["smaug-bpe", "dbrx"], cuts: Cuts::One(LLAMA3), nfc: false, ignore_merges: false, add_bos: false },
+    Rule { names: &["glm4"], cuts: Cuts::One(LLAMA3), nfc: false, ignore_merges: true, add_bos: false },
+    Rule { names: &["smollm"], cuts: Cuts::Digits, nfc: false, ignore_merges: false, add_bos: false },
+    deepseek(&["deepseek-llm"], Deepseek::Llm),
+    deepseek(&["deepseek-coder"], Deepseek::Coder),
+    deepseek(&["deepseek-v3"], Deepseek::V3),
 ];
 
 /// Texts of control tokens that end an answer in the families here, whether or not the metadata says so.
@@ -152,17 +176,20 @@ fn byte_level(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
         return m.refuse(key, format!("one of {}", known.join(", ")));
     };
     let bytes = |regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex });
+    let cut =
+        |c: &String| json!({ "type": "Split", "pattern": { "Regex": c }, "behavior": "Isolated", "invert": false });
+    let sequence = |cuts: &[String]| {
+        let steps: Vec<Json> = cuts.iter().map(cut).chain([bytes(false)]).collect();
+        json!({ "type": "Sequence", "pretokenizers": steps })
+    };
     let pre_tokenizer = match rule.cuts {
-        [] => bytes(true),
-        cuts if cuts == DIGITS => {
+        Cuts::Gpt2 => bytes(true),
+        Cuts::Digits => {
             let digits = json!({ "type": "Digits", "individual_digits": true });
             json!({ "type": "Sequence", "pretokenizers": [digits, bytes(true)] })
         }
-        cuts => {
-            let cut = |c: &&str| json!({ "type": "Split", "pattern": { "Regex": c }, "behavior": "Isolated", "invert": false });
-            let steps: Vec<Json> = cuts.iter().map(cut).chain([bytes(false)]).collect();
-            json!({ "type": "Sequence", "pretokenizers": steps })
-        }
+        Cuts::One(cut) => sequence(&[cut.to_string()]),
+        Cuts::Deepseek(rule) => sequence(&deepseek_cuts(rule)),
     };
     let Some(lines) = m.strings("tokenizer.ggml.merges")? else {
         return m.refuse("tokenizer.ggml.merges", "an array of strings");
