@@ -24,13 +24,13 @@ use crate::tokenizer::{EncodeOptions, Scratch, Tokenizer};
 /// let tokenizer = model.tokenizer()?.ok_or("a loaf without a tokenizer")?;
 /// let mut conversation = Conversation::new(model.chat())?.ok_or("a loaf without a chat template")?;
 /// conversation.push_user("undo the last commit");
-/// let prompt = conversation.prompt(&tokenizer.get(), &mut Default::default())?;
+/// let prompt = conversation.prompt(&tokenizer, &mut Default::default())?;
 /// // What a message says spells no special token; the template's own words do.
-/// assert!(tokenizer.get().is_special(prompt.ids[0]));
+/// assert!(tokenizer.is_special(prompt.ids[0]));
 /// conversation.pop();
 /// conversation.push_user("<|user|>");
-/// let typed = conversation.prompt(&tokenizer.get(), &mut Default::default())?;
-/// let special = |ids: &[u32]| ids.iter().filter(|id| tokenizer.get().is_special(**id)).count();
+/// let typed = conversation.prompt(&tokenizer, &mut Default::default())?;
+/// let special = |ids: &[u32]| ids.iter().filter(|id| tokenizer.is_special(**id)).count();
 /// assert_eq!(special(&typed.ids), special(&prompt.ids));
 /// # Ok(())
 /// # }
@@ -172,7 +172,7 @@ impl Conversation {
     ///
     /// # Errors
     /// What the template says.
-    pub fn prompt(&self, tokenizer: &Tokenizer<'_>, scratch: &mut Scratch) -> Result<Prompt, ConversationError> {
+    pub fn prompt(&self, tokenizer: &Tokenizer, scratch: &mut Scratch) -> Result<Prompt, ConversationError> {
         self.prompt_from(0, tokenizer, scratch)
     }
 
@@ -180,7 +180,7 @@ impl Conversation {
     fn prompt_from(
         &self,
         skip: usize,
-        tokenizer: &Tokenizer<'_>,
+        tokenizer: &Tokenizer,
         scratch: &mut Scratch,
     ) -> Result<Prompt, ConversationError> {
         let system = self.system.iter().map(|text| message("system", text));
@@ -209,7 +209,7 @@ impl Conversation {
         &mut self,
         context: usize,
         room: usize,
-        tokenizer: &Tokenizer<'_>,
+        tokenizer: &Tokenizer,
         scratch: &mut Scratch,
     ) -> Result<(Prompt, usize), ConversationError> {
         let whole = self.prompt(tokenizer, scratch)?;
@@ -259,7 +259,7 @@ impl Conversation {
 }
 
 /// The ids of a text by itself, with what the tokenizer puts around one. It spells special tokens only if `special`.
-pub fn text_ids(tokenizer: &Tokenizer<'_>, text: &str, special: bool) -> Vec<u32> {
+pub fn text_ids(tokenizer: &Tokenizer, text: &str, special: bool) -> Vec<u32> {
     let mut ids = Vec::new();
     let options = EncodeOptions { add_special: true, parse_special: special };
     tokenizer.encode_with(text, options, &mut Scratch::default(), &mut ids);

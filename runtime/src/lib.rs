@@ -18,7 +18,7 @@
 //! let tokenizer = model.tokenizer()?.ok_or("a loaf without a tokenizer")?;
 //! let mut conversation = Conversation::new(model.chat())?.ok_or("a loaf without a chat template")?;
 //! conversation.push_user("how much disk space is free");
-//! let prompt = conversation.prompt(&tokenizer.get(), &mut Default::default())?;
+//! let prompt = conversation.prompt(&tokenizer, &mut Default::default())?;
 //!
 //! let mut engine = Engine::new(&model, EngineOptions::default())?;
 //! let mut sequence = engine.sequence()?;
@@ -53,9 +53,13 @@ pub mod sequence;
 pub mod session;
 pub mod threads;
 pub mod tokenizer;
+#[doc(hidden)]
 pub mod trace;
 
-pub use loaf_kernels as kernels;
+/// The tables of CPU kernels, for [`EngineOptions::kernels`].
+pub mod kernels {
+    pub use loaf_kernels::{Isa, Kernels};
+}
 
 pub use conversation::Conversation;
 pub use engine::{Engine, EngineError, EngineOptions};

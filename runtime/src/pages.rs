@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use loaf_formats::op::{OpAttrs, OpKind, expert_linear, expert_linear_dense, expert_linear_quant};
 
-use crate::kernels::{OpCall, RawOperand};
+use loaf_kernels::{OpCall, RawOperand};
 
 #[cfg(target_os = "linux")]
 pub(crate) use linux::MapAhead;
@@ -249,7 +249,7 @@ mod tests {
     use loaf_formats::dtype::DType;
 
     use super::*;
-    use crate::kernels::Run;
+    use loaf_kernels::Run;
 
     #[test]
     fn an_expert_is_asked_for_once() {

@@ -14,12 +14,12 @@ use serde_json::Value;
 
 use crate::backend::DeviceError;
 use crate::backend::cpu::replay::{Bases, Needs};
-use crate::kernels::{self, Kernels, OpCall, RawOperand, Run};
 use crate::memory::Reserved;
 use crate::model::Model;
+use loaf_kernels::{self as kernels, Kernels, OpCall, RawOperand, Run};
 
 /// Is shown results: the record, the operand's index, values `[rows, heads, dim]`.
-pub type Seen<'a> = &'a mut dyn FnMut(&Record<'_>, usize, &[f32]);
+pub(crate) type Seen<'a> = &'a mut dyn FnMut(&Record<'_>, usize, &[f32]);
 
 /// An engine whose results can be watched. Calls go through a sequence in order.
 pub trait Trace {

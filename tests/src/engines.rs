@@ -1,7 +1,7 @@
 //! Every engine this machine and build have, for tests that run the same case on all of them.
 
 #[cfg(feature = "mlx")]
-use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, array::Type, device};
+use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, Type, device};
 use loaf_runtime::kernels::{Isa, Kernels};
 use loaf_runtime::{Model, Session};
 

@@ -181,8 +181,7 @@ fn text_is_that_of_the_ids_and_goes_on_where_the_prompt_ends() {
     let object =
         loaf(&["run", "-m", model, "--json", "-n", "60", "--temperature", "1.5", "--seed", "4", "The end"]).json();
     let open = loaf_runtime::Model::open(&models().raw).unwrap();
-    let shared = open.tokenizer().expect("valid tables").expect("a tokenizer");
-    let tokenizer = shared.get();
+    let tokenizer = open.tokenizer().expect("valid tables").expect("a tokenizer");
     let all = [numbers(&object["prompt_ids"]), numbers(&object["ids"])].concat();
     assert_eq!(format!("The end{}", object["text"].as_str().unwrap()), tokenizer.decode(&all, true));
 }

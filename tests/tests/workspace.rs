@@ -63,6 +63,32 @@ fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
     }
 }
 
+/// Lines of a source file that declare a public type with a lifetime.
+fn borrowing_types(source: &str) -> Vec<&str> {
+    let declares = |line: &str| {
+        let mut words = line.trim_start().split_whitespace();
+        words.next() == Some("pub")
+            && words.next().is_some_and(|word| ["struct", "enum", "union", "type"].contains(&word))
+            && words.next().is_some_and(|name| name.contains("<'"))
+    };
+    source.lines().filter(|line| declares(line)).collect()
+}
+
+#[test]
+fn no_public_type_of_the_runtime_borrows() {
+    let canary = "pub struct A<'a> {\npub(crate) type B<'a> = &'a u8;\n    pub enum C<'m, T> {\npub fn d<'a>()\npub struct E<T>;";
+    assert_eq!(borrowing_types(canary), ["pub struct A<'a> {", "    pub enum C<'m, T> {"]);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("runtime/src");
+    let mut files = Vec::new();
+    rust_files(&root, &mut files);
+    assert!(files.len() > 40, "{} files", files.len());
+    // Modules of the MLX backend are no part of the interface: they are private, or hidden from documentation.
+    for file in files.iter().filter(|file| !file.starts_with(root.join("backend/mlx"))) {
+        let source = std::fs::read_to_string(file).expect("a source of ours");
+        assert_eq!(borrowing_types(&source), [""; 0], "{}", file.display());
+    }
+}
+
 #[test]
 fn every_file_is_written_by_the_one_module_that_knows_how() {
     assert_eq!(writes("// fs::write(\nlet x = 1;\n#[cfg(test)]\nmod tests {\nFile::create(p)").len(), 0);

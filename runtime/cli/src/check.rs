@@ -126,7 +126,7 @@ fn prompt(args: &CheckArgs, loaf: &Model, reference: &Reference, io: &mut Io<'_>
         }
         None => io.read_stdin()?,
     };
-    let ids = text_ids(&tokenizer.get(), &text, args.special);
+    let ids = text_ids(&tokenizer, &text, args.special);
     if ids.is_empty() {
         return Err(Failure::usage("the prompt: expected at least one token, found none"));
     }

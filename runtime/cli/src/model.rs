@@ -8,8 +8,9 @@ use loaf_runtime::Session;
 use loaf_runtime::backend::Device;
 use loaf_runtime::engine::{Engine, EngineOptions};
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::model::{Model, OpenError, SharedTokenizer};
+use loaf_runtime::model::{Model, OpenError};
 use loaf_runtime::threads::threads_for;
+use loaf_runtime::tokenizer::Tokenizer;
 use loaf_runtime::trace::Trace;
 
 /// Said when nobody named a model and this build has none of its own.
@@ -189,7 +190,7 @@ const USE_CPU: &str = "--backend cpu needs none of it";
 /// The MLX backend, on the GPU or on MLX's own CPU device.
 #[cfg(feature = "mlx")]
 fn open_mlx(loaf: &Model, gpu: bool, exact: bool) -> Result<loaf_runtime::backend::mlx::MlxDevice, String> {
-    use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, array::Type};
+    use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, Type};
     let options = MlxOptions { gpu, activations: exact.then_some(Type::F32), ..MlxOptions::default() };
     MlxDevice::open(loaf, options).map_err(|e| format!("{e}; {USE_CPU}"))
 }
@@ -221,7 +222,7 @@ pub(crate) fn tracer(_: &Model, _: bool) -> Result<Box<dyn Trace>, Failure> {
 }
 
 /// The loaf's tokenizer, if it has one.
-pub(crate) fn tokenizer(loaf: &Model) -> Result<Option<SharedTokenizer>, Failure> {
+pub(crate) fn tokenizer(loaf: &Model) -> Result<Option<Tokenizer>, Failure> {
     loaf.tokenizer().map_err(|e| Failure::Runtime(format!("section tokenizer: {e}")))
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use loaf_runtime::model::SharedTokenizer;
+use loaf_runtime::tokenizer::Tokenizer;
 use loaf_runtime::{Engine, Model};
 
 use crate::cache::{Cache, CacheOptions};
@@ -55,7 +55,7 @@ pub struct Loaded {
     /// The model.
     pub model: Model,
     /// Its tokenizer.
-    pub tokenizer: Option<SharedTokenizer>,
+    pub tokenizer: Option<Tokenizer>,
 }
 
 /// Why a job is not taken.

@@ -68,7 +68,7 @@ pub fn of_talk(loaded: &Loaded, talk: &Talk) -> Result<Prompt, Refusal> {
         };
         let rendered = template.render(&inputs)?;
         let mut ids = Vec::new();
-        tokenizer.get().encode_typed(&rendered.text, &rendered.typed, false, &mut scratch, &mut ids);
+        tokenizer.encode_typed(&rendered.text, &rendered.typed, false, &mut scratch, &mut ids);
         Ok::<_, loaf_runtime::chat::TemplateError>((ids, rendered.text))
     };
     let (ids, text) = render(&talk.messages, true).map_err(|e| Refusal::field("messages", e))?;
@@ -98,7 +98,7 @@ pub fn of_talk(loaded: &Loaded, talk: &Talk) -> Result<Prompt, Refusal> {
 /// A model without tokenizer, or a text that has no tokens or does not fit.
 pub fn of_text(loaded: &Loaded, text: &str) -> Result<Prompt, Refusal> {
     let tokenizer = loaded.tokenizer.as_ref().ok_or_else(no_tokenizer)?;
-    let ids = loaf_runtime::conversation::text_ids(&tokenizer.get(), text, false);
+    let ids = loaf_runtime::conversation::text_ids(tokenizer, text, false);
     checked(loaded, Prompt { ids, ..Prompt::default() })
 }
 

@@ -11,6 +11,7 @@ pub mod cpu;
 pub mod cuda;
 #[cfg(feature = "mlx")]
 pub mod mlx;
+#[doc(hidden)]
 pub mod mlx_text;
 
 use std::fmt;

@@ -257,7 +257,7 @@ impl Shape {
 
     fn probs(&self, answer: &Answer) -> Value {
         let one = |id: u32, p: f64| {
-            let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.get().token_bytes(id));
+            let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.token_bytes(id));
             json!({ "token": String::from_utf8_lossy(bytes), "logprob": log_prob(p), "bytes": bytes })
         };
         let tokens = answer.probs.iter().map(|t| {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use loaf_runtime::Sequence;
 use loaf_runtime::generate::{Need, StopReason};
 use loaf_runtime::sample::log_prob;
+use loaf_runtime::tokenizer::Tokenizer;
 
 use super::{Scheduler, Task, Work};
 use crate::cache::tree::Kind;
@@ -192,7 +193,7 @@ impl Scheduler {
     /// Tokens that a text can have.
     fn vocab(&self) -> usize {
         let all = self.engine.model().plan().vocab;
-        self.tokenizer.as_ref().map_or(all, |t| t.get().token_count().min(all)) as usize
+        self.tokenizer.as_ref().map_or(all, |t| t.token_count().min(all)) as usize
     }
 
     fn embed(&mut self, i: usize, metrics: &Metrics) {
@@ -247,9 +248,9 @@ impl Scheduler {
 }
 
 /// Which text ended an answer, if one did.
-fn stop_text(text: &Text, ids: &[u32], shown: usize, tokenizer: Option<&loaf_runtime::model::SharedTokenizer>) -> Stop {
+fn stop_text(text: &Text, ids: &[u32], shown: usize, tokenizer: Option<&Tokenizer>) -> Stop {
     let (Some(tokenizer), false) = (tokenizer, text.options.stop_strings.is_empty()) else { return Stop::End };
-    let all = tokenizer.get().decode(ids, true);
+    let all = tokenizer.decode(ids, true);
     let longest = text.options.stop_strings.iter().map(String::len).max().unwrap_or(0);
     // A space at the start may have been dropped from what was shown, or not.
     let mut from = shown.saturating_sub(4).min(all.len());

@@ -15,12 +15,12 @@ use loaf_formats::plan::{Phase, State, StateKind};
 
 use self::replay::{Bases, Needs, Replay, Scratch};
 use super::{Device, DeviceError, Limits, Part, SlotRun};
-use crate::kernels::{Kernels, Run};
 use crate::memory::{LARGE_PAGE, Reserved};
 use crate::model::Model;
 use crate::op_times::OpTimes;
 use crate::pages::MapAhead;
 use crate::pool::Pool;
+use loaf_kernels::{Kernels, Run};
 
 /// How the CPU runs.
 pub struct CpuOptions {

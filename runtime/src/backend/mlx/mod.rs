@@ -12,13 +12,21 @@
 //! A slot has state arrays of its own, and a step of several rows is a graph each. What this does not do: bit-exact results (see `lower`),
 //! one graph for rows of several sequences, versions of recurrent state, or choosing a device by itself.
 
+// Their items are public for tests alone, but for what is named again below.
+#[doc(hidden)]
 pub mod array;
+#[doc(hidden)]
 pub mod compile;
+#[doc(hidden)]
 pub mod delta;
+#[doc(hidden)]
 pub mod device;
+#[doc(hidden)]
 pub mod kernels;
 mod lower;
+#[doc(hidden)]
 pub mod ops;
+#[doc(hidden)]
 pub mod sampling;
 mod slots;
 mod values;
@@ -32,7 +40,8 @@ use loaf_formats::dtype::DType;
 use loaf_formats::op::{Mode, Types};
 use loaf_formats::plan::{Phase, Plan, Record, Region, StateKind, records};
 
-use self::array::{Array, MlxError, Result, Type};
+pub use self::array::Type;
+use self::array::{Array, MlxError, Result};
 use self::compile::Compiled;
 pub use self::device::Device;
 use self::kernels::Kernels;
