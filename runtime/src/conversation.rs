@@ -193,11 +193,7 @@ impl Conversation {
             eos_token: self.eos_token.as_deref(),
             ..Inputs::default()
         };
-        let rendered = self.template.render(&inputs)?;
-        let typed = if self.special { &[][..] } else { &rendered.typed };
-        let mut ids = Vec::new();
-        tokenizer.encode_typed(&rendered.text, typed, false, scratch, &mut ids);
-        Ok(Prompt { ids, thinks: rendered.text.trim_end().ends_with("<think>") })
+        Ok(render(&self.template, &inputs, self.special, tokenizer, scratch)?)
     }
 
     /// The prompt, after as few of the oldest turns were dropped as leave room for `room` tokens of an answer in a context
@@ -256,6 +252,24 @@ impl Conversation {
         self.messages = messages.clone();
         Ok(())
     }
+}
+
+/// The prompt that a template makes of its inputs. What messages, tools and variables say spells special tokens only if `special`.
+///
+/// # Errors
+/// What the template says.
+pub fn render(
+    template: &ChatTemplate,
+    inputs: &Inputs<'_>,
+    special: bool,
+    tokenizer: &Tokenizer,
+    scratch: &mut Scratch,
+) -> Result<Prompt, TemplateError> {
+    let rendered = template.render(inputs)?;
+    let typed = if special { &[][..] } else { &rendered.typed };
+    let mut ids = Vec::new();
+    tokenizer.encode_typed(&rendered.text, typed, false, scratch, &mut ids);
+    Ok(Prompt { ids, thinks: rendered.text.trim_end().ends_with("<think>") })
 }
 
 /// The ids of a text by itself, with what the tokenizer puts around one. It spells special tokens only if `special`.

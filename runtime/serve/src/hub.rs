@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use loaf_runtime::chat::{ChatTemplate, TemplateError};
 use loaf_runtime::tokenizer::Tokenizer;
 use loaf_runtime::{Engine, Model};
 
@@ -56,6 +57,8 @@ pub struct Loaded {
     pub model: Model,
     /// Its tokenizer.
     pub tokenizer: Option<Tokenizer>,
+    /// Its chat template, parsed; one that does not parse is an error of the requests that need it.
+    pub template: Option<Result<ChatTemplate, TemplateError>>,
 }
 
 /// Why a job is not taken.
@@ -153,7 +156,8 @@ impl Served {
         }
         let model = (self.open_model)()?;
         let tokenizer = model.tokenizer().map_err(|e| format!("section tokenizer: {e}"))?;
-        let opened = Arc::new(Loaded { model, tokenizer });
+        let template = model.chat().template.as_deref().map(ChatTemplate::parse);
+        let opened = Arc::new(Loaded { model, tokenizer, template });
         *loaded = Some(opened.clone());
         Ok(opened)
     }

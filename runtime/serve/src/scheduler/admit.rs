@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use loaf_runtime::Generation;
 use loaf_runtime::generate::Constraint;
+use loaf_runtime::sequence::common_prefix;
 
 use super::restore::{Parking, Restore, Source};
 use super::{Live, Scheduler, Task, Waiting, Work};
 use crate::cache::Found;
-use crate::cache::tree::{State, same};
+use crate::cache::tree::State;
 use crate::job::{Event, Failure, Wanted};
 use crate::metrics::Metrics;
 
@@ -70,8 +71,8 @@ impl Scheduler {
         }
         let recurrent = self.recurrent;
         let soon = |t: &mut Task| {
-            let shared = same(&t.job.prompt, &job.prompt);
-            let (has, pos) = (same(t.live.sequence.ids(), &job.prompt), t.live.sequence.position() as usize);
+            let shared = common_prefix(&t.job.prompt, &job.prompt);
+            let (has, pos) = (t.live.sequence.common_prefix(&job.prompt), t.live.sequence.position() as usize);
             if t.done || !t.prefills() || !t.job.cached || shared < has + WORTH_WAITING || pos >= shared {
                 return false;
             }

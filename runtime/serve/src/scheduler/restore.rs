@@ -6,6 +6,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use loaf_runtime::sequence::common_prefix;
+
 use super::{Live, Mark, Scheduler};
 use crate::cache::Found;
 use crate::cache::tree::{Hit, Kind, Rows, State};
@@ -88,7 +90,7 @@ impl Scheduler {
             Source::Files(names) => match names.pop_front().and_then(|name| self.cache.read(&name)) {
                 Some(file) => {
                     let rest = &self.tasks[i].job.prompt[at as usize..];
-                    let same = crate::cache::tree::same(&file.ids, rest) as u32;
+                    let same = common_prefix(&file.ids, rest) as u32;
                     let take = same.min(restore.usable - at);
                     let whole = take as usize == file.ids.len();
                     restore.state = file.state.clone();
