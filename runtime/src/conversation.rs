@@ -68,8 +68,13 @@ pub enum ConversationError {
         /// Positions there are.
         context: usize,
     },
-    /// What was saved is no conversation; says what is wrong with it.
-    Saved(String),
+    /// What was saved has no array 'messages'.
+    NoMessages,
+    /// A message of what was saved lacks a text 'role' or 'content'.
+    NoMessage {
+        /// Its place in the array.
+        index: usize,
+    },
 }
 
 impl fmt::Display for ConversationError {
@@ -79,12 +84,22 @@ impl fmt::Display for ConversationError {
             ConversationError::TooLong { tokens, context } => {
                 write!(f, "the message takes {tokens} tokens, expected fewer than {context} (the context)")
             }
-            ConversationError::Saved(what) => f.write_str(what),
+            ConversationError::NoMessages => write!(f, "no array 'messages'; expected what /save writes"),
+            ConversationError::NoMessage { index } => {
+                write!(f, "message {index} lacks a text 'role' or 'content'; expected what /save writes")
+            }
         }
     }
 }
 
-impl std::error::Error for ConversationError {}
+impl std::error::Error for ConversationError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ConversationError::Template(e) => Some(e),
+            _ => None,
+        }
+    }
+}
 
 impl From<TemplateError> for ConversationError {
     fn from(e: TemplateError) -> Self {
@@ -240,13 +255,12 @@ impl Conversation {
     /// Continues a conversation that was saved.
     ///
     /// # Errors
-    /// [`ConversationError::Saved`]; then nothing changes.
+    /// [`ConversationError::NoMessages`], [`ConversationError::NoMessage`]; then nothing changes.
     pub fn load(&mut self, saved: &Value) -> Result<(), ConversationError> {
-        let bad = |what: &str| Err(ConversationError::Saved(format!("{what}; expected what /save writes")));
-        let Some(messages) = saved["messages"].as_array() else { return bad("no array 'messages'") };
+        let messages = saved["messages"].as_array().ok_or(ConversationError::NoMessages)?;
         let is_message = |m: &Value| m["role"].is_string() && m["content"].is_string();
-        if let Some(i) = messages.iter().position(|m| !is_message(m)) {
-            return bad(&format!("message {i} lacks a text 'role' or 'content'"));
+        if let Some(index) = messages.iter().position(|m| !is_message(m)) {
+            return Err(ConversationError::NoMessage { index });
         }
         self.system = saved["system"].as_str().map(str::to_owned);
         self.messages = messages.clone();

@@ -201,7 +201,15 @@ impl fmt::Display for GenerateError {
     }
 }
 
-impl std::error::Error for GenerateError {}
+impl std::error::Error for GenerateError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            GenerateError::EmptyPrompt => None,
+            GenerateError::Engine(e) => Some(e),
+            GenerateError::Sample(e) => Some(e),
+        }
+    }
+}
 
 impl From<EngineError> for GenerateError {
     fn from(e: EngineError) -> Self {

@@ -61,7 +61,18 @@ impl fmt::Display for OpenError {
     }
 }
 
-impl std::error::Error for OpenError {}
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            OpenError::Io(_, e) => Some(e),
+            OpenError::Container(e) => Some(e),
+            OpenError::Plan(e) => Some(e),
+            OpenError::Chat(e) => Some(e),
+            OpenError::Program(_, e) => Some(e),
+            OpenError::Misaligned | OpenError::Missing(_) | OpenError::OtherLoaf { .. } => None,
+        }
+    }
+}
 
 /// The bytes a loaf lives in.
 enum Bytes {

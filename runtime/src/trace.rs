@@ -80,7 +80,7 @@ impl Trace for CpuTrace {
             || pos.checked_add(n).is_none_or(|end| end > template.positions)
             || ids.iter().any(|&id| id >= plan.vocab)
         {
-            return Err(DeviceError::Failed(format!("expected known tokens within {} positions", template.positions)));
+            return Err(DeviceError::Tokens { positions: template.positions });
         }
         let at = plan.io.ids as usize;
         for (slot, id) in self.io.bytes_mut()[at..].chunks_exact_mut(4).zip(ids) {

@@ -89,6 +89,27 @@ fn no_public_type_of_the_runtime_borrows() {
     }
 }
 
+/// Lines of a source file on which a text is what a result fails with.
+fn textual_errors(source: &str) -> Vec<&str> {
+    source.lines().filter(|line| line.contains("Result<") && line.contains(", String>")).collect()
+}
+
+#[test]
+fn no_library_function_fails_with_a_mere_text() {
+    let canary = "fn a() -> Result<(), String> {\ntype B = Box<dyn Fn() -> Result<u8, String> + Send>;\nfn c() -> Result<String, Error>";
+    assert_eq!(textual_errors(canary).len(), 2);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
+    let mut files = Vec::new();
+    ["formats/src", "hub/src", "runtime/src", "runtime/serve/src", "runtime/template/src"]
+        .iter()
+        .for_each(|name| rust_files(&root.join(name), &mut files));
+    assert!(files.len() > 80, "{} files", files.len());
+    for file in files.iter().filter(|file| !file.ends_with("tests.rs")) {
+        let source = std::fs::read_to_string(file).expect("a source of ours");
+        assert_eq!(textual_errors(&source), [""; 0], "{}", file.display());
+    }
+}
+
 #[test]
 fn every_file_is_written_by_the_one_module_that_knows_how() {
     assert_eq!(writes("// fs::write(\nlet x = 1;\n#[cfg(test)]\nmod tests {\nFile::create(p)").len(), 0);

@@ -34,7 +34,7 @@ pub(crate) fn path(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
 /// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment or the settings
 /// name, or else the one built in.
 pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Model, Failure> {
-    opener(args, io)?().map_err(Failure::Runtime)
+    opener(args, io)?().map_err(Failure::runtime)
 }
 
 /// A way to open the loaf again and again that [`open_model`] opens once: what the arguments mean is found out now.
@@ -48,17 +48,17 @@ pub(crate) fn opener(args: &ModelArgs, io: &Io<'_>) -> Result<loaf_serve::hub::O
         let program = program.clone();
         return Ok(Box::new(move || {
             let loaf = Model::open_embedded(&program).map_err(|e| failure(&program, e))?;
-            loaf.ok_or_else(|| NO_MODEL.to_owned())
+            loaf.ok_or_else(|| NO_MODEL.into())
         }));
     }
     match named(args, io) {
         Some(path) => {
             let path = find(path, io)?;
-            Ok(Box::new(move || Model::open(&path).map_err(|e| failure(&path, e))))
+            Ok(Box::new(move || Model::open(&path).map_err(|e| failure(&path, e).into())))
         }
         None => {
             let bytes = io.builtin.ok_or_else(|| Failure::usage(NO_MODEL))?;
-            Ok(Box::new(move || Model::from_static(bytes).map_err(|e| format!("the built-in model: {e}"))))
+            Ok(Box::new(move || Model::from_static(bytes).map_err(|e| format!("the built-in model: {e}").into())))
         }
     }
 }

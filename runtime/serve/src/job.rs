@@ -1,10 +1,13 @@
 //! What a front end asks of a model, and what it is told: the one form that every API is turned into and rendered from.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use loaf_runtime::generate::GenerateOptions;
 use tokio::sync::mpsc::UnboundedSender;
+
+use crate::error::Cause;
 
 /// What a job wants.
 #[derive(Clone, Debug)]
@@ -106,19 +109,35 @@ pub struct Usage {
 }
 
 /// Why a job failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Failure {
     /// The server stops, and the job had not begun.
     Stopping,
     /// What the engine or the system said.
-    Broken(String),
+    Broken(Arc<dyn std::error::Error + Send + Sync>),
+}
+
+impl Failure {
+    /// Of what the engine or the system said.
+    pub fn broken(why: impl Into<Cause>) -> Failure {
+        Failure::Broken(why.into().into())
+    }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Stopping => f.write_str("the server is stopping"),
-            Failure::Broken(why) => f.write_str(why),
+            Failure::Broken(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Failure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Failure::Stopping => None,
+            Failure::Broken(why) => Some(&**why),
         }
     }
 }

@@ -10,6 +10,7 @@
 //!   renders their events ([`body`], [`run`], [`answer`], [`tools`]).
 //! - [`hub`] has the models: a bounded queue and a thread each, opened when needed.
 //! - [`scheduler`] owns an engine and steps it: rows of all answers at once, a bounded piece of a prompt beside them.
+//! - [`error`] says why a server does not start, or ended.
 //! - [`cache`] has prefixes by token ids, in memory and on disk.
 //!
 //! What always holds: an answer has the same bytes whether it ran alone or beside others, and whether its beginning was evaluated, lay in a slot, in
@@ -21,6 +22,7 @@ pub mod api;
 pub mod audit;
 pub mod body;
 pub mod cache;
+pub mod error;
 pub mod fields;
 pub mod hub;
 pub mod job;
@@ -33,3 +35,5 @@ pub mod server;
 pub mod socket;
 pub mod tools;
 pub mod wire;
+
+pub use error::ServeError;

@@ -67,7 +67,7 @@ impl Run {
         }
         let next = std::task::ready!(self.events.poll_recv(context));
         let Some((index, event)) = next else {
-            self.failed = Some(Failure::Broken("the model's thread has ended".to_owned()));
+            self.failed = Some(Failure::broken("the model's thread has ended"));
             return Poll::Ready(None);
         };
         let answer = &mut self.answers[index];

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::api::{self, Request};
+use crate::error::ServeError;
 use crate::fields::Refusal;
 use crate::job::Event;
 use crate::run::{Run, stop_name};
@@ -43,14 +44,14 @@ impl Drop for Bound {
 ///
 /// # Errors
 /// Something at `path` that is no socket, or one that somebody listens to; what the system says.
-pub fn bind(path: &Path) -> Result<Bound, String> {
-    let failed = |e: std::io::Error| format!("{}: {e}", path.display());
+pub fn bind(path: &Path) -> Result<Bound, ServeError> {
+    let failed = |e| ServeError::File(path.to_owned(), e);
     if let Ok(data) = std::fs::symlink_metadata(path) {
         if !data.file_type().is_socket() {
-            return Err(format!("{}: expected a socket or nothing, found something else", path.display()));
+            return Err(ServeError::NoSocket(path.to_owned()));
         }
         if StdStream::connect(path).is_ok() {
-            return Err(format!("{}: another program listens there", path.display()));
+            return Err(ServeError::Taken(path.to_owned()));
         }
     }
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

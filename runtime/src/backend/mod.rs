@@ -22,12 +22,15 @@ use loaf_formats::plan::Plan;
 use crate::op_times::OpTimes;
 use crate::sample::SamplerOptions;
 
+/// What the system, a driver or a library said.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
 /// Why a device cannot do what it was asked.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is no such device, or this build cannot use it.
-    Missing(String),
+    Missing(Cause),
     /// Memory that is not to be had.
     Memory {
         /// What for.
@@ -35,25 +38,40 @@ pub enum DeviceError {
         /// Bytes asked for.
         bytes: u64,
         /// What the system says.
-        why: String,
+        source: Cause,
     },
     /// Something this device does not do.
     Unsupported(&'static str),
+    /// Tokens that the model does not have, or past the positions that there are.
+    Tokens {
+        /// Positions there are.
+        positions: u32,
+    },
     /// The device fails. What its slots hold is then unknown.
-    Failed(String),
+    Failed(Cause),
 }
 
 impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DeviceError::Missing(what) | DeviceError::Failed(what) => f.write_str(what),
-            DeviceError::Memory { what, bytes, why } => write!(f, "memory for {what}, {bytes} bytes: {why}"),
+            DeviceError::Missing(e) | DeviceError::Failed(e) => e.fmt(f),
+            DeviceError::Memory { what, bytes, source } => write!(f, "memory for {what}, {bytes} bytes: {source}"),
+            DeviceError::Tokens { positions } => write!(f, "expected known tokens within {positions} positions"),
             DeviceError::Unsupported(what) => write!(f, "this backend does not support {what}; the CPU does"),
         }
     }
 }
 
-impl std::error::Error for DeviceError {}
+impl std::error::Error for DeviceError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            DeviceError::Missing(source) | DeviceError::Failed(source) | DeviceError::Memory { source, .. } => {
+                Some(&**source)
+            }
+            DeviceError::Tokens { .. } | DeviceError::Unsupported(_) => None,
+        }
+    }
+}
 
 /// What a device has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -214,7 +214,7 @@ pub fn submit(app: &App, served: &Served, loaded: &Loaded, request: &Request, pl
 /// # Errors
 /// What opening says.
 pub fn open(served: &Served) -> Result<Arc<Loaded>, Refusal> {
-    served.loaded().map_err(|e| Refusal::new(500, e))
+    served.loaded().map_err(|e| Refusal::new(500, e.to_string()))
 }
 
 /// Runs a request to its end.

@@ -300,8 +300,8 @@ impl Task {
         let _ = self.job.events.send((self.job.index, event));
     }
 
-    fn fail(&mut self, why: impl std::fmt::Display) {
-        self.tell(Event::Failed(Failure::Broken(why.to_string())));
+    fn fail(&mut self, why: Failure) {
+        self.tell(Event::Failed(why));
         self.done = true;
     }
 

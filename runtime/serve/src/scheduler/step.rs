@@ -9,7 +9,7 @@ use loaf_runtime::tokenizer::Tokenizer;
 
 use super::{Scheduler, Task, Work};
 use crate::cache::tree::Kind;
-use crate::job::{Event, Pooling, Stop, Text, TokenProbs, Wanted};
+use crate::job::{Event, Failure, Pooling, Stop, Text, TokenProbs, Wanted};
 use crate::metrics::Metrics;
 
 /// Rows of the first prefill step, before anything is known of the model's speed.
@@ -35,7 +35,8 @@ impl Scheduler {
             }
         }
         if let Err(e) = self.engine.decode(&mut rows) {
-            chosen.iter().for_each(|i| self.tasks[*i].fail(&e));
+            let why = Failure::broken(e);
+            chosen.iter().for_each(|i| self.tasks[*i].fail(why.clone()));
             return;
         }
         metrics.steps.add(1);
@@ -104,7 +105,8 @@ impl Scheduler {
         }
         let rows: usize = parts.iter().map(|p| p.1).sum();
         if let Err(e) = self.engine.prefill(&mut pieces) {
-            parts.iter().for_each(|(i, _)| self.tasks[*i].fail(&e));
+            let why = Failure::broken(e);
+            parts.iter().for_each(|(i, _)| self.tasks[*i].fail(why.clone()));
             return;
         }
         metrics.steps.add(1);
@@ -135,7 +137,8 @@ impl Scheduler {
         }
         let last: Vec<u32> = ended.iter().map(|e| e.1).collect();
         if let Err(e) = self.engine.logits_of(&last) {
-            ended.iter().for_each(|(i, _)| self.tasks[*i].fail(&e));
+            let why = Failure::broken(e);
+            ended.iter().for_each(|(i, _)| self.tasks[*i].fail(why.clone()));
             return;
         }
         for (row, (i, _)) in ended.into_iter().enumerate() {
@@ -152,7 +155,7 @@ impl Scheduler {
             Wanted::Embedding(pooling) => {
                 for row in rows {
                     let Some(hidden) = self.engine.hidden(row) else {
-                        return self.tasks[i].fail("this backend does not show hidden rows");
+                        return self.tasks[i].fail(Failure::broken("this backend does not show hidden rows"));
                     };
                     let Work::Embedding(sum) = &mut self.tasks[i].work else { return };
                     if sum.is_empty() || pooling == Pooling::Last {
@@ -171,7 +174,7 @@ impl Scheduler {
                 for part in rows.clone().collect::<Vec<_>>().chunks(most) {
                     let numbers: Vec<u32> = part.iter().map(|r| *r as u32).collect();
                     if let Err(e) = self.engine.logits_of(&numbers) {
-                        return self.tasks[i].fail(e);
+                        return self.tasks[i].fail(Failure::broken(e));
                     }
                     for (k, row) in part.iter().enumerate() {
                         let next = at + (row - rows.start) + 1;
@@ -219,7 +222,7 @@ impl Scheduler {
             let before = generation.ids().len();
             let id = match generation.choose(logits) {
                 Ok(id) => id,
-                Err(e) => return task.fail(e),
+                Err(e) => return task.fail(Failure::broken(e)),
             };
             task.first.get_or_insert_with(Instant::now);
             metrics.answer_tokens.add(1);

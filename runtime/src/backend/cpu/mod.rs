@@ -107,7 +107,7 @@ impl Cpu {
         let plan = model.plan();
         let reserve = |what: &'static str, bytes: Option<u64>| {
             let bytes = bytes.unwrap_or(u64::MAX);
-            Reserved::new(bytes).map_err(|e| DeviceError::Memory { what, bytes, why: e.to_string() })
+            Reserved::new(bytes).map_err(|e| DeviceError::Memory { what, bytes, source: e.into() })
         };
         let has_versions = plan.recurrent_bytes > 0;
         let versions = if has_versions { VERSIONS } else { 1 };
@@ -153,16 +153,16 @@ impl Cpu {
         };
         let needs = plan.templates.iter().filter(used).try_fold(Needs::default(), |n, t| Some(n.max(Needs::of(t)?)));
         let pool = Pool::new(options.threads.max(1));
-        let no_number = || DeviceError::Memory { what: "scratch", bytes: u64::MAX, why: "too large".to_owned() };
+        let no_number = || DeviceError::Memory { what: "scratch", bytes: u64::MAX, source: "too large".into() };
         let needs = needs.ok_or_else(no_number)?;
         let bytes = (needs.per_worker as u64).saturating_mul(pool.threads() as u64).saturating_add(needs.shared as u64);
         if bytes > 1 << 40 {
-            return Err(DeviceError::Memory { what: "scratch", bytes, why: "expected at most 1 TiB".to_owned() });
+            return Err(DeviceError::Memory { what: "scratch", bytes, source: "expected at most 1 TiB".into() });
         }
         let scratch = Scratch::new(needs, pool.threads()).map_err(|e| DeviceError::Memory {
             what: "scratch",
             bytes,
-            why: e.to_string(),
+            source: e.into(),
         })?;
         let limits = Limits {
             slots,

@@ -147,8 +147,12 @@ impl MlxDevice {
     ///
     /// # Errors
     /// No GPU, another version of MLX, too little memory, a weight format MLX lacks, or what MLX says.
-    pub fn open(model: &Model, options: MlxOptions) -> Result<MlxDevice> {
-        let (mlx, device) = device::open(options.gpu)?;
+    pub fn open(model: &Model, options: MlxOptions) -> std::result::Result<MlxDevice, DeviceError> {
+        let (mlx, device) = device::open(options.gpu).map_err(|e| DeviceError::Missing(e.into()))?;
+        MlxDevice::on(model, mlx, device, options).map_err(words)
+    }
+
+    fn on(model: &Model, mlx: Mlx, device: Device, options: MlxOptions) -> Result<MlxDevice> {
         let plan = model.plan();
         if let Some(available) = options.memory.or_else(|| device::memory(device)) {
             device::check_memory(plan, options.slots.max(1), available)?;
@@ -390,7 +394,7 @@ impl MlxDevice {
     ///
     /// # Errors
     /// What MLX says.
-    pub fn observe(&mut self, pos: u32, ids: &[u32], each: Seen<'_>) -> Result<()> {
+    fn observe(&mut self, pos: u32, ids: &[u32], each: Seen<'_>) -> Result<()> {
         let (phase, n) = (if ids.len() == 1 { Phase::Decode } else { Phase::Prefill }, ids.len() as u32);
         let index = self.template(phase, n)?;
         let templates = self.templates.clone();
@@ -426,7 +430,7 @@ impl Trace for MlxDevice {
 }
 
 fn words(e: MlxError) -> DeviceError {
-    DeviceError::Failed(e.to_string())
+    DeviceError::Failed(e.into())
 }
 
 type Done = std::result::Result<(), DeviceError>;
