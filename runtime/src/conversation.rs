@@ -58,6 +58,7 @@ pub struct Prompt {
 
 /// Why there is no prompt, or no conversation.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum ConversationError {
     /// The template fails on these messages.
     Template(TemplateError),

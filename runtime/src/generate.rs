@@ -44,6 +44,7 @@ pub struct GenerateOptions {
 
 /// Why generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StopReason {
     /// The model chose a stop token, or wrote a stop string.
     Stop,
@@ -79,7 +80,7 @@ pub enum Event {
     Tail,
 }
 
-/// What a generation needs next.
+/// What a generation needs next. Whoever drives one does something of its own for each, so another one is a change that has to be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// [`Generation::feed`] has tokens for the model; tell [`Generation::fed`] how many of them it took.
@@ -136,6 +137,7 @@ pub trait Constraint: Send {
 
 /// What happened.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Report {
     /// Why it ended.
     pub stop: StopReason,

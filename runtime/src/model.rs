@@ -20,6 +20,7 @@ use crate::tokenizer::Tokenizer;
 
 /// Why a loaf cannot be used.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum OpenError {
     /// The file cannot be read.
     Io(PathBuf, std::io::Error),

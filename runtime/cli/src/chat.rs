@@ -308,7 +308,7 @@ impl Chat<'_> {
                 io.note("loaf: interrupted");
                 Answered::Interrupted
             }
-            StopReason::Stop | StopReason::Length | StopReason::Context => Answered::Whole,
+            _ => Answered::Whole,
         };
         advise(&text, &report, self.loaf.chat(), io);
         if self.verbose {

@@ -64,6 +64,7 @@ pub struct Loaded {
 
 /// Why a job is not taken.
 #[derive(Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Refused {
     /// The queue is full.
     Full,

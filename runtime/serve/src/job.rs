@@ -110,6 +110,7 @@ pub struct Usage {
 
 /// Why a job failed.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Failure {
     /// The server stops, and the job had not begun.
     Stopping,

@@ -75,6 +75,7 @@ impl std::error::Error for DeviceError {
 
 /// What a device has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Sequences.
     pub slots: u32,
@@ -88,6 +89,13 @@ pub struct Limits {
     pub pads: bool,
     /// Threads of the host that compute.
     pub threads: usize,
+}
+
+impl Limits {
+    /// Of a device with one version of state, which computes the rows that are meant and no others, and no threads of the host beside the caller's.
+    pub const fn new(slots: u32, decode_rows: u32, prefill_rows: u32) -> Limits {
+        Limits { slots, versions: 1, decode_rows, prefill_rows, pads: false, threads: 1 }
+    }
 }
 
 /// Consecutive rows of a step that belong to one slot.

@@ -241,7 +241,8 @@ impl Scheduler {
         let stop = match reason {
             StopReason::Length => Stop::Length,
             StopReason::Context => Stop::Context,
-            StopReason::Stop | StopReason::Interrupted => {
+            // A stop token, or a text.
+            _ => {
                 let shown = task.text_len + tail.len();
                 stop_text(text, generation.ids(), shown, self.tokenizer.as_ref())
             }

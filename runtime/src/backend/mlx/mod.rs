@@ -453,7 +453,7 @@ impl super::Device for MlxDevice {
         let plan = self.model.plan();
         let decode_rows = plan.most_rows(Phase::Decode).min(plan.most_rows(Phase::LmHead));
         let slots = self.slots.len() as u32;
-        Limits { slots, versions: 1, decode_rows, prefill_rows, pads: true, threads: 1 }
+        Limits { pads: true, ..Limits::new(slots, decode_rows, prefill_rows) }
     }
 
     fn notes(&self) -> Option<String> {
