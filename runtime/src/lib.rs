@@ -38,6 +38,8 @@
 pub mod backend;
 pub mod bandwidth;
 pub mod chat;
+#[doc(hidden)]
+pub mod compare;
 pub mod conversation;
 pub mod engine;
 pub mod generate;
@@ -53,8 +55,6 @@ pub mod sequence;
 pub mod session;
 pub mod threads;
 pub mod tokenizer;
-#[doc(hidden)]
-pub mod trace;
 
 /// The tables of CPU kernels, for [`EngineOptions::kernels`].
 pub mod kernels {

@@ -209,9 +209,9 @@ pub(crate) struct ComputeArgs {
     /// for small models]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Map weights when they are first read, and not ahead of that, so that less memory counts as this program's
+    /// Leave weights on their pages until they are first read, so that less memory counts as this program's
     #[arg(long)]
-    pub no_map_ahead: bool,
+    pub no_prefetch: bool,
     /// Print timings and sizes on standard error
     #[arg(short, long)]
     pub verbose: bool,

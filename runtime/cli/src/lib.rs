@@ -36,7 +36,7 @@ use loaf_formats::container::Container;
 use loaf_formats::text;
 use loaf_runtime::Model;
 use loaf_runtime::backend::{Device, DeviceError};
-use loaf_runtime::trace::Trace;
+use loaf_runtime::compare::Trace;
 use std::ffi::OsString;
 use std::fmt::{self, Display};
 use std::io::{self, BufRead, IsTerminal, Read, Write};

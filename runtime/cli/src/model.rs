@@ -6,12 +6,12 @@ use crate::args::{BackendArg, ComputeArgs, ModelArgs};
 use crate::{Failure, Gpu, Io, OpenGpu, models};
 use loaf_runtime::Session;
 use loaf_runtime::backend::Device;
+use loaf_runtime::compare::Trace;
 use loaf_runtime::engine::{Engine, EngineOptions};
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::model::{Model, OpenError};
 use loaf_runtime::threads::threads_for;
 use loaf_runtime::tokenizer::Tokenizer;
-use loaf_runtime::trace::Trace;
 
 /// Said when nobody named a model and this build has none of its own.
 const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
@@ -128,15 +128,15 @@ pub(crate) struct Compute {
     backend: BackendArg,
     threads: Option<usize>,
     kernels: Kernels,
-    map_ahead: bool,
+    prefetch_pages: bool,
     gpu: Option<OpenGpu>,
 }
 
 impl Compute {
     pub(crate) fn of(args: &ComputeArgs, io: &Io<'_>) -> Result<Compute, Failure> {
         let threads = args.threads.map(usize::from);
-        let (kernels, map_ahead) = (kernels(io)?, !args.no_map_ahead);
-        Ok(Compute { backend: args.backend, threads, kernels, map_ahead, gpu: io.gpu })
+        let (kernels, prefetch_pages) = (kernels(io)?, !args.no_prefetch);
+        Ok(Compute { backend: args.backend, threads, kernels, prefetch_pages, gpu: io.gpu })
     }
 
     /// An engine with so many slots. Beside it stands why it is the CPU's, where a GPU would have been taken.
@@ -156,7 +156,7 @@ impl Compute {
 
     fn cpu(&self, loaf: &Model, slots: u32) -> Result<Engine, String> {
         let threads = self.threads.unwrap_or_else(|| threads_for(loaf.plan()));
-        let options = EngineOptions { threads, kernels: self.kernels, slots, map_ahead: self.map_ahead };
+        let options = EngineOptions { threads, kernels: self.kernels, slots, prefetch_pages: self.prefetch_pages };
         let smaller = if slots > 1 { "serve with a smaller --parallel, or " } else { "" };
         Engine::new(loaf, options).map_err(|e| format!("{e}; {smaller}bake with a smaller --context"))
     }

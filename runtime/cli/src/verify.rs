@@ -1,4 +1,4 @@
-//! `loaf verify`: proves every byte of a file.
+//! `loaf verify`: checks every checksum of a file.
 //!
 //! Opening has proved head, plan, chat and tokenizer; what is left are the hashes of everything else, the agreement
 //! of header and table, the padding, and the leaves of the weights, which threads share out among themselves. With

@@ -18,7 +18,7 @@ use super::{Device, DeviceError, Limits, Part, SlotRun};
 use crate::memory::{LARGE_PAGE, Reserved};
 use crate::model::Model;
 use crate::op_times::OpTimes;
-use crate::pages::MapAhead;
+use crate::pages::PagePrefetch;
 use crate::pool::Pool;
 use loaf_kernels::{Kernels, Run};
 
@@ -31,13 +31,18 @@ pub struct CpuOptions {
     /// Sequences there is room for.
     pub slots: u32,
     /// Whether weights are mapped before they are read, by a thread that begins with the first decode step.
-    pub map_ahead: bool,
+    pub prefetch_pages: bool,
 }
 
 impl Default for CpuOptions {
     /// A thread a physical core, the best kernels, room for one sequence.
     fn default() -> Self {
-        CpuOptions { threads: crate::pool::default_threads(), kernels: Kernels::detect(), slots: 1, map_ahead: true }
+        CpuOptions {
+            threads: crate::pool::default_threads(),
+            kernels: Kernels::detect(),
+            slots: 1,
+            prefetch_pages: true,
+        }
     }
 }
 
@@ -68,11 +73,11 @@ pub struct Cpu {
     /// Gathers what ops take, if somebody watches.
     times: Option<OpTimes>,
     /// Maps weights from the first decode step on: a single token reads fewer than all.
-    ahead: Option<MapAhead>,
+    prefetch: Option<PagePrefetch>,
 }
 
 /// Bytes of weights below which faults are not worth a thread: some ten milliseconds.
-const MAP_AHEAD: usize = 256 << 20;
+const PREFETCH_FROM: usize = 256 << 20;
 
 // SAFETY: the addresses inside point into memory it owns, the model's included; nothing is tied to the thread that made it.
 unsafe impl Send for Cpu {}
@@ -172,8 +177,8 @@ impl Cpu {
             pads: false,
             threads: pool.threads(),
         };
-        let ahead = (options.map_ahead && model.tells_pages() && model.data().len() >= MAP_AHEAD)
-            .then(|| MapAhead::new(model, decode.operands().chain(lm_head.operands())))
+        let prefetch = (options.prefetch_pages && model.tells_pages() && model.data().len() >= PREFETCH_FROM)
+            .then(|| PagePrefetch::new(model, decode.operands().chain(lm_head.operands())))
             .flatten();
         Ok(Cpu {
             model: model.clone(),
@@ -190,7 +195,7 @@ impl Cpu {
             limits,
             runs: Vec::with_capacity(limits.slots.min(limits.prefill_rows.max(limits.decode_rows)) as usize),
             times: None,
-            ahead,
+            prefetch,
         })
     }
 
@@ -263,8 +268,8 @@ impl Device for Cpu {
     }
 
     fn decode(&mut self, ids: &[u32], runs: &[SlotRun]) -> Result<(), DeviceError> {
-        if let Some(ahead) = &self.ahead {
-            ahead.begin();
+        if let Some(prefetch) = &self.prefetch {
+            prefetch.begin();
         }
         self.put_words(self.model.plan().io.ids, ids);
         self.resolve(runs);

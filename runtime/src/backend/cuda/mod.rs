@@ -26,11 +26,11 @@ use self::driver::{Driver, DriverError, Function, Graph, Pinned};
 use self::launch::{FEW_ROWS, Kernel, Launch, launch};
 use self::memory::Memory;
 use super::{Choice, Chooser, Device, DeviceError, Limits, Part, SlotRun};
+use crate::compare::{Seen, Trace, is_shown};
 use crate::model::Model;
 use crate::op_times::OpTimes;
 use crate::sample::SamplerOptions;
 use crate::schedule::Schedule;
-use crate::trace::{Seen, Trace, is_shown};
 
 /// The kernels for Hopper, compiled.
 const CUBIN: &[u8] = include_bytes!("kernels/loaf.sm_90a.cubin");

@@ -51,10 +51,10 @@ use self::sampling::Sampling;
 use self::slots::Slot;
 use self::weights::Weights;
 use super::{Choice, Chooser, DeviceError, Limits, Part, SlotRun};
+use crate::compare::{Seen, Trace};
 use crate::model::Model;
 use crate::sample::SamplerOptions;
 use crate::schedule::Schedule;
-use crate::trace::{Seen, Trace};
 
 /// How to run on MLX.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,7 +66,7 @@ pub struct MlxOptions {
     /// Bytes the device has, if not what MLX says.
     pub memory: Option<u64>,
     /// Chains as on a GPU, each kernel by its definition in operations: for tests.
-    pub twins: bool,
+    pub reference: bool,
     /// Sequences at a time; 0 is taken for 1.
     pub slots: u32,
 }
@@ -160,7 +160,7 @@ impl MlxDevice {
         let kind = options.activations.unwrap_or(if device == Device::Cpu { Type::F32 } else { weights_type(plan) });
         // SAFETY: the model's bytes are mapped read-only and the device keeps the model; `drop` waits for all that reads them.
         let weights = unsafe { Weights::new(model.data()) };
-        let kernels = if options.twins { Kernels::twins(device) } else { Kernels::new(device)? };
+        let kernels = if options.reference { Kernels::reference(device) } else { Kernels::new(device)? };
         let lowering = Rc::new(Lowering::new(mlx, weights, kernels, plan, kind));
         let scheduled = plan.templates.iter().map(|t| {
             let schedule = Schedule::new(plan, t).map_err(|e| MlxError(e.to_string()))?;

@@ -1,4 +1,4 @@
-//! Tracing: every float result of every op, on one engine, for comparing it with another.
+//! Comparing engines: every float result of every op of one, beside another's.
 //!
 //! [`CpuTrace`] plays a plan's graphs on one thread and shows each result when it is there; the MLX backend can do the same
 //! uncompiled. [`Activations`] are results that another implementation saved, by the name of the module that made them.
