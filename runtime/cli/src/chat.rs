@@ -19,7 +19,6 @@ use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::style::Reasoning;
 use crate::{Failure, Io, MAX_TEXT_BYTES, model};
-pub(crate) use commands::COMMANDS;
 use loaf_runtime::Model;
 use loaf_runtime::Session;
 use loaf_runtime::conversation::Conversation;

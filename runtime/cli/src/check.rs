@@ -14,7 +14,8 @@ use crate::args::{BackendArg, CheckArgs};
 use crate::progress::Progress;
 use crate::{Failure, Io, model};
 use loaf_runtime::Model;
-use loaf_runtime::compare::{Activations, CpuTrace, Difference, Names, Trace};
+use loaf_runtime::backend::Trace;
+use loaf_runtime::compare::{Activations, CpuTrace, Difference, Names};
 use loaf_runtime::conversation::text_ids;
 use loaf_runtime::kernels::{Isa, Kernels};
 

@@ -29,14 +29,14 @@ mod run;
 mod score;
 mod serve;
 pub mod shell;
+mod slash;
 mod style;
 mod verify;
 
 use loaf_formats::container::Container;
 use loaf_formats::text;
 use loaf_runtime::Model;
-use loaf_runtime::backend::{Device, DeviceError};
-use loaf_runtime::compare::Trace;
+use loaf_runtime::backend::{Device, DeviceError, Trace};
 use std::ffi::OsString;
 use std::fmt::{self, Display};
 use std::io::{self, BufRead, IsTerminal, Read, Write};

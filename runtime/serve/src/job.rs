@@ -91,6 +91,18 @@ pub enum Stop {
     Context,
 }
 
+impl Stop {
+    /// Its name in logs and on the socket.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Stop::End => "stop",
+            Stop::Text(_) => "stop_text",
+            Stop::Length => "length",
+            Stop::Context => "context",
+        }
+    }
+}
+
 /// What a job took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -158,4 +170,23 @@ pub enum Event {
     Embedding(Vec<f32>, Usage),
     /// It failed.
     Failed(Failure),
+}
+
+/// What one job said so far.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// Tokens.
+    pub ids: Vec<u32>,
+    /// Their text.
+    pub text: String,
+    /// Log-probabilities of the tokens, if they were asked for.
+    pub probs: Vec<TokenProbs>,
+    /// The same for the prompt.
+    pub prompt: Vec<TokenProbs>,
+    /// Why it ended, once it has.
+    pub stop: Option<Stop>,
+    /// What it took.
+    pub usage: Usage,
+    /// An embedding.
+    pub vector: Vec<f32>,
 }

@@ -5,7 +5,7 @@
 //! job --> hub (queue) --> scheduler (one engine, many slots, the cache) --> events --> api --> client
 //! ```
 //!
-//! - [`server`] and [`socket`] listen; [`wire`] bounds what a connection may take. One thread, hyper over tokio.
+//! - [`server`] and [`socket`] listen (on the socket `lines` may be spoken, too); [`wire`] bounds what a connection may take. One thread, hyper over tokio.
 //! - [`api`] has a file a surface: OpenAI's, Anthropic's, our own. Each reads its fields strictly ([`fields`]), makes jobs ([`job`]), and
 //!   renders their events ([`body`], [`run`], [`answer`], [`tools`]).
 //! - [`hub`] has the models: a bounded queue and a thread each, opened when needed.
@@ -24,8 +24,11 @@ pub mod body;
 pub mod cache;
 pub mod error;
 pub mod fields;
+pub mod flavour;
 pub mod hub;
 pub mod job;
+#[cfg(unix)]
+mod lines;
 pub mod metrics;
 pub mod prompt;
 pub mod run;

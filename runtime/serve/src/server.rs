@@ -23,10 +23,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
-use crate::api::{self, App, Flavour};
+use crate::api::{self, App};
 use crate::body::Content;
 use crate::error::ServeError;
 use crate::fields::Refusal;
+use crate::flavour::Flavour;
 use crate::wire::Wire;
 
 /// How to listen.

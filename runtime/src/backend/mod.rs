@@ -17,7 +17,9 @@ pub mod mlx_text;
 use std::fmt;
 use std::ops::Range;
 
-use loaf_formats::plan::Plan;
+use loaf_formats::dtype::DType;
+use loaf_formats::op::{Mode, OpKind, Types};
+use loaf_formats::plan::{Plan, Record};
 
 use crate::op_times::OpTimes;
 use crate::sample::SamplerOptions;
@@ -265,4 +267,24 @@ pub trait Chooser {
 
     /// Takes back the step that is on its way, if there is one: the state is that of the tokens before it.
     fn end(&mut self);
+}
+
+/// Is shown results: the record, the operand's index, values `[rows, heads, dim]`.
+pub(crate) type Seen<'a> = &'a mut dyn FnMut(&Record<'_>, usize, &[f32]);
+
+/// An engine whose results can be watched. Calls go through a sequence in order.
+pub trait Trace {
+    /// Evaluates tokens from position `pos` on (one is a decode step, more are a prefill chunk) and shows every float result.
+    ///
+    /// # Errors
+    /// What the engine says.
+    fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> Result<(), DeviceError>;
+}
+
+/// Whether engines have result `i` of an op in common: a float result, and not an intermediate of one engine.
+pub fn is_shown(kind: OpKind, i: usize) -> bool {
+    let rule = &kind.spec().operands[i];
+    rule.mode == Mode::Out
+        && rule.types == Types::Is(DType::F32)
+        && !matches!(kind, OpKind::Quantize | OpKind::RopeTable)
 }

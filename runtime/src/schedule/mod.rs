@@ -69,6 +69,13 @@ impl fmt::Display for ScheduleError {
 
 impl std::error::Error for ScheduleError {}
 
+type Checked = Result<(), ScheduleError>;
+
+/// Refuses unless something holds.
+fn ensure(holds: bool, at: impl FnOnce() -> String, expected: &str, found: impl FnOnce() -> String) -> Checked {
+    if holds { Ok(()) } else { Err(ScheduleError { at: at(), expected: expected.to_owned(), found: found() }) }
+}
+
 /// Index of a record in its template.
 pub type RecordId = usize;
 /// Index in [`Draft::values`].

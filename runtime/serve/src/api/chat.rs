@@ -11,9 +11,9 @@ use crate::answer::{Piece, Splitter, join};
 use crate::body::{Content, Stream};
 use crate::fields::{Fields, Refusal};
 use crate::hub::Loaded;
-use crate::job::{Event, TokenProbs, Wanted};
+use crate::job::{Answer, Event, TokenProbs, Wanted};
 use crate::prompt::{self, Talk};
-use crate::run::{Answer, Run};
+use crate::run::Run;
 use crate::tools::Call;
 
 /// How answers to a chat are read and written.

@@ -10,9 +10,9 @@ use super::{App, Plan, Request, blocking, finish_reason, log_prob, open, samplin
 use crate::body::{Content, Stream};
 use crate::fields::{Fields, Refusal, kind};
 use crate::hub::Loaded;
-use crate::job::{Event, TokenProbs, Wanted};
+use crate::job::{Answer, Event, TokenProbs, Wanted};
 use crate::prompt::{self, Prompt};
-use crate::run::{Answer, Run};
+use crate::run::Run;
 
 /// Most prompts of a request.
 const MOST_PROMPTS: usize = 64;

@@ -14,9 +14,9 @@ use crate::answer::{Piece, Splitter, join};
 use crate::body::{Content, Stream};
 use crate::fields::{Fields, Refusal, kind};
 use crate::hub::Loaded;
-use crate::job::{Event, Failure, Stop, Wanted};
+use crate::job::{Answer, Event, Failure, Stop, Wanted};
 use crate::prompt::{self, Talk};
-use crate::run::{Answer, Run};
+use crate::run::Run;
 
 /// Bytes of messages that are kept.
 const KEPT_BYTES: usize = 64 << 20;

@@ -26,7 +26,7 @@ use self::driver::{Driver, DriverError, Function, Graph, Pinned};
 use self::launch::{FEW_ROWS, Kernel, Launch, launch};
 use self::memory::Memory;
 use super::{Choice, Chooser, Device, DeviceError, Limits, Part, SlotRun};
-use crate::compare::{Seen, Trace, is_shown};
+use crate::backend::{Seen, Trace, is_shown};
 use crate::model::Model;
 use crate::op_times::OpTimes;
 use crate::sample::SamplerOptions;

@@ -30,7 +30,7 @@ use super::kernels::{Kernels, Place};
 use super::ops::Mlx;
 use super::values::{Values, View, shape};
 use super::weights::Weights;
-use crate::compare::is_shown;
+use crate::backend::is_shown;
 use crate::schedule::{Maker, Node, RecordId, Schedule, Source, ValueId};
 
 /// A template and its fused steps.
