@@ -75,8 +75,8 @@ fn find(path: PathBuf, io: &Io<'_>) -> Result<PathBuf, Failure> {
             }
             return fail(if is_repository(&shown) {
                 format!(
-                    "no such file; if it is a repository of checkpoints: loaf downloads nothing, so get its files into a \
-                     folder, then 'bake build FOLDER -o {}.loaf'",
+                    "no such file; of a repository, 'loaf pull hf:{shown}' fetches a loaf, 'bake build hf:{shown} -o {}.loaf' bakes a \
+                     checkpoint",
                     shown.rsplit('/').next().unwrap_or_default()
                 )
             } else {
