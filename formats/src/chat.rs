@@ -21,7 +21,7 @@ pub struct Sampling {
     pub top_p: f32,
     /// Candidates below this fraction of the best are dropped, in [0, 1).
     pub min_p: f32,
-    /// Divides (or multiplies) logits of tokens seen; 1 is none.
+    /// Divides (or multiplies) logits of tokens seen; 1 changes nothing.
     pub repetition_penalty: f32,
 }
 

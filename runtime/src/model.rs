@@ -24,7 +24,7 @@ use crate::tokenizer::Tokenizer;
 pub enum OpenError {
     /// The file cannot be read.
     Io(PathBuf, std::io::Error),
-    /// The container is not one.
+    /// The file has no valid container.
     Container(ContainerError),
     /// The bytes do not lie on a cache line, which weights rely on.
     Misaligned,

@@ -31,7 +31,7 @@ pub struct SamplerOptions {
     pub top_p: f32,
     /// Candidates less probable than this fraction of the best are dropped; in [0, 1).
     pub min_p: f32,
-    /// Divides positive logits, and multiplies negative ones, of every token of prompt and output; 1 is none.
+    /// Divides positive logits, and multiplies negative ones, of every token of prompt and output; 1 changes nothing.
     pub repetition_penalty: f32,
     /// Subtracted from the logit of every token of the output.
     pub presence_penalty: f32,

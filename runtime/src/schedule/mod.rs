@@ -50,7 +50,7 @@ use loaf_formats::plan::{Phase, Region, Template, VerifiedPlan};
 
 pub use arena::Arena;
 
-/// Why a template has no schedule, or a draft is none.
+/// Why a template has no schedule, or which rule of schedules a draft breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleError {
     /// Where, such as `decode, step 12, record 81`.

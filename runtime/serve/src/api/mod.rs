@@ -226,7 +226,7 @@ pub async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(Refusal::new(500, format!("a request failed: {e}"))))
 }
 
-/// Places that have no body to read; `None` if this is none.
+/// Answers requests that have no body to read; `None` for other requests.
 pub fn place(app: &App, method: &Method, path: &str) -> Option<Response<Content>> {
     if *method != Method::GET && *method != Method::HEAD {
         return None;
