@@ -66,7 +66,7 @@ fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
 /// Lines of a source file that declare a public type with a lifetime.
 fn borrowing_types(source: &str) -> Vec<&str> {
     let declares = |line: &str| {
-        let mut words = line.trim_start().split_whitespace();
+        let mut words = line.split_whitespace();
         words.next() == Some("pub")
             && words.next().is_some_and(|word| ["struct", "enum", "union", "type"].contains(&word))
             && words.next().is_some_and(|name| name.contains("<'"))
