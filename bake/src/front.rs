@@ -79,7 +79,7 @@ pub fn chat(checkpoint: &Checkpoint, vocab: u32) -> Result<Chat, Error> {
     let stop_ids = stop_ids.into_iter().map(|id| id as u32).collect();
     let sampling = sampling(&generation)
         .map_err(|(key, expected)| wrong("generation_config.json", key, expected, &generation[key]))?;
-    sampling.check().map_err(|e| Error::malformed(&checkpoint.dir().join("generation_config.json"), e))?;
+    sampling.check().map_err(|e| Error::malformed(&checkpoint.dir().join("generation_config.json"), e.to_string()))?;
     // A key of our own, for models made to give one kind of answer.
     let own = &generation["loaf"];
     let answers = match &own["answers"] {

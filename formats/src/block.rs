@@ -22,14 +22,11 @@
 //!
 //! `d`, `dmin` are f16.
 
-use crate::dtype::{DType, Plane, WEIGHT_PLANES};
-use crate::quant::float_at;
+pub use crate::plane::SUPER;
+use crate::plane::{DType, Plane, WEIGHT_PLANES, float_at};
 
 /// The values of `iq4_nl` and `iq4_xs`, by code.
 pub const TABLE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-
-/// Weights of a super-block.
-pub const SUPER: u64 = 256;
 
 /// A block format; see the module. The discriminant is part of the on-disk code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -21,7 +21,7 @@ pub struct Sampling {
     pub top_p: f32,
     /// Candidates below this fraction of the best are dropped, in [0, 1).
     pub min_p: f32,
-    /// Divides (or multiplies) logits of tokens seen; 1 is none.
+    /// Divides (or multiplies) logits of tokens seen; 1 changes nothing.
     pub repetition_penalty: f32,
 }
 
@@ -94,7 +94,7 @@ impl Chat {
         if let Some(id) = chat.stop_ids.iter().find(|&&id| id >= vocab) {
             return Err(ChatError(format!("expected stop ids below {vocab}, found {id}")));
         }
-        chat.sampling.check().map_err(ChatError)?;
+        chat.sampling.check().map_err(|e| ChatError(e.to_string()))?;
         if let Some(v) = chat.unsure_below.filter(|v| !(v.is_finite() && *v <= 0.0)) {
             return Err(ChatError(format!("unsure_below: expected a log-probability, found {v}")));
         }
@@ -102,14 +102,41 @@ impl Chat {
     }
 }
 
+/// A value of [`Sampling`] that is out of its range.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct OutOfRange {
+    /// The value's name.
+    pub name: &'static str,
+    /// Its range, in words.
+    pub expected: &'static str,
+    /// What it is.
+    pub found: f32,
+}
+
+impl OutOfRange {
+    /// Of a value that this crate does not know.
+    pub fn new(name: &'static str, expected: &'static str, found: f32) -> OutOfRange {
+        OutOfRange { name, expected, found }
+    }
+}
+
+impl fmt::Display for OutOfRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: expected {}, found {}", self.name, self.expected, self.found)
+    }
+}
+
+impl std::error::Error for OutOfRange {}
+
 impl Sampling {
     /// Whether every value is in its range.
     ///
     /// # Errors
-    /// A sentence naming the first that is not.
-    pub fn check(&self) -> Result<(), String> {
-        let need = |ok: bool, name: &str, range: &str, v: f32| {
-            if ok { Ok(()) } else { Err(format!("{name}: expected {range}, found {v}")) }
+    /// The first that is not.
+    pub fn check(&self) -> Result<(), OutOfRange> {
+        let need = |ok: bool, name, expected, found| {
+            if ok { Ok(()) } else { Err(OutOfRange { name, expected, found }) }
         };
         need((0.0..=100.0).contains(&self.temperature), "temperature", "0 to 100", self.temperature)?;
         need(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", "above 0, at most 1", self.top_p)?;

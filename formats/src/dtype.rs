@@ -7,79 +7,8 @@
 
 use std::fmt;
 
-use crate::block::{Block, SUPER};
-
-/// The type of one element of a tensor in memory. The discriminant is the on-disk code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum DType {
-    /// IEEE binary32.
-    F32 = 0,
-    /// IEEE binary16.
-    F16 = 1,
-    /// The upper half of a binary32.
-    BF16 = 2,
-    /// Unsigned 32-bit integer: token ids, packed codes.
-    U32 = 3,
-    /// Signed byte: quantised activations.
-    I8 = 4,
-    /// Unsigned byte: block-float scales, file sections.
-    U8 = 5,
-}
-
-impl DType {
-    /// Every type, in code order.
-    pub const ALL: [DType; 6] = [DType::F32, DType::F16, DType::BF16, DType::U32, DType::I8, DType::U8];
-
-    /// The type with this on-disk code, if there is one.
-    pub fn from_code(code: u8) -> Option<DType> {
-        Self::ALL.get(usize::from(code)).copied()
-    }
-
-    /// Bytes of one element.
-    pub const fn bytes(self) -> u64 {
-        match self {
-            DType::F32 | DType::U32 => 4,
-            DType::F16 | DType::BF16 => 2,
-            DType::I8 | DType::U8 => 1,
-        }
-    }
-
-    /// The name safetensors headers use.
-    pub const fn safetensors_name(self) -> &'static str {
-        match self {
-            DType::F32 => "F32",
-            DType::F16 => "F16",
-            DType::BF16 => "BF16",
-            DType::U32 => "U32",
-            DType::I8 => "I8",
-            DType::U8 => "U8",
-        }
-    }
-
-    /// The inverse of [`DType::safetensors_name`].
-    pub fn from_safetensors_name(name: &str) -> Option<DType> {
-        Self::ALL.into_iter().find(|d| d.safetensors_name() == name)
-    }
-
-    /// Whether an element is a floating-point number.
-    pub const fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F16 | DType::BF16)
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DType::F32 => "f32",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::U32 => "u32",
-            DType::I8 => "i8",
-            DType::U8 => "u8",
-        })
-    }
-}
+use crate::block::Block;
+pub use crate::plane::{DType, Plane, WEIGHT_PLANES};
 
 /// How a weight matrix `[.., out, in]` is stored.
 ///
@@ -266,39 +195,6 @@ impl WeightFormat {
             return None;
         }
         self.planes().into_iter().flatten().try_fold(0u64, |sum, plane| sum.checked_add(plane.row_bytes(in_dim)?))
-    }
-}
-
-/// Most planes a format has.
-pub const WEIGHT_PLANES: usize = 4;
-
-/// One of the tensors a weight is stored as: `[.., out, n]`, where a row of `in` weights has `n = in * elems / per` elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plane {
-    /// Last part of the tensor's name: `weight`, `scales`, `biases`, ..
-    pub name: &'static str,
-    /// Element type.
-    pub dtype: DType,
-    /// Elements for each `per` weights.
-    pub elems: u64,
-    /// Weights that `elems` elements hold.
-    pub per: u64,
-}
-
-impl Plane {
-    /// Elements of a row of `in_dim` weights; `None` if it is not whole elements, or overflows.
-    pub fn row_elems(self, in_dim: u64) -> Option<u64> {
-        let elems = in_dim.checked_mul(self.elems)?;
-        // Parts of super-blocks stand for nothing.
-        if self.per == SUPER && !in_dim.is_multiple_of(SUPER) {
-            return None;
-        }
-        (elems % self.per == 0 && (self.per == 1 || in_dim > 0)).then_some(elems / self.per)
-    }
-
-    /// Bytes of a row of `in_dim` weights.
-    pub fn row_bytes(self, in_dim: u64) -> Option<u64> {
-        self.row_elems(in_dim)?.checked_mul(self.dtype.bytes())
     }
 }
 

@@ -178,7 +178,7 @@ impl ExpertTensor {
     /// The tensors with experts that a manifest describes; none if it describes none.
     ///
     /// # Errors
-    /// A description that is none.
+    /// What stands under `experts` describes no tensors with experts.
     pub fn read_all(manifest: &Value) -> Result<Vec<ExpertTensor>, ExpertsError> {
         match &manifest["experts"] {
             Value::Null => Ok(Vec::new()),

@@ -17,6 +17,7 @@ pub mod memory;
 pub mod op;
 pub mod output;
 pub mod plan;
+pub mod plane;
 pub mod program;
 pub mod quant;
 pub mod text;

@@ -23,6 +23,7 @@ use half::{bf16, f16};
 
 use crate::block::TABLE;
 use crate::dtype::{DType, WEIGHT_PLANES, WeightFormat};
+pub use crate::plane::float_at;
 
 /// The sixteen E2M1 values (OCP MX v1.0, table 5); bit 3 is the sign.
 pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
@@ -45,18 +46,6 @@ pub const fn e8m0_to_f32(byte: u8) -> f32 {
         // 2^-127 is subnormal in binary32.
         0 => f32::from_bits(1 << 22),
         _ => f32::from_bits((byte as u32) << 23),
-    }
-}
-
-/// Element `i` of little-endian floats `bytes`, widened to f32; `None` past the end or if `dtype` is no float.
-pub fn float_at(dtype: DType, bytes: &[u8], i: usize) -> Option<f32> {
-    let size = dtype.bytes() as usize;
-    let start = i.checked_mul(size)?;
-    match (dtype, bytes.get(start..start.checked_add(size)?)?) {
-        (DType::F32, &[a, b, c, d]) => Some(f32::from_le_bytes([a, b, c, d])),
-        (DType::F16, &[a, b]) => Some(f16::from_le_bytes([a, b]).to_f32()),
-        (DType::BF16, &[a, b]) => Some(bf16::from_le_bytes([a, b]).to_f32()),
-        _ => None,
     }
 }
 

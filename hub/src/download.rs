@@ -84,7 +84,7 @@ impl Hub {
         request.call().map_err(|e| Error::Network(format!("{}: {e}", origin(url))))
     }
 
-    /// An error for a status that is no answer.
+    /// An error for a status that brings no file.
     fn refused(&self, what: &str, status: u16) -> Error {
         let token = if self.token.is_some() { "the token does not open it" } else { "a token in HF_TOKEN may open it" };
         match status {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 /// Why a file is not there.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Error {
     /// What was asked for, or the environment, cannot be meant.
     Reference(String),

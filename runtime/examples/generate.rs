@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::open(path.as_ref())?;
     let tokenizer = model.tokenizer()?.ok_or("a loaf without a tokenizer")?;
     let mut ids = Vec::new();
-    tokenizer.get().encode(&prompt, true, &mut Default::default(), &mut ids);
+    tokenizer.encode(&prompt, true, &mut Default::default(), &mut ids);
     let Session { mut engine, mut sequence } = Session::new(Engine::new(&model, EngineOptions::default())?)?;
     let stop_ids = model.chat().stop_ids.clone();
     let options = GenerateOptions { max_tokens: Some(100), stop_ids, continues_text: true, ..Default::default() };

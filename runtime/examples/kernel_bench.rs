@@ -12,8 +12,8 @@ use std::time::Instant;
 use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{self, MAX_OPERANDS, OpAttrs, OpKind};
+use loaf_kernels::{Kernels, OpCall, RawOperand, Run, scratch_bytes, units};
 use loaf_runtime::bandwidth::BandwidthProbe;
-use loaf_runtime::kernels::{Kernels, OpCall, RawOperand, Run, scratch_bytes, units};
 use loaf_runtime::pool::{Pool, default_threads};
 
 /// Operand addresses, so that a loop body may be shared between threads.

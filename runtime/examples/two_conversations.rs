@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut talks = Vec::new();
     for prompt in &prompts {
         let mut ids = Vec::new();
-        tokenizer.get().encode(prompt, true, &mut Default::default(), &mut ids);
+        tokenizer.encode(prompt, true, &mut Default::default(), &mut ids);
         let options = GenerateOptions { max_tokens: Some(60), continues_text: true, ..GenerateOptions::default() };
         let mut generation = Generation::new(&model, Some(tokenizer.clone()), &ids, 0, options)?;
         let mut sequence = engine.sequence()?;

@@ -24,13 +24,13 @@ use crate::tokenizer::{EncodeOptions, Scratch, Tokenizer};
 /// let tokenizer = model.tokenizer()?.ok_or("a loaf without a tokenizer")?;
 /// let mut conversation = Conversation::new(model.chat())?.ok_or("a loaf without a chat template")?;
 /// conversation.push_user("undo the last commit");
-/// let prompt = conversation.prompt(&tokenizer.get(), &mut Default::default())?;
+/// let prompt = conversation.prompt(&tokenizer, &mut Default::default())?;
 /// // What a message says spells no special token; the template's own words do.
-/// assert!(tokenizer.get().is_special(prompt.ids[0]));
+/// assert!(tokenizer.is_special(prompt.ids[0]));
 /// conversation.pop();
 /// conversation.push_user("<|user|>");
-/// let typed = conversation.prompt(&tokenizer.get(), &mut Default::default())?;
-/// let special = |ids: &[u32]| ids.iter().filter(|id| tokenizer.get().is_special(**id)).count();
+/// let typed = conversation.prompt(&tokenizer, &mut Default::default())?;
+/// let special = |ids: &[u32]| ids.iter().filter(|id| tokenizer.is_special(**id)).count();
 /// assert_eq!(special(&typed.ids), special(&prompt.ids));
 /// # Ok(())
 /// # }
@@ -58,6 +58,7 @@ pub struct Prompt {
 
 /// Why there is no prompt, or no conversation.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum ConversationError {
     /// The template fails on these messages.
     Template(TemplateError),
@@ -68,8 +69,13 @@ pub enum ConversationError {
         /// Positions there are.
         context: usize,
     },
-    /// What was saved is no conversation; says what is wrong with it.
-    Saved(String),
+    /// What was saved has no array 'messages'.
+    NoMessages,
+    /// A message of what was saved lacks a text 'role' or 'content'.
+    NoMessage {
+        /// Its place in the array.
+        index: usize,
+    },
 }
 
 impl fmt::Display for ConversationError {
@@ -79,12 +85,22 @@ impl fmt::Display for ConversationError {
             ConversationError::TooLong { tokens, context } => {
                 write!(f, "the message takes {tokens} tokens, expected fewer than {context} (the context)")
             }
-            ConversationError::Saved(what) => f.write_str(what),
+            ConversationError::NoMessages => write!(f, "no array 'messages'; expected what /save writes"),
+            ConversationError::NoMessage { index } => {
+                write!(f, "message {index} lacks a text 'role' or 'content'; expected what /save writes")
+            }
         }
     }
 }
 
-impl std::error::Error for ConversationError {}
+impl std::error::Error for ConversationError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ConversationError::Template(e) => Some(e),
+            _ => None,
+        }
+    }
+}
 
 impl From<TemplateError> for ConversationError {
     fn from(e: TemplateError) -> Self {
@@ -172,7 +188,7 @@ impl Conversation {
     ///
     /// # Errors
     /// What the template says.
-    pub fn prompt(&self, tokenizer: &Tokenizer<'_>, scratch: &mut Scratch) -> Result<Prompt, ConversationError> {
+    pub fn prompt(&self, tokenizer: &Tokenizer, scratch: &mut Scratch) -> Result<Prompt, ConversationError> {
         self.prompt_from(0, tokenizer, scratch)
     }
 
@@ -180,7 +196,7 @@ impl Conversation {
     fn prompt_from(
         &self,
         skip: usize,
-        tokenizer: &Tokenizer<'_>,
+        tokenizer: &Tokenizer,
         scratch: &mut Scratch,
     ) -> Result<Prompt, ConversationError> {
         let system = self.system.iter().map(|text| message("system", text));
@@ -193,11 +209,7 @@ impl Conversation {
             eos_token: self.eos_token.as_deref(),
             ..Inputs::default()
         };
-        let rendered = self.template.render(&inputs)?;
-        let typed = if self.special { &[][..] } else { &rendered.typed };
-        let mut ids = Vec::new();
-        tokenizer.encode_typed(&rendered.text, typed, false, scratch, &mut ids);
-        Ok(Prompt { ids, thinks: rendered.text.trim_end().ends_with("<think>") })
+        Ok(render(&self.template, &inputs, self.special, tokenizer, scratch)?)
     }
 
     /// The prompt, after as few of the oldest turns were dropped as leave room for `room` tokens of an answer in a context
@@ -209,7 +221,7 @@ impl Conversation {
         &mut self,
         context: usize,
         room: usize,
-        tokenizer: &Tokenizer<'_>,
+        tokenizer: &Tokenizer,
         scratch: &mut Scratch,
     ) -> Result<(Prompt, usize), ConversationError> {
         let whole = self.prompt(tokenizer, scratch)?;
@@ -244,13 +256,12 @@ impl Conversation {
     /// Continues a conversation that was saved.
     ///
     /// # Errors
-    /// [`ConversationError::Saved`]; then nothing changes.
+    /// [`ConversationError::NoMessages`], [`ConversationError::NoMessage`]; then nothing changes.
     pub fn load(&mut self, saved: &Value) -> Result<(), ConversationError> {
-        let bad = |what: &str| Err(ConversationError::Saved(format!("{what}; expected what /save writes")));
-        let Some(messages) = saved["messages"].as_array() else { return bad("no array 'messages'") };
+        let messages = saved["messages"].as_array().ok_or(ConversationError::NoMessages)?;
         let is_message = |m: &Value| m["role"].is_string() && m["content"].is_string();
-        if let Some(i) = messages.iter().position(|m| !is_message(m)) {
-            return bad(&format!("message {i} lacks a text 'role' or 'content'"));
+        if let Some(index) = messages.iter().position(|m| !is_message(m)) {
+            return Err(ConversationError::NoMessage { index });
         }
         self.system = saved["system"].as_str().map(str::to_owned);
         self.messages = messages.clone();
@@ -258,8 +269,26 @@ impl Conversation {
     }
 }
 
+/// The prompt that a template makes of its inputs. What messages, tools and variables say spells special tokens only if `special`.
+///
+/// # Errors
+/// What the template says.
+pub fn render(
+    template: &ChatTemplate,
+    inputs: &Inputs<'_>,
+    special: bool,
+    tokenizer: &Tokenizer,
+    scratch: &mut Scratch,
+) -> Result<Prompt, TemplateError> {
+    let rendered = template.render(inputs)?;
+    let typed = if special { &[][..] } else { &rendered.typed };
+    let mut ids = Vec::new();
+    tokenizer.encode_typed(&rendered.text, typed, false, scratch, &mut ids);
+    Ok(Prompt { ids, thinks: rendered.text.trim_end().ends_with("<think>") })
+}
+
 /// The ids of a text by itself, with what the tokenizer puts around one. It spells special tokens only if `special`.
-pub fn text_ids(tokenizer: &Tokenizer<'_>, text: &str, special: bool) -> Vec<u32> {
+pub fn text_ids(tokenizer: &Tokenizer, text: &str, special: bool) -> Vec<u32> {
     let mut ids = Vec::new();
     let options = EncodeOptions { add_special: true, parse_special: special };
     tokenizer.encode_with(text, options, &mut Scratch::default(), &mut ids);

@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use loaf_formats::memory::reserved;
 
 use crate::engine::{Engine, EngineError};
-use crate::model::{Model, SharedTokenizer};
+use crate::model::Model;
 use crate::sample::{SampleError, Sampler, SamplerOptions, log_prob};
 use crate::sequence::Sequence;
-use crate::tokenizer::Detokenizer;
+use crate::tokenizer::{Detokenizer, Tokenizer};
 
 /// How to generate.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +44,7 @@ pub struct GenerateOptions {
 
 /// Why generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StopReason {
     /// The model chose a stop token, or wrote a stop string.
     Stop,
@@ -79,7 +80,7 @@ pub enum Event {
     Tail,
 }
 
-/// What a generation needs next.
+/// What a generation needs next. Whoever drives one does something of its own for each, so another one is a change that has to be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// [`Generation::feed`] has tokens for the model; tell [`Generation::fed`] how many of them it took.
@@ -136,6 +137,7 @@ pub trait Constraint: Send {
 
 /// What happened.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Report {
     /// Why it ended.
     pub stop: StopReason,
@@ -201,7 +203,15 @@ impl fmt::Display for GenerateError {
     }
 }
 
-impl std::error::Error for GenerateError {}
+impl std::error::Error for GenerateError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            GenerateError::EmptyPrompt => None,
+            GenerateError::Engine(e) => Some(e),
+            GenerateError::Sample(e) => Some(e),
+        }
+    }
+}
 
 impl From<EngineError> for GenerateError {
     fn from(e: EngineError) -> Self {
@@ -217,7 +227,7 @@ impl From<SampleError> for GenerateError {
 
 /// Ids to certain text: detokenises, and holds back what may become a stop string.
 struct Text {
-    tokenizer: SharedTokenizer,
+    tokenizer: Tokenizer,
     detokenizer: Detokenizer,
     stop_strings: Vec<String>,
     /// Text that has not been told; its first `told` bytes have.
@@ -228,13 +238,13 @@ struct Text {
 }
 
 impl Text {
-    fn new(tokenizer: SharedTokenizer, options: &GenerateOptions) -> Text {
+    fn new(tokenizer: Tokenizer, options: &GenerateOptions) -> Text {
         let stop_strings: Vec<String> = options.stop_strings.iter().filter(|s| !s.is_empty()).cloned().collect();
         let longest = stop_strings.iter().map(String::len).max().unwrap_or(0);
         Text {
-            detokenizer: Detokenizer::new(&tokenizer.get(), true),
+            detokenizer: Detokenizer::new(&tokenizer, true),
             // A push, and the finish after it.
-            pending: String::with_capacity(longest + 2 * Detokenizer::max_piece_bytes(&tokenizer.get())),
+            pending: String::with_capacity(longest + 2 * Detokenizer::max_piece_bytes(&tokenizer)),
             told: 0,
             skip: 0,
             stop_strings,
@@ -246,7 +256,7 @@ impl Text {
     fn continue_after(&mut self, prompt: &[u32]) {
         let mut certain = 0;
         for &id in prompt {
-            self.detokenizer.push(&self.tokenizer.get(), id, &mut self.pending);
+            self.detokenizer.push(&self.tokenizer, id, &mut self.pending);
             certain += self.pending.len();
             self.pending.clear();
         }
@@ -261,7 +271,7 @@ impl Text {
     /// Drops what has been told, adds a token; true if a stop string is complete. Then [`Text::certain`] is new text.
     fn push(&mut self, id: u32) -> bool {
         self.forget();
-        self.detokenizer.push(&self.tokenizer.get(), id, &mut self.pending);
+        self.detokenizer.push(&self.tokenizer, id, &mut self.pending);
         self.settle(false)
     }
 
@@ -379,7 +389,7 @@ impl Generation {
     /// A prompt that has nothing to evaluate, does not fit or has unknown tokens; [`SampleError::Option`].
     pub fn new(
         model: &Model,
-        tokenizer: Option<SharedTokenizer>,
+        tokenizer: Option<Tokenizer>,
         prompt: &[u32],
         held: usize,
         options: GenerateOptions,
@@ -544,9 +554,9 @@ impl Generation {
 }
 
 /// Tokens that may be chosen: the first so many.
-fn known_tokens(model: &Model, tokenizer: Option<&SharedTokenizer>) -> u32 {
+fn known_tokens(model: &Model, tokenizer: Option<&Tokenizer>) -> u32 {
     let vocab = model.plan().vocab;
-    tokenizer.map_or(vocab, |t| t.get().token_count().min(vocab))
+    tokenizer.map_or(vocab, |t| t.token_count().min(vocab))
 }
 
 /// Drives a generation to its end on one sequence, which holds as much of its prompt as it was told. The listener is told what happens, with the text

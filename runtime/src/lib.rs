@@ -18,7 +18,7 @@
 //! let tokenizer = model.tokenizer()?.ok_or("a loaf without a tokenizer")?;
 //! let mut conversation = Conversation::new(model.chat())?.ok_or("a loaf without a chat template")?;
 //! conversation.push_user("how much disk space is free");
-//! let prompt = conversation.prompt(&tokenizer.get(), &mut Default::default())?;
+//! let prompt = conversation.prompt(&tokenizer, &mut Default::default())?;
 //!
 //! let mut engine = Engine::new(&model, EngineOptions::default())?;
 //! let mut sequence = engine.sequence()?;
@@ -38,6 +38,8 @@
 pub mod backend;
 pub mod bandwidth;
 pub mod chat;
+#[doc(hidden)]
+pub mod compare;
 pub mod conversation;
 pub mod engine;
 pub mod generate;
@@ -53,9 +55,11 @@ pub mod sequence;
 pub mod session;
 pub mod threads;
 pub mod tokenizer;
-pub mod trace;
 
-pub use loaf_kernels as kernels;
+/// The tables of CPU kernels, for [`EngineOptions::kernels`].
+pub mod kernels {
+    pub use loaf_kernels::{Isa, Kernels};
+}
 
 pub use conversation::Conversation;
 pub use engine::{Engine, EngineError, EngineOptions};

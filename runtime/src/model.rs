@@ -20,10 +20,11 @@ use crate::tokenizer::Tokenizer;
 
 /// Why a loaf cannot be used.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum OpenError {
     /// The file cannot be read.
     Io(PathBuf, std::io::Error),
-    /// The container is not one.
+    /// The file has no valid container.
     Container(ContainerError),
     /// The bytes do not lie on a cache line, which weights rely on.
     Misaligned,
@@ -61,7 +62,18 @@ impl fmt::Display for OpenError {
     }
 }
 
-impl std::error::Error for OpenError {}
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            OpenError::Io(_, e) => Some(e),
+            OpenError::Container(e) => Some(e),
+            OpenError::Plan(e) => Some(e),
+            OpenError::Chat(e) => Some(e),
+            OpenError::Program(_, e) => Some(e),
+            OpenError::Misaligned | OpenError::Missing(_) | OpenError::OtherLoaf { .. } => None,
+        }
+    }
+}
 
 /// The bytes a loaf lives in.
 enum Bytes {
@@ -130,8 +142,8 @@ struct Inner {
 /// println!("{}: {} tokens, context {}", model.id(), model.plan().vocab, model.plan().context);
 /// let tokenizer = model.tokenizer()?.ok_or("a loaf without a tokenizer")?;
 /// let mut ids = Vec::new();
-/// tokenizer.get().encode("list the files", false, &mut Default::default(), &mut ids);
-/// assert_eq!(tokenizer.get().decode(&ids, true), "list the files");
+/// tokenizer.encode("list the files", false, &mut Default::default(), &mut ids);
+/// assert_eq!(tokenizer.decode(&ids, true), "list the files");
 /// // What is no loaf is refused, with a line that says why.
 /// let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 /// assert!(Model::open(manifest.as_ref()).is_err());
@@ -149,7 +161,7 @@ impl fmt::Debug for Model {
 
 impl Model {
     /// Maps and verifies a file, or the loaf that a program carries. Head, table, plan, chat and tokenizer sections are hashed and checked; weights are
-    /// not hashed (see [`Model::container`] for that).
+    /// not hashed (see [`Model::bytes`] for that).
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -234,12 +246,17 @@ impl Model {
         Ok(Model(Arc::new(Inner { plan, chat, id, bytes })))
     }
 
-    /// The container, for its other sections and for verifying weights.
+    /// The loaf's bytes. What this type has no method for is read with [`Container::open`]: other sections, the hashes of the weights.
+    pub fn bytes(&self) -> &[u8] {
+        self.0.bytes.get()
+    }
+
+    /// The container.
     ///
     /// # Panics
     /// Never: the bytes were opened before and do not change.
-    pub fn container(&self) -> Container<'_> {
-        Container::open(self.0.bytes.get()).expect("opened before")
+    pub(crate) fn container(&self) -> Container<'_> {
+        Container::open(self.bytes()).expect("opened before")
     }
 
     /// The weights region that plan operands address.
@@ -262,31 +279,14 @@ impl Model {
         self.0.id
     }
 
-    /// The tokenizer, if the loaf has one. Opening it verifies its tables.
+    /// The tokenizer, if the loaf has one, which keeps the model. Opening it verifies its tables.
     ///
     /// # Errors
     /// The tables do not pass verification.
-    pub fn tokenizer(&self) -> Result<Option<SharedTokenizer>, tokenizer::Error> {
+    pub fn tokenizer(&self) -> Result<Option<Tokenizer>, tokenizer::Error> {
         let Some(section) = self.container().section(SectionKind::Tokenizer) else { return Ok(None) };
-        // SAFETY: the bytes are mapped read-only, or static, and never move while the model lives, which the tokenizer holds on to;
-        // `SharedTokenizer::get` gives them out no longer than itself.
-        let section: &'static [u8] = unsafe { std::slice::from_raw_parts(section.as_ptr(), section.len()) };
-        Ok(Some(SharedTokenizer { tokenizer: Tokenizer::open(section)?, _model: self.clone() }))
-    }
-}
-
-/// A model's tokenizer, which keeps the model.
-#[derive(Clone)]
-pub struct SharedTokenizer {
-    /// Over the model's bytes.
-    tokenizer: Tokenizer<'static>,
-    _model: Model,
-}
-
-impl SharedTokenizer {
-    /// The tokenizer.
-    pub fn get(&self) -> Tokenizer<'_> {
-        self.tokenizer
+        // SAFETY: the bytes are mapped read-only, or static, and stay while this reference to the model lives.
+        unsafe { Tokenizer::over(section, self.0.clone()) }.map(Some)
     }
 }
 

@@ -3,7 +3,7 @@
 //! A page that the system holds in memory still costs a fault when this process reads it first, and most pages of a mixture of
 //! experts are read first by some token in mid-answer. Two ways around that, neither of which changes a result:
 //!
-//! - [`MapAhead`]: a thread maps what the page cache has, matrix by matrix in the order of use. What the cache has not is left
+//! - [`PagePrefetch`]: a thread maps what the page cache has, matrix by matrix in the order of use. What the cache has not is left
 //!   alone, so a file larger than memory is not read for nothing.
 //! - [`Asked`]: once a router has chosen, the system is told at once which experts will be read, each the first time. What is on
 //!   disk is then read side by side and not a page at a time.
@@ -12,10 +12,10 @@ use std::ops::Range;
 
 use loaf_formats::op::{OpAttrs, OpKind, expert_linear, expert_linear_dense, expert_linear_quant};
 
-use crate::kernels::{OpCall, RawOperand};
+use loaf_kernels::{OpCall, RawOperand};
 
 #[cfg(target_os = "linux")]
-pub(crate) use linux::MapAhead;
+pub(crate) use linux::PagePrefetch;
 
 /// The experts that an op has read so far, a bit each.
 pub(crate) struct Asked {
@@ -102,7 +102,7 @@ mod linux {
     const PIECE: usize = 2 << 20;
 
     /// A thread that maps weights once it is told to begin; it ends when it is done or dropped.
-    pub(crate) struct MapAhead {
+    pub(crate) struct PagePrefetch {
         stage: Arc<AtomicU8>,
         thread: Option<JoinHandle<usize>>,
     }
@@ -111,9 +111,9 @@ mod linux {
     const WORK: u8 = 1;
     const STOP: u8 = 2;
 
-    impl MapAhead {
+    impl PagePrefetch {
         /// For operands in the order of use, of which those within the model's data are weights. `None` if there is no such thread to be had.
-        pub fn new(model: &Model, operands: impl Iterator<Item = usize>) -> Option<MapAhead> {
+        pub fn new(model: &Model, operands: impl Iterator<Item = usize>) -> Option<PagePrefetch> {
             let stage = Arc::new(AtomicU8::new(WAIT));
             let (model, told) = (model.clone(), Arc::clone(&stage));
             let (base, len) = (model.data().as_ptr().addr(), model.data().len());
@@ -132,7 +132,7 @@ mod linux {
                     .count()
             };
             let thread = std::thread::Builder::new().name("loaf-pages".to_owned()).spawn(work).ok()?;
-            Some(MapAhead { stage, thread: Some(thread) })
+            Some(PagePrefetch { stage, thread: Some(thread) })
         }
 
         /// Lets it work; may be said again.
@@ -157,7 +157,7 @@ mod linux {
         }
     }
 
-    impl Drop for MapAhead {
+    impl Drop for PagePrefetch {
         fn drop(&mut self) {
             self.say(STOP);
             if let Some(thread) = self.thread.take() {
@@ -219,25 +219,26 @@ mod linux {
             let sum: u64 = model.data().iter().map(|b| u64::from(*b)).sum();
             assert!(sum > 0);
             let pieces = model.data().len().div_ceil(PIECE);
-            let mapped = MapAhead::new(&model, [model.data().as_ptr().addr()].into_iter()).expect("a thread").finish();
-            // A kernel before 5.14 cannot map ahead.
+            let mapped =
+                PagePrefetch::new(&model, [model.data().as_ptr().addr()].into_iter()).expect("a thread").finish();
+            // A kernel before 5.14 cannot map pages before they are read.
             let page = model.data().as_ptr().addr() / PAGE * PAGE;
             // SAFETY: a page of the mapping, which the call does not write to.
             let can =
                 unsafe { libc::madvise(std::ptr::without_provenance_mut(page), PAGE, libc::MADV_POPULATE_READ) } == 0;
             assert_eq!(mapped, if can { pieces } else { 0 });
-            drop(MapAhead::new(&model, std::iter::empty()));
+            drop(PagePrefetch::new(&model, std::iter::empty()));
         }
     }
 }
 
-/// Elsewhere nothing is mapped ahead.
+/// Elsewhere no page is mapped before it is read.
 #[cfg(not(target_os = "linux"))]
-pub(crate) struct MapAhead;
+pub(crate) struct PagePrefetch;
 
 #[cfg(not(target_os = "linux"))]
-impl MapAhead {
-    pub fn new(_: &crate::model::Model, _: impl Iterator<Item = usize>) -> Option<MapAhead> {
+impl PagePrefetch {
+    pub fn new(_: &crate::model::Model, _: impl Iterator<Item = usize>) -> Option<PagePrefetch> {
         None
     }
 
@@ -249,7 +250,7 @@ mod tests {
     use loaf_formats::dtype::DType;
 
     use super::*;
-    use crate::kernels::Run;
+    use loaf_kernels::Run;
 
     #[test]
     fn an_expert_is_asked_for_once() {

@@ -14,7 +14,7 @@
 use std::cmp::Ordering;
 use std::fmt;
 
-use loaf_formats::chat::Sampling;
+use loaf_formats::chat::{OutOfRange, Sampling};
 use loaf_formats::memory::{NoMemory, filled, reserved};
 
 use loaf_kernels::fused;
@@ -31,7 +31,7 @@ pub struct SamplerOptions {
     pub top_p: f32,
     /// Candidates less probable than this fraction of the best are dropped; in [0, 1).
     pub min_p: f32,
-    /// Divides positive logits, and multiplies negative ones, of every token of prompt and output; 1 is none.
+    /// Divides positive logits, and multiplies negative ones, of every token of prompt and output; 1 changes nothing.
     pub repetition_penalty: f32,
     /// Subtracted from the logit of every token of the output.
     pub presence_penalty: f32,
@@ -72,14 +72,14 @@ impl SamplerOptions {
     /// Whether every value is in its range.
     ///
     /// # Errors
-    /// [`SampleError::Option`] with a sentence naming the first that is not.
+    /// [`SampleError::Option`] with the first that is not.
     pub fn check(&self) -> Result<(), SampleError> {
         let SamplerOptions { temperature, top_k, top_p, min_p, repetition_penalty, .. } = *self;
         let shared = Sampling { temperature, top_k, top_p, min_p, repetition_penalty };
         shared.check().map_err(SampleError::Option)?;
         for (name, v) in [("presence penalty", self.presence_penalty), ("frequency penalty", self.frequency_penalty)] {
             if !(-100.0..=100.0).contains(&v) {
-                return Err(SampleError::Option(format!("{name}: expected -100 to 100, found {v}")));
+                return Err(SampleError::Option(OutOfRange::new(name, "-100 to 100", v)));
             }
         }
         Ok(())
@@ -87,11 +87,11 @@ impl SamplerOptions {
 }
 
 /// Why no token can be chosen.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum SampleError {
     /// An option is out of its range.
-    Option(String),
+    Option(OutOfRange),
     /// Every logit is NaN or minus infinity.
     NoCandidate,
     /// There is no memory for a vocabulary of this size.
@@ -108,7 +108,15 @@ impl fmt::Display for SampleError {
     }
 }
 
-impl std::error::Error for SampleError {}
+impl std::error::Error for SampleError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            SampleError::Option(e) => Some(e),
+            SampleError::Memory(e) => Some(e),
+            SampleError::NoCandidate => None,
+        }
+    }
+}
 
 impl From<NoMemory> for SampleError {
     fn from(e: NoMemory) -> Self {

@@ -132,7 +132,7 @@ impl Sequence {
 
     /// How many of `ids` the sequence holds already, from the first on.
     pub fn common_prefix(&self, ids: &[u32]) -> usize {
-        self.ids.iter().zip(ids).take_while(|(a, b)| a == b).count()
+        common_prefix(&self.ids, ids)
     }
 
     /// Forgets what is about positions past the present one, or in the present version.
@@ -141,6 +141,11 @@ impl Sequence {
         self.kept.retain(|k| k.0 <= pos && k.1 != version);
         self.marks.retain(|m| m.0 <= pos);
     }
+}
+
+/// How many leading tokens two lists share.
+pub fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 /// What an engine holds of a sequence at a position, in memory of its own: it can be kept, and put into any engine of the same

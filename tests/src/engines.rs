@@ -1,7 +1,7 @@
 //! Every engine this machine and build have, for tests that run the same case on all of them.
 
 #[cfg(feature = "mlx")]
-use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, array::Type, device};
+use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, Type, device};
 use loaf_runtime::kernels::{Isa, Kernels};
 use loaf_runtime::{Model, Session};
 
@@ -17,7 +17,7 @@ pub enum Engine {
     Mlx,
     /// MLX's CPU device with chains as on a GPU, every kernel by its definition.
     #[cfg(feature = "mlx")]
-    MlxTwins,
+    MlxReference,
 }
 
 impl Engine {
@@ -27,7 +27,7 @@ impl Engine {
         tables.reverse();
         let engines = tables.into_iter().map(Engine::Cpu);
         #[cfg(feature = "mlx")]
-        let engines = engines.chain([Engine::Mlx]).chain((!has_gpu()).then_some(Engine::MlxTwins));
+        let engines = engines.chain([Engine::Mlx]).chain((!has_gpu()).then_some(Engine::MlxReference));
         engines.collect()
     }
 
@@ -38,7 +38,7 @@ impl Engine {
             #[cfg(feature = "mlx")]
             Engine::Mlx => "mlx",
             #[cfg(feature = "mlx")]
-            Engine::MlxTwins => "mlx with chains",
+            Engine::MlxReference => "mlx with chains",
         }
     }
 
@@ -54,7 +54,7 @@ impl Engine {
             #[cfg(feature = "mlx")]
             Engine::Mlx => on(model, mlx(model)),
             #[cfg(feature = "mlx")]
-            Engine::MlxTwins => on(model, mlx_as(model, Type::F32, true)),
+            Engine::MlxReference => on(model, mlx_as(model, Type::F32, true)),
         }
     }
 }
@@ -80,8 +80,8 @@ pub fn mlx(model: &Model) -> MlxDevice {
 
 /// MLX with other activations, or on its CPU device with chains as on a GPU.
 #[cfg(feature = "mlx")]
-pub fn mlx_as(model: &Model, kind: Type, twins: bool) -> MlxDevice {
-    let gpu = !twins && has_gpu();
-    let options = MlxOptions { gpu, activations: Some(kind), twins, ..MlxOptions::default() };
+pub fn mlx_as(model: &Model, kind: Type, reference: bool) -> MlxDevice {
+    let gpu = !reference && has_gpu();
+    let options = MlxOptions { gpu, activations: Some(kind), reference, ..MlxOptions::default() };
     MlxDevice::open(model, options).unwrap_or_else(|e| panic!("{e}"))
 }

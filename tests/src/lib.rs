@@ -29,6 +29,11 @@ pub fn command_line<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> 
     (code, text(out), text(err))
 }
 
+/// A model's container, for what the runtime has no use for.
+pub fn container(model: &Model) -> Container<'_> {
+    Container::open(model.bytes()).expect("an open model")
+}
+
 /// The folder of a fixture, such as `hf/qwen3`.
 pub fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)

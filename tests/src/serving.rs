@@ -74,10 +74,9 @@ impl Setup {
         let (mut models, mut threads): (Vec<Arc<Served>>, Vec<JoinHandle<()>>) = (Vec::new(), Vec::new());
         let kernels = self.kernels;
         for (name, path) in self.models {
-            let open = Box::new(move || Model::open(&path).map_err(|e| e.to_string()));
+            let open = Box::new(move || Ok(Model::open(&path)?));
             let engine = Box::new(move |model: &Model, slots| {
-                Engine::new(model, EngineOptions { threads: 1, kernels, slots, ..EngineOptions::default() })
-                    .map_err(|e| e.to_string())
+                Ok(Engine::new(model, EngineOptions { threads: 1, kernels, slots, ..EngineOptions::default() })?)
             });
             let notes = Box::new(|note: &str| panic!("{note}"));
             let (served, thread) = Served::start(&name, open, engine, self.hub.clone(), notes).expect("a model");

@@ -20,7 +20,7 @@ use loaf_runtime::Model;
 use loaf_runtime::session::Session;
 use loaf_tests::engines::{Engine, has_gpu};
 use loaf_tests::{
-    Baked, Expected, assert_bits, bake, bake_dir, command_line, fixture, fixtures, greedy, max_diff, stories,
+    Baked, Expected, assert_bits, bake, bake_dir, command_line, container, fixture, fixtures, greedy, max_diff, stories,
 };
 
 /// Of the logit scale.
@@ -183,7 +183,7 @@ fn interpreted(source: &Path, baked: &Baked, options: &BuildOptions, ids: &[u32]
     let open = if options.random.is_some() { Checkpoint::open_config } else { Checkpoint::open };
     let checkpoint = open(source).expect("a checkpoint");
     let prepared = Prepared::new(&checkpoint, options, &Silent).expect("it was baked before");
-    let container = baked.loaf.container();
+    let container = container(&baked.loaf);
     let weights = PlacedWeights { data: container.data(), places: &prepared.layout.weights };
     let mut interp = Interp::new(&prepared.model.decls, &weights, prepared.layout.kv == DType::F16);
     let (mut pipeline, mut graph) = (Pipeline::default(), Graph::default());

@@ -181,8 +181,7 @@ fn text_is_that_of_the_ids_and_goes_on_where_the_prompt_ends() {
     let object =
         loaf(&["run", "-m", model, "--json", "-n", "60", "--temperature", "1.5", "--seed", "4", "The end"]).json();
     let open = loaf_runtime::Model::open(&models().raw).unwrap();
-    let shared = open.tokenizer().expect("valid tables").expect("a tokenizer");
-    let tokenizer = shared.get();
+    let tokenizer = open.tokenizer().expect("valid tables").expect("a tokenizer");
     let all = [numbers(&object["prompt_ids"]), numbers(&object["ids"])].concat();
     assert_eq!(format!("The end{}", object["text"].as_str().unwrap()), tokenizer.decode(&all, true));
 }
@@ -435,7 +434,8 @@ fn what_is_no_loaf_is_told_what_to_do() {
         (text(dir.path()).to_owned(), "expected a loaf, found a folder"),
         (text(&checkpoint).to_owned(), "found a checkpoint; 'bake build "),
         (text(&gguf).to_owned(), "found a GGUF file; 'bake build "),
-        ("Qwen/Qwen3-0.6B".to_owned(), "-o Qwen3-0.6B.loaf"),
+        ("Qwen/Qwen3-0.6B".to_owned(), "'loaf pull hf:Qwen/Qwen3-0.6B' fetches a loaf"),
+        ("Qwen/Qwen3-0.6B".to_owned(), "'bake build hf:Qwen/Qwen3-0.6B -o Qwen3-0.6B.loaf' bakes a checkpoint"),
         ("nothing".to_owned(), "or a name that 'loaf list' shows"),
     ];
     let pipe = dir.path().join("pipe");
@@ -485,6 +485,14 @@ fn kernels_are_held_to_each_other_without_tolerance() {
         let object = loaf(&["check", "-m", text(&models().plain), "--against", name, "--json", "a b c"]).json();
         assert_eq!(object["tolerance"], 0.0, "{name}");
     }
+}
+
+#[test]
+fn what_auto_takes_is_not_held_to_itself() {
+    let model = text(&models().plain);
+    let has_gpu = !loaf(&["run", "-m", model, "--backend", "cuda", "-n", "1", "hello"]).err.contains("CUDA:");
+    let object = loaf(&["check", "-m", model, "--backend", "auto", "--json", "a b c"]).json();
+    assert_eq!(object["against"], if has_gpu { "cpu" } else { "scalar" });
 }
 
 #[test]

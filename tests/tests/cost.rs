@@ -5,14 +5,14 @@ use loaf_bake::weights::QuantOptions;
 use loaf_formats::cost::graph;
 use loaf_formats::experts::stored_planes;
 use loaf_formats::plan::Phase;
-use loaf_tests::{Baked, bake};
+use loaf_tests::{Baked, bake, container};
 use serde_json::Value;
 
 /// Bytes of weights that one token reads, from the names and lengths of the file's tensors: all of every tensor, but of a table
 /// of embeddings one row, and of experts those that a token chooses.
 fn bytes_of_a_token(baked: &Baked, config: &Value) -> u64 {
     let number = |key: &str| config[key].as_u64().or(config["text_config"][key].as_u64()).unwrap();
-    let tensors = stored_planes(&baked.loaf.container()).unwrap();
+    let tensors = stored_planes(&container(&baked.loaf)).unwrap();
     let names: Vec<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
     let tied = !names.iter().any(|name| name.starts_with("lm_head."));
     let bytes = |name: &str, len: u64| match name {

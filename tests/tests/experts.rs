@@ -12,7 +12,7 @@ use loaf_formats::experts::{ExpertTensor, stored_planes};
 use loaf_formats::op::{OpKind, expert_linear_dense, expert_linear_quant};
 use loaf_formats::plan::records;
 use loaf_runtime::kernels::Kernels;
-use loaf_tests::{Baked, assert_bits, bake, decode_logits, prefill_logits, session};
+use loaf_tests::{Baked, assert_bits, bake, container, decode_logits, prefill_logits, session};
 use serde_json::{Value, json};
 
 fn options(bits: Option<u8>, stack_experts: bool) -> BuildOptions {
@@ -33,7 +33,7 @@ fn experts_in_records_and_in_stacks_give_the_same_bits() {
     for (name, bits) in MODELS {
         let [records, stacks] = [false, true].map(|stack| bake(name, &options(bits, stack)));
         let planes = |b: &Baked| -> Vec<_> {
-            let planes = stored_planes(&b.loaf.container()).expect("planes");
+            let planes = stored_planes(&container(&b.loaf)).expect("planes");
             planes.into_iter().map(|p| (p.name, p.dtype, p.shape)).collect()
         };
         let (mut a, mut b) = (planes(&records), planes(&stacks));
@@ -55,7 +55,7 @@ fn experts_in_records_and_in_stacks_give_the_same_bits() {
 #[test]
 fn an_expert_is_one_range_of_the_file() {
     let baked = bake("hf/qwen3_5_moe", &options(Some(4), false));
-    let container = &baked.loaf.container();
+    let container = &container(&baked.loaf);
     let tensors = container.tensors().expect("a header");
     let described = ExpertTensor::read_all(&manifest(container)).expect("a description");
     assert!(!described.is_empty());
@@ -87,7 +87,7 @@ fn diff_names_the_matrix_of_an_expert() {
     let said = diff(&read(&records), &read(&stacks)).expect("two loaves").expect("they differ");
     assert!(said.contains("\nplan") && !said.contains("\nweights"), "{said}");
     let changed = records.dir.path().join("changed.loaf");
-    let container = &records.loaf.container();
+    let container = &container(&records.loaf);
     let plane = &stored_planes(container).expect("planes")[..];
     let up = plane.iter().find(|p| p.name.ends_with("layers.1.mlp.switch_mlp.up_proj.weight")).expect("a plane");
     let at = up.ranges().nth(2).expect("a third expert").start;
@@ -126,7 +126,7 @@ fn rewrite(container: &Container<'_>, path: &Path, weights: impl Fn(&mut [u8]), 
 #[test]
 fn records_that_are_not_what_the_manifest_says_are_found() {
     let baked = bake("hf/qwen3_moe", &options(None, false));
-    let container = &baked.loaf.container();
+    let container = &container(&baked.loaf);
     let path = baked.dir.path().join("other.loaf");
     let said = |weights: &dyn Fn(&mut [u8]), edit: &dyn Fn(&mut Value)| {
         rewrite(container, &path, weights, edit);

@@ -16,7 +16,9 @@ use loaf_recipes::tape::Shape;
 use loaf_runtime::kernels::Kernels;
 use loaf_tests::gguf::File;
 use loaf_tests::gguf_models::{KINDS, model};
-use loaf_tests::{Baked, assert_bits, bake_dir, decode_logits, fixture, max_diff, prefill_logits, produced, session};
+use loaf_tests::{
+    Baked, assert_bits, bake_dir, container, decode_logits, fixture, max_diff, prefill_logits, produced, session,
+};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -146,7 +148,7 @@ fn a_block_format_gives_the_bits_of_affine_weights_of_the_same_numbers() {
 fn interpreted(path: &Path, baked: &Baked, ids: &[u32], noise: Option<u64>) -> Vec<Vec<f32>> {
     let checkpoint = Checkpoint::open(path).unwrap();
     let prepared = Prepared::new(&checkpoint, &options(), &Silent).unwrap();
-    let weights = PlacedWeights { data: baked.loaf.container().data(), places: &prepared.layout.weights };
+    let weights = PlacedWeights { data: container(&baked.loaf).data(), places: &prepared.layout.weights };
     let decls = &prepared.model.decls;
     let (mut interp, pass) = match noise {
         None => (Interp::new(decls, &weights, false), Pass::Fold),

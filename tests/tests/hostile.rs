@@ -7,7 +7,7 @@
 //! the original's has to fail the check of its graphs and its recipe. Both gates count what a weaker check would have let through.
 //!
 //! An access outside of memory need not show in a process of ordinary tests; weights are mapped read-only, every region is
-//! a mapping of its own, and index operands are clamped in kernels that have twins with checked indexing (`Kernels::naive`),
+//! a mapping of its own, and index operands are clamped in kernels whose references check indices (`Kernels::naive`),
 //! which replay the accepted plans here too: those panic where the fast ones would stray.
 
 use std::cell::Cell;
@@ -153,7 +153,7 @@ impl Base {
 }
 
 /// Opens, prefills and decodes; gives the bits of the logits, in which any NaN is one NaN. Memory that the system refuses is
-/// an answer. Twins with checked indexing go first; then the fast kernels on one thread and on three, which must agree.
+/// an answer. References with checked indexing go first; then the fast kernels on one thread and on three, which must agree.
 fn replay(path: &Path) -> Vec<Option<Vec<u32>>> {
     let Ok(model) = Model::open(path) else { return Vec::new() };
     // Whatever is replayed has fused steps too, that pass their check. Only steps of a port that is written twice have no order.
@@ -313,8 +313,8 @@ fn design_plan(plan: &mut Plan, rng: &mut Rng) {
         }
         // Two ops of a kind read each other's operand, weights or states above all.
         3 | 4 => {
-            let twins: Vec<usize> = all.iter().filter(|r| r.1 == kind).map(|r| r.0).collect();
-            let (a, b) = (words_of(at, operand), words_of(twins[rng.below(twins.len())], operand));
+            let alike: Vec<usize> = all.iter().filter(|r| r.1 == kind).map(|r| r.0).collect();
+            let (a, b) = (words_of(at, operand), words_of(alike[rng.below(alike.len())], operand));
             (0..3).for_each(|k| words.swap(a.start + k, b.start + k));
         }
         // An output stands on an input.

@@ -254,8 +254,8 @@ fn several_sequences_share_a_device() {
         let baked = bake(name, &BuildOptions::default());
         let ids = Expected::read(name).ids;
         let text = |i: usize| -> Vec<u32> { ids.iter().cycle().skip(11 * i).take(24 + i).copied().collect() };
-        for twins in [false, !has_gpu()] {
-            let device = mlx_as(&baked.loaf, Type::F32, twins);
+        for reference in [false, !has_gpu()] {
+            let device = mlx_as(&baked.loaf, Type::F32, reference);
             let mut alone = Session::new(Engine::on(&baked.loaf, Box::new(device))).expect("a slot");
             let want: Vec<Vec<Vec<f32>>> = (0..3)
                 .map(|i| {
@@ -267,8 +267,9 @@ fn several_sequences_share_a_device() {
                     std::iter::once(first).chain(rest).collect()
                 })
                 .collect();
-            let gpu = !twins && has_gpu();
-            let options = MlxOptions { gpu, twins, slots: 4, activations: Some(Type::F32), ..MlxOptions::default() };
+            let gpu = !reference && has_gpu();
+            let options =
+                MlxOptions { gpu, reference, slots: 4, activations: Some(Type::F32), ..MlxOptions::default() };
             let device = MlxDevice::open(&baked.loaf, options).unwrap_or_else(|e| panic!("{e}"));
             let mut engine = Engine::on(&baked.loaf, Box::new(device));
             let mut all: Vec<Sequence> = (0..3).map(|_| engine.sequence().expect("a slot")).collect();
@@ -455,18 +456,18 @@ fn halves_stay_near() {
     // Experts are kept as bf16 in one of them; heads of 16 are what cuDNN takes.
     for name in ["hf/llama_bf16", "hf/qwen3_5", "hf/qwen3_moe"] {
         let (baked, expected) = (bake(name, &BuildOptions::default()), Expected::read(name));
-        for (kind, twins) in [Type::F16, Type::Bf16].into_iter().flat_map(|k| [(k, false), (k, true)]) {
-            if twins && gpu {
+        for (kind, reference) in [Type::F16, Type::Bf16].into_iter().flat_map(|k| [(k, false), (k, true)]) {
+            if reference && gpu {
                 continue;
             }
-            let device = Box::new(mlx_as(&baked.loaf, kind, twins));
+            let device = Box::new(mlx_as(&baked.loaf, kind, reference));
             let mut s = Session::new(Engine::on(&baked.loaf, device)).expect("a slot");
             s.prefill(&expected.ids[..40]).expect("a chunk");
             let mut near = |row: usize, got: &[f32]| {
                 let diff = max_diff(got, expected.logits_at(row)) / expected.scale;
                 // 8 and 11 bits of mantissa, a few dozen roundings deep.
                 if !(diff > 0.0 && diff < if kind == Type::F16 { 0.02 } else { 0.1 }) {
-                    far.push(format!("{name}, {kind:?}, chains of operations: {twins}, row {row}: {diff}"));
+                    far.push(format!("{name}, {kind:?}, chains of operations: {reference}, row {row}: {diff}"));
                 }
             };
             near(39, s.logits_of(39).expect("a row"));

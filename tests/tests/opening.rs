@@ -19,7 +19,7 @@ use loaf_formats::container::{Container, FileLayout, Layout, SectionKind, Writer
 use loaf_formats::dtype::DType;
 use loaf_runtime::Model;
 use loaf_runtime::kernels::Kernels;
-use loaf_tests::fixture;
+use loaf_tests::{container, fixture};
 use serde_json::{Value, json};
 
 /// Length of the file, in bytes.
@@ -143,13 +143,12 @@ fn child(path: &Path) {
     let before = (ALLOCATIONS.load(Ordering::Relaxed), ALLOCATED.load(Ordering::Relaxed));
     let loaf = Model::open(path).expect("a loaf");
     let after = (ALLOCATIONS.load(Ordering::Relaxed), ALLOCATED.load(Ordering::Relaxed));
-    let shared = loaf.tokenizer().expect("valid tables").expect("a tokenizer");
-    let tokenizer = shared.get();
+    let tokenizer = loaf.tokenizer().expect("valid tables").expect("a tokenizer");
     let session = loaf_tests::session(&loaf, Kernels::detect(), 2);
     let resident: Vec<u64> = ["VmRSS", "RssAnon", "RssFile"].map(resident).to_vec();
     let hashed: usize = [SectionKind::Plan, SectionKind::Chat, SectionKind::Tokenizer]
         .iter()
-        .map(|k| loaf.container().section(*k).map_or(0, <[u8]>::len))
+        .map(|k| container(&loaf).section(*k).map_or(0, <[u8]>::len))
         .sum();
     std::hint::black_box((&tokenizer, &session));
     println!("MEASURED {}", json!([after.0 - before.0, after.1 - before.1, resident, hashed]));

@@ -10,7 +10,7 @@ use loaf_formats::plan::Phase;
 use loaf_recipes::graph::Graph;
 use loaf_recipes::tape::Shape;
 use loaf_runtime::kernels::Kernels;
-use loaf_tests::{Baked, Expected, bake, decode_logits, fixture, fixtures, max_diff, session, stories};
+use loaf_tests::{Baked, Expected, bake, container, decode_logits, fixture, fixtures, max_diff, session, stories};
 
 fn options(quant: Option<(u8, u64)>, kv: DType) -> BuildOptions {
     let quant = quant.map_or(QuantOptions::default(), |(bits, group)| QuantOptions {
@@ -37,7 +37,7 @@ fn interpreted(
     dither: Option<u64>,
 ) -> Vec<Vec<f32>> {
     let prepared = prepared(name, options);
-    let container = baked.loaf.container();
+    let container = container(&baked.loaf);
     let weights = PlacedWeights { data: container.data(), places: &prepared.layout.weights };
     let (decls, half) = (&prepared.model.decls, prepared.layout.kv == DType::F16);
     let mut interp = match dither {
@@ -71,7 +71,7 @@ fn rows_together_mean_what_they_mean_alone() {
         let ids = &Expected::read(&name).ids[..12];
         let alone = interpreted(&name, &baked, &options, ids, Pass::Dead, None).concat();
         let prepared = prepared(&name, &options);
-        let (model, container) = (&prepared.model, baked.loaf.container());
+        let (model, container) = (&prepared.model, container(&baked.loaf));
         let weights = PlacedWeights { data: container.data(), places: &prepared.layout.weights };
         let traced = |phase, pos, rows| {
             let mut graph = Graph::default();

@@ -1,5 +1,5 @@
 //! Fused steps: every model family has them, they are few, replaying them in their order and in their own memory gives the same
-//! bits, and a schedule that is not one is refused.
+//! bits, and a schedule that breaks a rule is refused.
 
 use std::collections::BTreeMap;
 

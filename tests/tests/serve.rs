@@ -452,7 +452,7 @@ fn other_names_other_origins_and_no_key_are_turned_away() {
     // Others can reach this address, so it takes a key.
     let open = ServerOptions { listen: vec![SocketAddr::from(([0, 0, 0, 0], 0))], ..ServerOptions::default() };
     let refused = Server::start(App::new(server().models.clone(), None), Vec::new(), open);
-    assert!(refused.err().is_some_and(|e| e.contains("--api-key-file")));
+    assert!(refused.err().is_some_and(|e| e.to_string().contains("--api-key-file")));
 }
 
 #[test]
@@ -542,13 +542,13 @@ fn the_socket_is_ours_alone_and_speaks_lines_and_http() {
     let reply = read_reply(&mut BufReader::new(http)).expect("a response").json();
     assert_eq!(reply["choices"][0]["text"].as_str(), Some(said.as_str()));
     // Only one server at a time; what is left of one that was killed is no server.
-    assert!(loaf_serve::socket::bind(&path).err().is_some_and(|e| e.contains("another program")));
+    assert!(loaf_serve::socket::bind(&path).err().is_some_and(|e| e.to_string().contains("another program")));
     drop(server);
     assert!(!path.exists());
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a stale socket"));
     drop(start());
     std::fs::write(&path, "precious").expect("a file");
-    assert!(loaf_serve::socket::bind(&path).is_err_and(|e| e.contains("expected a socket")));
+    assert!(loaf_serve::socket::bind(&path).is_err_and(|e| e.to_string().contains("expected a socket")));
     let log = std::fs::read_to_string(&log).expect("a log");
     let entries: Vec<Value> = log.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
     assert_eq!(entries.len(), 3);

@@ -40,7 +40,7 @@ fn scheduler(model: &Model, slots: u32, memory: u64, folder: Option<&Path>) -> S
     let engine: Engine = engine(model, Kernels::detect(), 1, slots);
     let options = CacheOptions { memory, folder: folder.map(Path::to_owned), disk: 3 << 20, block: 8, replay_ms: 1 };
     let (cache, problem) = Cache::open(&engine, &options);
-    assert_eq!(problem, None);
+    assert!(problem.is_none(), "{problem:?}");
     let (stall, replay) = (Duration::from_millis(2), Duration::from_micros(300));
     Scheduler::new(engine, None, cache, Pace { stall, alone: stall, replay })
 }

@@ -148,7 +148,7 @@ fn check_with_library(path: &Path, cold: &[Value]) {
         if !body["logit_bias"].is_null() {
             continue;
         }
-        let prompt = talk.prompt(&tokenizer.get(), &mut Default::default()).expect("a prompt");
+        let prompt = talk.prompt(&tokenizer, &mut Default::default()).expect("a prompt");
         let float = |name: &str, usual: f32| body[name].as_f64().map_or(usual, |x| x as f32);
         let sampler = SamplerOptions {
             temperature: float("temperature", 0.0),

@@ -22,8 +22,7 @@ fn prompts_tokenise_as_the_reference_does() {
     let text = std::fs::read_to_string(fixture("stories260k/expected.json")).expect("a committed checkpoint");
     let json: serde_json::Value = serde_json::from_str(&text).expect("valid JSON");
     let baked = bake("stories260k", &BuildOptions::default());
-    let shared = baked.loaf.tokenizer().expect("valid tables").expect("a tokenizer");
-    let tokenizer = shared.get();
+    let tokenizer = baked.loaf.tokenizer().expect("valid tables").expect("a tokenizer");
     for (case, (ids, _)) in json["cases"].as_array().expect("cases").iter().zip(stories()) {
         let mut got = Vec::new();
         tokenizer.encode(case["prompt"].as_str().expect("a prompt"), true, &mut Scratch::default(), &mut got);
@@ -37,8 +36,7 @@ fn eight_bits_still_tell_a_coherent_story() {
     let quant = QuantOptions { bits: Some(8), group: 64, ..QuantOptions::default() };
     let eight = bake("stories260k", &BuildOptions { quant, kv: Some(DType::F16), ..BuildOptions::default() });
     let full = bake("stories260k", &BuildOptions::default());
-    let shared = full.loaf.tokenizer().expect("valid tables").expect("a tokenizer");
-    let tokenizer = shared.get();
+    let tokenizer = full.loaf.tokenizer().expect("valid tables").expect("a tokenizer");
     for (prompt, own) in stories() {
         let told = greedy(&mut session(&eight.loaf, Kernels::detect(), 2), &prompt, own.len());
         let score = |story: &[u32]| {

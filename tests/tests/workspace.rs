@@ -63,6 +63,157 @@ fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
     }
 }
 
+/// Lines of a source file that declare a public type with a lifetime.
+fn borrowing_types(source: &str) -> Vec<&str> {
+    let declares = |line: &str| {
+        let mut words = line.split_whitespace();
+        words.next() == Some("pub")
+            && words.next().is_some_and(|word| ["struct", "enum", "union", "type"].contains(&word))
+            && words.next().is_some_and(|name| name.contains("<'"))
+    };
+    source.lines().filter(|line| declares(line)).collect()
+}
+
+#[test]
+fn no_public_type_of_the_runtime_borrows() {
+    let canary = "pub struct A<'a> {\npub(crate) type B<'a> = &'a u8;\n    pub enum C<'m, T> {\npub fn d<'a>()\npub struct E<T>;";
+    assert_eq!(borrowing_types(canary), ["pub struct A<'a> {", "    pub enum C<'m, T> {"]);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("runtime/src");
+    let mut files = Vec::new();
+    rust_files(&root, &mut files);
+    assert!(files.len() > 40, "{} files", files.len());
+    // Modules of the MLX backend are no part of the interface: they are private, or hidden from documentation.
+    for file in files.iter().filter(|file| !file.starts_with(root.join("backend/mlx"))) {
+        let source = std::fs::read_to_string(file).expect("a source of ours");
+        assert_eq!(borrowing_types(&source), [""; 0], "{}", file.display());
+    }
+}
+
+/// Lines of a source file on which a text is what a result fails with.
+fn textual_errors(source: &str) -> Vec<&str> {
+    source.lines().filter(|line| line.contains("Result<") && line.contains(", String>")).collect()
+}
+
+#[test]
+fn no_library_function_fails_with_a_mere_text() {
+    let canary = "fn a() -> Result<(), String> {\ntype B = Box<dyn Fn() -> Result<u8, String> + Send>;\nfn c() -> Result<String, Error>";
+    assert_eq!(textual_errors(canary).len(), 2);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
+    let mut files = Vec::new();
+    ["formats/src", "hub/src", "runtime/src", "runtime/serve/src", "runtime/template/src"]
+        .iter()
+        .for_each(|name| rust_files(&root.join(name), &mut files));
+    assert!(files.len() > 80, "{} files", files.len());
+    for file in files.iter().filter(|file| !file.ends_with("tests.rs")) {
+        let source = std::fs::read_to_string(file).expect("a source of ours");
+        assert_eq!(textual_errors(&source), [""; 0], "{}", file.display());
+    }
+}
+
+/// Paths that a source file names from `crate`, `self` or `super`, comments and unit tests left out; of a list in braces each.
+fn paths(source: &str) -> Vec<Vec<String>> {
+    let source = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let code: Vec<&str> = source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
+    let code = code.join("\n");
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let path = |text: &str| -> String { text.chars().take_while(|c| word(*c) || *c == ':').collect() };
+    let parts = |text: &str| text.split("::").filter(|p| !p.is_empty()).map(str::to_owned).collect::<Vec<_>>();
+    let mut out = Vec::new();
+    for root in ["crate::", "self::", "super::"] {
+        for (at, _) in code.match_indices(root) {
+            // `super::super::` is found at its first word, and `$crate` names another crate's.
+            if code[..at].ends_with(|c: char| word(c) || c == ':' || c == '$') {
+                continue;
+            }
+            let base = path(&code[at..]);
+            let Some(list) = code[at + base.len()..].strip_prefix('{') else {
+                out.push(parts(&base));
+                continue;
+            };
+            let (mut depth, mut fresh) = (0, true);
+            for (i, c) in list.char_indices() {
+                match c {
+                    '}' if depth == 0 => break,
+                    '{' => depth += 1,
+                    '}' => depth -= 1,
+                    ',' if depth == 0 => fresh = true,
+                    c if word(c) && depth == 0 && fresh => {
+                        out.push([parts(&base), parts(&path(&list[i..]))].concat());
+                        fresh = false;
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Pairs of neighbouring modules of a crate, parts included, each of which names the other.
+fn circles(modules: &BTreeMap<Vec<String>, String>) -> Vec<String> {
+    let mut edges = BTreeMap::new();
+    for (module, source) in modules {
+        for path in paths(source) {
+            let ups = path.iter().take_while(|part| *part == "super").count();
+            let from = if path[0] == "crate" { 0 } else { module.len().saturating_sub(ups) };
+            let mut to = module[..from].to_vec();
+            to.extend(path.iter().filter(|part| !["crate", "self", "super"].contains(&part.as_str())).cloned());
+            while !to.is_empty() && !modules.contains_key(&to) {
+                to.pop();
+            }
+            let shared = module.iter().zip(&to).take_while(|(a, b)| a == b).count();
+            // Between a module and its own parts names go both ways.
+            if shared < module.len() && shared < to.len() {
+                let key = (module[..=shared].join("::"), to[..=shared].join("::"));
+                edges.entry(key).or_insert_with(|| path.join("::"));
+            }
+        }
+    }
+    let both = edges.iter().filter(|((a, b), _)| a < b);
+    both.filter_map(|((a, b), there)| {
+        let back = edges.get(&(b.clone(), a.clone()))?;
+        Some(format!("{a} names {there}, {b} names {back}"))
+    })
+    .collect()
+}
+
+/// The modules of a crate by their paths, with their sources.
+fn modules(folder: &Path) -> BTreeMap<Vec<String>, String> {
+    let mut files = Vec::new();
+    rust_files(folder, &mut files);
+    let name = |file: &PathBuf| {
+        let path = file.strip_prefix(folder).expect("inside").with_extension("");
+        let mut parts: Vec<String> = path.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+        parts.pop_if(|last| ["lib", "main", "mod"].contains(&last.as_str()));
+        parts
+    };
+    let files = files.iter().filter(|file| !file.ends_with("tests.rs"));
+    files.map(|file| (name(file), std::fs::read_to_string(file).expect("a source of ours"))).collect()
+}
+
+#[test]
+fn no_two_modules_import_each_other() {
+    let of = |sources: &[(&str, &str)]| -> BTreeMap<Vec<String>, String> {
+        let parts = |name: &str| name.split("::").filter(|p| !p.is_empty()).map(str::to_owned).collect();
+        sources.iter().map(|(name, source)| (parts(name), (*source).to_owned())).collect()
+    };
+    let there = "use crate::{c, b::deep::{X, Y}};";
+    let parted =
+        [("a", there), ("b", "// crate::a::Z\nmod deep;"), ("b::deep", "use super::W;"), ("c", ""), ("", "use a::Z;")];
+    assert_eq!(circles(&of(&parted)), [""; 0]);
+    let closed = [("a", there), ("b", ""), ("b::deep", "fn f() -> super::super::a::Z {}"), ("c", "")];
+    assert_eq!(circles(&of(&closed)), ["a names crate::b::deep, b names super::super::a::Z"]);
+    let peers = [("m", ""), ("m::a", "use super::b;"), ("m::b", "use super::{T, a::Z};")];
+    assert_eq!(circles(&of(&peers)).len(), 1);
+
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
+    for name in ["formats", "hub", "recipes", "bake", "runtime", "runtime/cli", "runtime/serve", "runtime/template"] {
+        let modules = modules(&root.join(name).join("src"));
+        assert!(modules.len() > 3, "{name}: {} modules", modules.len());
+        assert_eq!(circles(&modules), [""; 0], "{name}");
+    }
+}
+
 #[test]
 fn every_file_is_written_by_the_one_module_that_knows_how() {
     assert_eq!(writes("// fs::write(\nlet x = 1;\n#[cfg(test)]\nmod tests {\nFile::create(p)").len(), 0);

@@ -80,7 +80,7 @@ impl Recipe for Model {
     }
 }
 
-/// The road from recipe to words, with its buffers.
+/// Traces a recipe and lowers its graph to the words of a plan, in buffers that are used again.
 pub struct Tracer<'a> {
     recipe: &'a dyn Recipe,
     facts: &'a Facts<'a>,

@@ -123,3 +123,8 @@ pub fn page(
     };
     page::page(&facts, &container.tensors()?).map(html::Html::into_string)
 }
+
+/// The name of a section, or its number.
+fn section_name(kind: u32) -> String {
+    SectionKind::from_code(kind).map_or_else(|| format!("kind {kind}"), |kind| kind.to_string())
+}

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use loaf_formats::container::{HEAD_BYTES, SectionKind, TensorEntry, hex};
+use loaf_formats::container::{HEAD_BYTES, TensorEntry, hex};
 use loaf_formats::cost::{Traffic, traffic};
 use loaf_formats::op::OpKind;
 use loaf_formats::plan::{Phase, Plan, StateKind, Template, records};
@@ -12,10 +12,10 @@ use super::lives::arena;
 use super::measured::{Bench, OpTime, Spread};
 use super::plot::{GROUPS, group, plot};
 use super::table::Column::{Bars, Numbers, Words};
-use super::table::{Cell, Table, key};
+use super::table::{Cell, Table, key, name_first};
 use super::tree::hashes;
 use super::weights::{Role, Sum, layer_of};
-use super::{Facts, ReportError};
+use super::{Facts, ReportError, section_name};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -91,10 +91,6 @@ fn header(html: &mut Html, facts: &Facts<'_>) {
         html.markup("<a").attr("href", target).markup(">").text(name).markup("</a>");
     }
     html.markup("</nav>\n</header>\n");
-}
-
-pub(super) fn section_name(kind: u32) -> String {
-    SectionKind::from_code(kind).map_or_else(|| format!("kind {kind}"), |kind| kind.to_string())
 }
 
 fn file(html: &mut Html, facts: &Facts<'_>) {
@@ -222,10 +218,6 @@ fn weights(html: &mut Html, facts: &Facts<'_>) {
         table.row(&cells(Cell::text(name), &sum, Cell::Bar(bar.collect())));
     }
     table.sum(&cells(Cell::text("all"), &all, Cell::Empty));
-}
-
-pub(super) fn name_first<const N: usize, const M: usize>(name: Cell, more: [Cell; N], last: [Cell; M]) -> Vec<Cell> {
-    [name].into_iter().chain(more).chain(last).collect()
 }
 
 /// Regions, state, and the arena over time.

@@ -151,3 +151,8 @@ fn bar<'h>(html: &'h mut Html, parts: &[(usize, f64)]) -> &'h mut Html {
     }
     html.markup("</svg>")
 }
+
+/// A row that begins with a name.
+pub(super) fn name_first<const N: usize, const M: usize>(name: Cell, more: [Cell; N], last: [Cell; M]) -> Vec<Cell> {
+    [name].into_iter().chain(more).chain(last).collect()
+}

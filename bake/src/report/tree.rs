@@ -4,10 +4,9 @@ use loaf_formats::container::{LEAF_BYTES, SectionKind, TensorEntry, hex};
 use serde_json::Value;
 
 use super::html::{Html, count};
-use super::page::{name_first, section_name};
 use super::table::Column::{Numbers, Words};
-use super::table::{Cell, MOST_ROWS, Table, hashed};
-use super::{Facts, ReportError};
+use super::table::{Cell, MOST_ROWS, Table, hashed, name_first};
+use super::{Facts, ReportError, section_name};
 
 /// From the id down to the leaves that prove a tensor's bytes.
 pub(super) fn hashes(html: &mut Html, facts: &Facts<'_>, tensors: &[TensorEntry]) -> Result<(), ReportError> {

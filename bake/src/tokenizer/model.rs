@@ -12,7 +12,7 @@ use std::collections::HashMap;
 const MAX_SELF_SYMBOLS: usize = 256;
 
 pub(super) struct BytePairs {
-    /// Id of each token; for lookups only, since its order is no order.
+    /// Id of each token; for lookups only: it is never walked, since a hash map's order differs from run to run.
     pub vocab: HashMap<String, u32>,
     /// The same, in order of id.
     pub tokens: Vec<(u32, String)>,

@@ -56,6 +56,7 @@ impl fmt::Display for Quoted<'_> {
 
 /// Why a container could not be laid out, written, opened or verified.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Error {
     /// The operating system refused something.
     Io {

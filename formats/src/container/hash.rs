@@ -166,13 +166,29 @@ impl fmt::Display for ArtifactId {
     }
 }
 
+/// A text that is no [`ArtifactId`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NoArtifactId {
+    /// Its length.
+    pub bytes: usize,
+}
+
+impl fmt::Display for NoArtifactId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "artifact id: expected 64 hexadecimal digits, found {} bytes", self.bytes)
+    }
+}
+
+impl std::error::Error for NoArtifactId {}
+
 impl FromStr for ArtifactId {
-    type Err = String;
+    type Err = NoArtifactId;
 
     /// Reads 64 hexadecimal digits, of either case.
-    fn from_str(text: &str) -> Result<ArtifactId, String> {
+    fn from_str(text: &str) -> Result<ArtifactId, NoArtifactId> {
         if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(format!("artifact id: expected 64 hexadecimal digits, found {} bytes", text.len()));
+            return Err(NoArtifactId { bytes: text.len() });
         }
         let mut digest = [0; 32];
         for (byte, pair) in digest.iter_mut().zip(text.as_bytes().chunks(2)) {

@@ -32,8 +32,8 @@ mod writer;
 
 pub use error::{Error, Where};
 pub use hash::{
-    ArtifactId, Digest, LEAF_BYTES, RootBuilder, hash_leaf, hash_node, hex, leaf_count, proof, proven_root, root,
-    root_of,
+    ArtifactId, Digest, LEAF_BYTES, NoArtifactId, RootBuilder, hash_leaf, hash_node, hex, leaf_count, proof,
+    proven_root, root, root_of,
 };
 pub use head::{
     FLAG_OPTIONAL, HEAD_BYTES, Head, KNOWN_REQUIRED_FEATURES, MAGIC, MAX_SECTIONS, Section, VERSION_MAJOR,

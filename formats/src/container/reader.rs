@@ -166,7 +166,7 @@ impl<'a> Container<'a> {
         Ok(tensors)
     }
 
-    /// Proves every byte of the file. `progress` is told the bytes proven since it was last told; they add up to
+    /// Checks every checksum of the file. `progress` is told the bytes checked since it was last told; they add up to
     /// [`Container::section_bytes_total`].
     ///
     /// # Errors

@@ -9,8 +9,9 @@
 //!   contiguous, and lives until a later one is written over any of its bytes. An op reads within
 //!   one living value of the same type, the same one at both ends. So no byte is read that was not
 //!   written, and no op sees half of one value and half of another.
-//! - Numbers that choose rows, slots or experts (`u32`) are the whole of a value made as what they
-//!   are read as: an order is an order, ids are ids. So a permutation is one.
+//! - Numbers that choose rows, slots or experts (`u32`) are the whole of a value, and are read as
+//!   what they were made as: an order of rows as an order of rows, ids as ids. So an order of rows
+//!   that an op reads is always a permutation.
 //! - What an op writes overlaps none of its other operands, except that an output may be the very
 //!   view of an input that the op's file names (`over`). So threads that compute parts of an op
 //!   cannot meet.

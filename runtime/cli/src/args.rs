@@ -209,9 +209,9 @@ pub(crate) struct ComputeArgs {
     /// for small models]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Map weights when they are first read, and not ahead of that, so that less memory counts as this program's
+    /// Leave weights on their pages until they are first read, so that less memory counts as this program's
     #[arg(long)]
-    pub no_map_ahead: bool,
+    pub no_prefetch: bool,
     /// Print timings and sizes on standard error
     #[arg(short, long)]
     pub verbose: bool,
@@ -488,11 +488,11 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     pub backend: BackendArg,
     /// What to hold it to: cpu, a name that LOAF_ISA takes, mlx, mlx-cpu, cuda, or a safetensors file of activations
-    /// (tests/fixtures/make_activations.py) [default: scalar for the CPU, else cpu]
+    /// (tests/fixtures/make_activations.py) [default: scalar if the CPU is what is checked, else cpu]
     #[arg(long, value_name = "ENGINE|FILE")]
     pub against: Option<String>,
-    /// Differences up to this fraction of a result's largest magnitude pass [default: 0 between CPU kernels, else 0.001;
-    /// 0.1 if the CPU rounds activations to eight bits]
+    /// Differences up to this fraction of a result's largest magnitude pass [default: 0 between the CPU's kernels
+    /// and with CUDA, else 0.001; 0.1 if the CPU rounds activations to eight bits]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub tolerance: Option<f32>,
     /// List every result, rather than the ten furthest apart

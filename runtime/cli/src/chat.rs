@@ -19,14 +19,13 @@ use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::style::Reasoning;
 use crate::{Failure, Io, MAX_TEXT_BYTES, model};
-pub(crate) use commands::COMMANDS;
 use loaf_runtime::Model;
 use loaf_runtime::Session;
 use loaf_runtime::conversation::Conversation;
 use loaf_runtime::generate::{self, Event, GenerateOptions, Generation, Report, StopReason};
-use loaf_runtime::model::SharedTokenizer;
 use loaf_runtime::sample::SamplerOptions;
 use loaf_runtime::tokenizer::Scratch;
+use loaf_runtime::tokenizer::Tokenizer;
 
 pub(crate) fn chat(args: &ChatArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     if io.signals {
@@ -148,7 +147,7 @@ fn read_line(io: &mut Io<'_>) -> Result<Option<String>, Failure> {
 struct Chat<'a> {
     loaf: &'a Model,
     session: Session,
-    tokenizer: SharedTokenizer,
+    tokenizer: Tokenizer,
     scratch: Scratch,
     talk: Conversation,
     sampler: SamplerOptions,
@@ -230,7 +229,7 @@ impl Chat<'_> {
         let context = self.session.engine.context() as usize;
         // An eighth of the context is room for an answer; what is forgotten leaves a quarter, so that not every turn forgets.
         let room = |part: usize| self.most.unwrap_or(usize::MAX).min(context / part).max(1);
-        let prompt = self.talk.prompt(&self.tokenizer.get(), &mut self.scratch).map_err(Failure::runtime)?;
+        let prompt = self.talk.prompt(&self.tokenizer, &mut self.scratch).map_err(Failure::runtime)?;
         let fits = prompt.ids.len() + room(8) <= context;
         if fits || (self.keep_all && prompt.ids.len() < context) {
             return Ok((prompt.ids, prompt.thinks));
@@ -243,7 +242,7 @@ impl Chat<'_> {
             )));
         }
         let room = room(4);
-        let within = self.talk.prompt_within(context, room, &self.tokenizer.get(), &mut self.scratch);
+        let within = self.talk.prompt_within(context, room, &self.tokenizer, &mut self.scratch);
         let (prompt, dropped) =
             within.map_err(|e| Failure::Runtime(format!("{e}; shorten it; your message was not added")))?;
         if dropped > 0 {
@@ -308,7 +307,7 @@ impl Chat<'_> {
                 io.note("loaf: interrupted");
                 Answered::Interrupted
             }
-            StopReason::Stop | StopReason::Length | StopReason::Context => Answered::Whole,
+            _ => Answered::Whole,
         };
         advise(&text, &report, self.loaf.chat(), io);
         if self.verbose {

@@ -14,9 +14,10 @@ use crate::args::{BackendArg, CheckArgs};
 use crate::progress::Progress;
 use crate::{Failure, Io, model};
 use loaf_runtime::Model;
+use loaf_runtime::backend::Trace;
+use loaf_runtime::compare::{Activations, CpuTrace, Difference, Names};
 use loaf_runtime::conversation::text_ids;
 use loaf_runtime::kernels::{Isa, Kernels};
-use loaf_runtime::trace::{Activations, CpuTrace, Difference, Names, Trace};
 
 /// What an engine is held to.
 enum Reference {
@@ -36,17 +37,17 @@ pub(crate) fn check(args: &CheckArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         return Err(Failure::Usage(format!("--tolerance: expected a number from 0 on, found {tolerance}")));
     }
     let loaf = model::open_model(&args.model, io)?;
-    let mut subject: Box<dyn Trace> = match args.backend {
-        BackendArg::Cpu => cpu(&loaf, model::kernels(io)?)?,
-        BackendArg::Mlx => model::tracer(&loaf, true)?,
-        BackendArg::MlxCpu => model::tracer(&loaf, false)?,
-        BackendArg::Cuda => model::gpu(&loaf, io)?.into_trace(),
+    let (on_cpu, mut subject): (bool, Box<dyn Trace>) = match args.backend {
+        BackendArg::Cpu => (true, cpu(&loaf, model::kernels(io)?)?),
+        BackendArg::Mlx => (false, model::tracer(&loaf, true)?),
+        BackendArg::MlxCpu => (false, model::tracer(&loaf, false)?),
+        BackendArg::Cuda => (false, model::gpu(&loaf, io)?.into_trace()),
         BackendArg::Auto => match model::gpu(&loaf, io) {
-            Ok(gpu) => gpu.into_trace(),
-            Err(_) => cpu(&loaf, model::kernels(io)?)?,
+            Ok(gpu) => (false, gpu.into_trace()),
+            Err(_) => (true, cpu(&loaf, model::kernels(io)?)?),
         },
     };
-    let default = if args.backend == BackendArg::Cpu { "scalar" } else { "cpu" };
+    let default = if on_cpu { "scalar" } else { "cpu" };
     let against = args.against.as_deref().unwrap_or(default);
     let isa = Isa::ALL.into_iter().find(|known| known.name() == against);
     let against_cpu = against == "cpu" || isa.is_some();
@@ -126,7 +127,7 @@ fn prompt(args: &CheckArgs, loaf: &Model, reference: &Reference, io: &mut Io<'_>
         }
         None => io.read_stdin()?,
     };
-    let ids = text_ids(&tokenizer.get(), &text, args.special);
+    let ids = text_ids(&tokenizer, &text, args.special);
     if ids.is_empty() {
         return Err(Failure::usage("the prompt: expected at least one token, found none"));
     }

@@ -12,7 +12,7 @@ use rustyline::history::{History, MemHistory, SearchDirection};
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Config, Context, Helper};
 
-use crate::chat::COMMANDS;
+use crate::slash::COMMANDS;
 
 /// What was typed.
 #[derive(Clone, Debug, PartialEq, Eq)]

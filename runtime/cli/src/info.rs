@@ -7,7 +7,7 @@ use loaf_formats::plan::{Phase, StateKind};
 use serde_json::{Value, json};
 
 use crate::args::InfoArgs;
-use crate::{Bytes, Failure, Io, model, printable};
+use crate::{Bytes, Failure, Io, container, model, printable};
 use loaf_runtime::Model;
 
 /// Longest value of the manifest printed for people, in characters.
@@ -17,14 +17,14 @@ pub(crate) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let manifest = manifest(&loaf)?;
     let tokenizer = model::tokenizer(&loaf)?;
-    let (plan, chat, container) = (loaf.plan(), loaf.chat(), loaf.container());
+    let (plan, chat, container) = (loaf.plan(), loaf.chat(), container(&loaf));
     let state = |kind| plan.states.iter().filter(|s| s.kind == kind).map(|s| s.bytes).fold(0, u64::saturating_add);
     let (kv_bytes, recurrent_bytes) = (state(StateKind::KvCache), state(StateKind::Recurrent));
     let peak_bytes = [plan.weight_bytes, plan.state_bytes(), plan.arena_bytes, plan.io.bytes]
         .into_iter()
         .fold(0, u64::saturating_add);
     let chunks: Vec<u32> = plan.templates_of(Phase::Prefill).map(|t| t.max_rows).collect();
-    let tokens = tokenizer.as_ref().map(|t| t.get().token_count());
+    let tokens = tokenizer.as_ref().map(|t| t.token_count());
     let section = |kind| container.section(kind).map(<[u8]>::len);
     if args.json {
         let object = json!({
@@ -98,7 +98,7 @@ pub(crate) fn info(args: &InfoArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
 
 /// The manifest, proven and parsed; null if there is none.
 fn manifest(loaf: &Model) -> Result<Value, Failure> {
-    let container = loaf.container();
+    let container = container(loaf);
     if container.section(SectionKind::Manifest).is_none() {
         return Ok(Value::Null);
     }

@@ -29,13 +29,14 @@ mod run;
 mod score;
 mod serve;
 pub mod shell;
+mod slash;
 mod style;
 mod verify;
 
+use loaf_formats::container::Container;
 use loaf_formats::text;
 use loaf_runtime::Model;
-use loaf_runtime::backend::{Device, DeviceError};
-use loaf_runtime::trace::Trace;
+use loaf_runtime::backend::{Device, DeviceError, Trace};
 use std::ffi::OsString;
 use std::fmt::{self, Display};
 use std::io::{self, BufRead, IsTerminal, Read, Write};
@@ -355,6 +356,11 @@ fn one_line(error: &clap::Error) -> String {
         message.push_str("; a request of several words that begins with a command's name, or has dashes, wants quotes");
     }
     message + HINT
+}
+
+/// An open model's container, for the sections that only tools read.
+pub(crate) fn container(loaf: &Model) -> Container<'_> {
+    Container::open(loaf.bytes()).expect("an open model")
 }
 
 /// Text that may come from a file, made safe for a terminal: one line, no control characters.

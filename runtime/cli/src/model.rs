@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use crate::args::{BackendArg, ComputeArgs, ModelArgs};
 use crate::{Failure, Gpu, Io, OpenGpu, models};
 use loaf_runtime::Session;
-use loaf_runtime::backend::Device;
+use loaf_runtime::backend::{Device, Trace};
 use loaf_runtime::engine::{Engine, EngineOptions};
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::model::{Model, OpenError, SharedTokenizer};
+use loaf_runtime::model::{Model, OpenError};
 use loaf_runtime::threads::threads_for;
-use loaf_runtime::trace::Trace;
+use loaf_runtime::tokenizer::Tokenizer;
 
 /// Said when nobody named a model and this build has none of its own.
 const NO_MODEL: &str = "no model: pass a loaf with -m FILE or in LOAF_MODEL; \
@@ -33,7 +33,7 @@ pub(crate) fn path(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
 /// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment or the settings
 /// name, or else the one built in.
 pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Model, Failure> {
-    opener(args, io)?().map_err(Failure::Runtime)
+    opener(args, io)?().map_err(Failure::runtime)
 }
 
 /// A way to open the loaf again and again that [`open_model`] opens once: what the arguments mean is found out now.
@@ -47,17 +47,17 @@ pub(crate) fn opener(args: &ModelArgs, io: &Io<'_>) -> Result<loaf_serve::hub::O
         let program = program.clone();
         return Ok(Box::new(move || {
             let loaf = Model::open_embedded(&program).map_err(|e| failure(&program, e))?;
-            loaf.ok_or_else(|| NO_MODEL.to_owned())
+            loaf.ok_or_else(|| NO_MODEL.into())
         }));
     }
     match named(args, io) {
         Some(path) => {
             let path = find(path, io)?;
-            Ok(Box::new(move || Model::open(&path).map_err(|e| failure(&path, e))))
+            Ok(Box::new(move || Model::open(&path).map_err(|e| failure(&path, e).into())))
         }
         None => {
             let bytes = io.builtin.ok_or_else(|| Failure::usage(NO_MODEL))?;
-            Ok(Box::new(move || Model::from_static(bytes).map_err(|e| format!("the built-in model: {e}"))))
+            Ok(Box::new(move || Model::from_static(bytes).map_err(|e| format!("the built-in model: {e}").into())))
         }
     }
 }
@@ -75,8 +75,8 @@ fn find(path: PathBuf, io: &Io<'_>) -> Result<PathBuf, Failure> {
             }
             return fail(if is_repository(&shown) {
                 format!(
-                    "no such file; if it is a repository of checkpoints: loaf downloads nothing, so get its files into a \
-                     folder, then 'bake build FOLDER -o {}.loaf'",
+                    "no such file; of a repository, 'loaf pull hf:{shown}' fetches a loaf, 'bake build hf:{shown} -o {}.loaf' bakes a \
+                     checkpoint",
                     shown.rsplit('/').next().unwrap_or_default()
                 )
             } else {
@@ -127,15 +127,15 @@ pub(crate) struct Compute {
     backend: BackendArg,
     threads: Option<usize>,
     kernels: Kernels,
-    map_ahead: bool,
+    prefetch_pages: bool,
     gpu: Option<OpenGpu>,
 }
 
 impl Compute {
     pub(crate) fn of(args: &ComputeArgs, io: &Io<'_>) -> Result<Compute, Failure> {
         let threads = args.threads.map(usize::from);
-        let (kernels, map_ahead) = (kernels(io)?, !args.no_map_ahead);
-        Ok(Compute { backend: args.backend, threads, kernels, map_ahead, gpu: io.gpu })
+        let (kernels, prefetch_pages) = (kernels(io)?, !args.no_prefetch);
+        Ok(Compute { backend: args.backend, threads, kernels, prefetch_pages, gpu: io.gpu })
     }
 
     /// An engine with so many slots. Beside it stands why it is the CPU's, where a GPU would have been taken.
@@ -155,7 +155,7 @@ impl Compute {
 
     fn cpu(&self, loaf: &Model, slots: u32) -> Result<Engine, String> {
         let threads = self.threads.unwrap_or_else(|| threads_for(loaf.plan()));
-        let options = EngineOptions { threads, kernels: self.kernels, slots, map_ahead: self.map_ahead };
+        let options = EngineOptions { threads, kernels: self.kernels, slots, prefetch_pages: self.prefetch_pages };
         let smaller = if slots > 1 { "serve with a smaller --parallel, or " } else { "" };
         Engine::new(loaf, options).map_err(|e| format!("{e}; {smaller}bake with a smaller --context"))
     }
@@ -189,7 +189,7 @@ const USE_CPU: &str = "--backend cpu needs none of it";
 /// The MLX backend, on the GPU or on MLX's own CPU device.
 #[cfg(feature = "mlx")]
 fn open_mlx(loaf: &Model, gpu: bool, exact: bool) -> Result<loaf_runtime::backend::mlx::MlxDevice, String> {
-    use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, array::Type};
+    use loaf_runtime::backend::mlx::{MlxDevice, MlxOptions, Type};
     let options = MlxOptions { gpu, activations: exact.then_some(Type::F32), ..MlxOptions::default() };
     MlxDevice::open(loaf, options).map_err(|e| format!("{e}; {USE_CPU}"))
 }
@@ -221,7 +221,7 @@ pub(crate) fn tracer(_: &Model, _: bool) -> Result<Box<dyn Trace>, Failure> {
 }
 
 /// The loaf's tokenizer, if it has one.
-pub(crate) fn tokenizer(loaf: &Model) -> Result<Option<SharedTokenizer>, Failure> {
+pub(crate) fn tokenizer(loaf: &Model) -> Result<Option<Tokenizer>, Failure> {
     loaf.tokenizer().map_err(|e| Failure::Runtime(format!("section tokenizer: {e}")))
 }
 

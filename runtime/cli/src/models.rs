@@ -12,7 +12,7 @@ use loaf_runtime::Model;
 use serde_json::{Value, json};
 
 use crate::args::{ListArgs, RmArgs};
-use crate::{Bytes, Failure, Io, config, printable};
+use crate::{Bytes, Failure, Io, config, container, printable};
 
 /// The folder of models, if the environment says where home is.
 pub(crate) fn folder(io: &Io<'_>) -> Option<PathBuf> {
@@ -89,7 +89,7 @@ fn describe(name: &str, path: &Path) -> Value {
         Ok(loaf) => loaf,
         Err(e) => return json!({ "name": name, "error": format!("cannot be used: {e}") }),
     };
-    let container = loaf.container();
+    let container = container(&loaf);
     let manifest = container.section(SectionKind::Manifest).and_then(|m| serde_json::from_slice::<Value>(m).ok());
     json!({
         "name": name,

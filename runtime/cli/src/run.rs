@@ -16,7 +16,6 @@ use loaf_runtime::Model;
 use loaf_runtime::Session;
 use loaf_runtime::conversation::{Conversation, text_ids};
 use loaf_runtime::generate::{self, Event, GenerateOptions, Generation, Report, StopReason};
-use loaf_runtime::model::SharedTokenizer;
 use loaf_runtime::tokenizer::{Scratch, Tokenizer};
 
 /// A prompt ready to be evaluated.
@@ -33,7 +32,7 @@ pub(crate) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let sampler = args.sampling.over(loaf.chat())?;
     let tokenizer = model::tokenizer(&loaf)?;
-    let prompt = prompt(args, &loaf, tokenizer.as_ref().map(SharedTokenizer::get), io)?;
+    let prompt = prompt(args, &loaf, tokenizer.as_ref(), io)?;
     model::check_fits(prompt.ids.len(), &loaf)?;
     let mut session = model::session(&loaf, &args.compute, io)?;
     let options = GenerateOptions {
@@ -113,7 +112,7 @@ fn finish(report: &Report, loaf: &Model, start: Instant, verbose: bool, io: &mut
 }
 
 /// The prompt's ids, from wherever the arguments say.
-fn prompt(args: &RunArgs, loaf: &Model, tokenizer: Option<Tokenizer<'_>>, io: &mut Io<'_>) -> Result<Prompt, Failure> {
+fn prompt(args: &RunArgs, loaf: &Model, tokenizer: Option<&Tokenizer>, io: &mut Io<'_>) -> Result<Prompt, Failure> {
     if let Some(ids) = &args.ids {
         return Ok(Prompt { ids: ids.clone(), continues_text: true, thinks: false });
     }
@@ -138,7 +137,7 @@ fn prompt(args: &RunArgs, loaf: &Model, tokenizer: Option<Tokenizer<'_>>, io: &m
             talk.thinking = args.no_thinking.then_some(false);
             talk.set_system(args.system.clone());
             talk.push_user(&text);
-            let prompt = talk.prompt(&tokenizer, &mut Scratch::default());
+            let prompt = talk.prompt(tokenizer, &mut Scratch::default());
             let prompt = prompt.map_err(|e| Failure::Runtime(format!("{e}; --raw goes without the template")))?;
             Ok(Prompt { ids: prompt.ids, continues_text: false, thinks: prompt.thinks })
         }
@@ -146,7 +145,7 @@ fn prompt(args: &RunArgs, loaf: &Model, tokenizer: Option<Tokenizer<'_>>, io: &m
             Err(Failure::usage("this model has no chat template, so there is no place for --system or --no-thinking"))
         }
         None => {
-            let ids = text_ids(&tokenizer, &text, args.special);
+            let ids = text_ids(tokenizer, &text, args.special);
             if ids.is_empty() {
                 return Err(Failure::usage("the prompt is empty: pass a text as an argument, or pipe it in"));
             }

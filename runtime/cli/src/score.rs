@@ -15,7 +15,6 @@ use crate::progress::Progress;
 use crate::{Failure, Io, model, printable, read_text_file};
 use loaf_runtime::Session;
 use loaf_runtime::conversation::text_ids;
-use loaf_runtime::model::SharedTokenizer;
 use loaf_runtime::sample::log_prob;
 use loaf_runtime::tokenizer::Tokenizer;
 
@@ -25,7 +24,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     let tokenizer = model::tokenizer(&loaf)?;
-    let ids = ids(args, tokenizer.as_ref().map(SharedTokenizer::get).as_ref(), io)?;
+    let ids = ids(args, tokenizer.as_ref(), io)?;
     if ids.is_empty() {
         return Err(Failure::usage("nothing to score: expected at least one token, found none"));
     }
@@ -64,7 +63,7 @@ pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         return Ok(0);
     }
     for (id, log_prob) in ids[1..].iter().zip(&log_probs) {
-        let text = tokenizer.as_ref().map_or_else(String::new, |t| quoted(&t.get(), *id));
+        let text = tokenizer.as_ref().map_or_else(String::new, |t| quoted(t, *id));
         writeln!(io.stdout, "{id}\t{log_prob:.6}{text}").map_err(Failure::stdout)?;
     }
     match perplexity {
@@ -75,11 +74,11 @@ pub(crate) fn score(args: &ScoreArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
 }
 
 /// A token's bytes as a column, escaped.
-fn quoted(tokenizer: &Tokenizer<'_>, id: u32) -> String {
+fn quoted(tokenizer: &Tokenizer, id: u32) -> String {
     format!("\t\"{}\"", printable(&String::from_utf8_lossy(tokenizer.token_bytes(id))))
 }
 
-fn ids(args: &ScoreArgs, tokenizer: Option<&Tokenizer<'_>>, io: &mut Io<'_>) -> Result<Vec<u32>, Failure> {
+fn ids(args: &ScoreArgs, tokenizer: Option<&Tokenizer>, io: &mut Io<'_>) -> Result<Vec<u32>, Failure> {
     if let Some(ids) = &args.ids {
         return Ok(ids.clone());
     }

@@ -36,7 +36,7 @@ pub(crate) fn serve(args: &ServeArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
             io.warn(note);
         }
     }
-    server.wait().map_err(Failure::Runtime)?;
+    server.wait().map_err(Failure::runtime)?;
     Ok(0)
 }
 
@@ -65,7 +65,7 @@ fn start(args: &ServeArgs, notes: &Sender<String>, io: &mut Io<'_>) -> Result<Se
     for named in named(args, io)? {
         let (name, open) = (named.name, model::opener(&named.model, io)?);
         let compute = model::Compute::of(&args.compute, io)?;
-        let engine = Box::new(move |loaf: &Model, slots| compute.engine(loaf, slots).map(|(engine, _)| engine));
+        let engine = Box::new(move |loaf: &Model, slots| Ok(compute.engine(loaf, slots)?.0));
         let to = std::sync::Mutex::new(notes.clone());
         let notes = Box::new(move |note: &str| {
             // After the end nobody reads them.
@@ -74,7 +74,7 @@ fn start(args: &ServeArgs, notes: &Sender<String>, io: &mut Io<'_>) -> Result<Se
         let started = Served::start(&name, open, engine, options.clone(), notes);
         let (served, thread) = started.map_err(|e| Failure::Runtime(format!("{name}: {e}")))?;
         if args.compute.verbose {
-            let loaded = served.loaded().map_err(Failure::Runtime)?;
+            let loaded = served.loaded().map_err(Failure::runtime)?;
             io.note(format_args!("loaf: {name} is {}", loaded.model.id()));
         }
         models.push(served);
@@ -95,7 +95,7 @@ fn start(args: &ServeArgs, notes: &Sender<String>, io: &mut Io<'_>) -> Result<Se
         signals: io.signals,
         ..ServerOptions::default()
     };
-    Server::start(app, threads, options).map_err(Failure::Runtime)
+    Server::start(app, threads, options).map_err(Failure::runtime)
 }
 
 /// The models that the arguments name, or the one that there is.

@@ -1,4 +1,4 @@
-//! `loaf verify`: proves every byte of a file.
+//! `loaf verify`: checks every checksum of a file.
 //!
 //! Opening has proved head, plan, chat and tokenizer; what is left are the hashes of everything else, the agreement
 //! of header and table, the padding, and the leaves of the weights, which threads share out among themselves. With
@@ -12,13 +12,13 @@ use serde_json::json;
 
 use crate::args::{BackendArg, ComputeArgs, VerifyArgs};
 use crate::progress::Progress;
-use crate::{Bytes, Failure, Io, model};
+use crate::{Bytes, Failure, Io, container, model};
 use loaf_runtime::Model;
 
 pub(crate) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
     let loaf = model::open_model(&args.model, io)?;
     model::tokenizer(&loaf)?;
-    let container = loaf.container();
+    let container = container(&loaf);
     let fail = |e| Failure::Runtime(format!("{e}; the file is damaged, get or bake it again"));
     let leaves = container.verify_small().map_err(fail)?;
     let tensors = container.verify_tensors().map_err(fail)?;
@@ -42,7 +42,7 @@ pub(crate) fn verify(args: &VerifyArgs, io: &mut Io<'_>) -> Result<u8, Failure> 
 
 /// Replays every golden case; returns the number of ids compared.
 fn replay_golden(loaf: &Model, backend: BackendArg, io: &mut Io<'_>) -> Result<usize, Failure> {
-    let bytes = loaf.container().section(SectionKind::Golden).ok_or_else(|| {
+    let bytes = container(loaf).section(SectionKind::Golden).ok_or_else(|| {
         Failure::runtime("--run: this loaf has no golden prompts; bake it with --golden 16, or verify without --run")
     })?;
     let plan = loaf.plan();

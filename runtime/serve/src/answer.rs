@@ -1,7 +1,7 @@
 //! Splitting what a model writes into reasoning, text and calls of tools, while it is being written.
 //!
 //! What always holds: the pieces do not depend on how the text was cut on its way here; no character is lost but the marks themselves and white space
-//! next to them; what begins like a call and is none comes out as text.
+//! next to them; what begins like a call and turns out to be something else comes out as text.
 
 use serde_json::Value;
 

@@ -11,6 +11,8 @@ use loaf_formats::output::Log;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::job::{Answer, Stop};
+
 /// The log.
 #[derive(Debug)]
 pub struct Audit {
@@ -59,15 +61,15 @@ impl Audit {
     }
 
     /// Adds a line.
-    pub fn add(&self, entry: &Entry, outcome: &str, answers: &[crate::run::Answer]) {
+    pub fn add(&self, entry: &Entry, outcome: &str, answers: &[Answer]) {
         #[allow(clippy::disallowed_methods, reason = "an audit log says when; no answer depends on it")]
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let one = |answer: &crate::run::Answer| {
+        let one = |answer: &Answer| {
             let u = answer.usage;
             let mut line = json!({
                 "prompt_tokens": u.prompt, "cached_tokens": u.cached, "answer_tokens": u.answer,
                 "queued_ms": ms(u.queued), "first_ms": ms(u.first), "all_ms": ms(u.all),
-                "stop": answer.stop.as_ref().map(crate::run::stop_name), "output": hash(answer.text.as_bytes()),
+                "stop": answer.stop.as_ref().map(Stop::name), "output": hash(answer.text.as_bytes()),
             });
             if self.texts {
                 line["output_text"] = answer.text.as_str().into();

@@ -7,10 +7,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::body::{Body, Bytes, Frame, SizeHint};
+use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::api::{Flavour, sse};
 use crate::fields::Refusal;
+use crate::flavour::Flavour;
 use crate::job::{Event, Failure};
 use crate::run::Run;
 
@@ -34,6 +35,11 @@ pub trait Stream: Send {
     fn failed(&mut self, why: &Failure) -> String {
         sse(&Flavour::OpenAi.error(&Refusal::from(why)))
     }
+}
+
+/// One event of a stream.
+pub fn sse(value: &Value) -> String {
+    format!("data: {value}\n\n")
 }
 
 /// Time without a word after which a stream says that it is alive.

@@ -10,18 +10,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use loaf_runtime::model::SharedTokenizer;
+use loaf_runtime::chat::{ChatTemplate, TemplateError};
+use loaf_runtime::tokenizer::Tokenizer;
 use loaf_runtime::{Engine, Model};
 
 use crate::cache::{Cache, CacheOptions};
+use crate::error::{Cause, ServeError};
 use crate::job::{Event, Failure, Job};
 use crate::metrics::{Gauges, Metrics};
 use crate::scheduler::{Pace, Scheduler};
 
 /// Opens a model.
-pub type OpenModel = Box<dyn Fn() -> Result<Model, String> + Send + Sync>;
+pub type OpenModel = Box<dyn Fn() -> Result<Model, Cause> + Send + Sync>;
 /// Makes an engine with so many slots for it.
-pub type OpenEngine = Box<dyn Fn(&Model, u32) -> Result<Engine, String> + Send + Sync>;
+pub type OpenEngine = Box<dyn Fn(&Model, u32) -> Result<Engine, Cause> + Send + Sync>;
 
 /// How models are run.
 #[derive(Clone, Debug)]
@@ -55,11 +57,14 @@ pub struct Loaded {
     /// The model.
     pub model: Model,
     /// Its tokenizer.
-    pub tokenizer: Option<SharedTokenizer>,
+    pub tokenizer: Option<Tokenizer>,
+    /// Its chat template, parsed; one that does not parse is an error of the requests that need it.
+    pub template: Option<Result<ChatTemplate, TemplateError>>,
 }
 
 /// Why a job is not taken.
 #[derive(Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Refused {
     /// The queue is full.
     Full,
@@ -111,7 +116,7 @@ impl Served {
         open_engine: OpenEngine,
         options: HubOptions,
         notes: Box<dyn Fn(&str) + Send + Sync>,
-    ) -> Result<(Arc<Served>, JoinHandle<()>), String> {
+    ) -> Result<(Arc<Served>, JoinHandle<()>), ServeError> {
         let (commands, received) = channel();
         let served = Arc::new(Served {
             name: name.to_owned(),
@@ -128,7 +133,7 @@ impl Served {
         let scheduler = served.load()?;
         let this = served.clone();
         let thread = std::thread::Builder::new().name(format!("loaf-{name}"));
-        let thread = thread.spawn(move || this.run(Some(scheduler), &received)).map_err(|e| e.to_string())?;
+        let thread = thread.spawn(move || this.run(Some(scheduler), &received)).map_err(ServeError::System)?;
         Ok((served, thread))
     }
 
@@ -146,14 +151,15 @@ impl Served {
     ///
     /// # Errors
     /// What opening says.
-    pub fn loaded(&self) -> Result<Arc<Loaded>, String> {
+    pub fn loaded(&self) -> Result<Arc<Loaded>, ServeError> {
         let mut loaded = locked(&self.loaded);
         if let Some(loaded) = &*loaded {
             return Ok(loaded.clone());
         }
-        let model = (self.open_model)()?;
-        let tokenizer = model.tokenizer().map_err(|e| format!("section tokenizer: {e}"))?;
-        let opened = Arc::new(Loaded { model, tokenizer });
+        let model = (self.open_model)().map_err(ServeError::Model)?;
+        let tokenizer = model.tokenizer().map_err(ServeError::Tokenizer)?;
+        let template = model.chat().template.as_deref().map(ChatTemplate::parse);
+        let opened = Arc::new(Loaded { model, tokenizer, template });
         *loaded = Some(opened.clone());
         Ok(opened)
     }
@@ -199,9 +205,9 @@ impl Served {
         }
     }
 
-    fn load(&self) -> Result<Scheduler, String> {
+    fn load(&self) -> Result<Scheduler, ServeError> {
         let loaded = self.loaded()?;
-        let engine = (self.open_engine)(&loaded.model, self.options.parallel)?;
+        let engine = (self.open_engine)(&loaded.model, self.options.parallel).map_err(ServeError::Engine)?;
         let (cache, problem) = Cache::open(&engine, &self.options.cache);
         if let Some(problem) = problem {
             (self.notes)(&format!("the session cache on disk is off: {problem}"));
@@ -245,7 +251,7 @@ impl Served {
                                 Ok(loaded) => scheduler = Some(loaded),
                                 Err(why) => {
                                     // Nobody has to listen.
-                                    let _ = job.events.send((job.index, Event::Failed(Failure::Broken(why))));
+                                    let _ = job.events.send((job.index, Event::Failed(Failure::broken(why))));
                                     continue;
                                 }
                             }

@@ -1,10 +1,13 @@
 //! What a front end asks of a model, and what it is told: the one form that every API is turned into and rendered from.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use loaf_runtime::generate::GenerateOptions;
 use tokio::sync::mpsc::UnboundedSender;
+
+use crate::error::Cause;
 
 /// What a job wants.
 #[derive(Clone, Debug)]
@@ -88,6 +91,18 @@ pub enum Stop {
     Context,
 }
 
+impl Stop {
+    /// Its name in logs and on the socket.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Stop::End => "stop",
+            Stop::Text(_) => "stop_text",
+            Stop::Length => "length",
+            Stop::Context => "context",
+        }
+    }
+}
+
 /// What a job took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -106,19 +121,36 @@ pub struct Usage {
 }
 
 /// Why a job failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Failure {
     /// The server stops, and the job had not begun.
     Stopping,
     /// What the engine or the system said.
-    Broken(String),
+    Broken(Arc<dyn std::error::Error + Send + Sync>),
+}
+
+impl Failure {
+    /// Of what the engine or the system said.
+    pub fn broken(why: impl Into<Cause>) -> Failure {
+        Failure::Broken(why.into().into())
+    }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Stopping => f.write_str("the server is stopping"),
-            Failure::Broken(why) => f.write_str(why),
+            Failure::Broken(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Failure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Failure::Stopping => None,
+            Failure::Broken(why) => Some(&**why),
         }
     }
 }
@@ -138,4 +170,23 @@ pub enum Event {
     Embedding(Vec<f32>, Usage),
     /// It failed.
     Failed(Failure),
+}
+
+/// What one job said so far.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// Tokens.
+    pub ids: Vec<u32>,
+    /// Their text.
+    pub text: String,
+    /// Log-probabilities of the tokens, if they were asked for.
+    pub probs: Vec<TokenProbs>,
+    /// The same for the prompt.
+    pub prompt: Vec<TokenProbs>,
+    /// Why it ended, once it has.
+    pub stop: Option<Stop>,
+    /// What it took.
+    pub usage: Usage,
+    /// An embedding.
+    pub vector: Vec<f32>,
 }

@@ -3,11 +3,12 @@
 //! Nothing that a message says becomes a special token. Beside the ids come the positions at which conversations are likely to part: after system
 //! message and tools, and before the start of the answer, which templates of thinking models rewrite later.
 
-use loaf_runtime::chat::{ChatTemplate, Inputs, message};
+use loaf_runtime::chat::{Inputs, message};
+use loaf_runtime::conversation::{render, text_ids};
+use loaf_runtime::sequence::common_prefix;
 use loaf_runtime::tokenizer::Scratch;
 use serde_json::Value;
 
-use crate::cache::tree::same;
 use crate::fields::Refusal;
 use crate::hub::Loaded;
 
@@ -45,17 +46,17 @@ fn no_tokenizer() -> Refusal {
 /// A model without template or tokenizer, tools that its template has no place for, or what the template says.
 pub fn of_talk(loaded: &Loaded, talk: &Talk) -> Result<Prompt, Refusal> {
     let chat = loaded.model.chat();
-    let source = chat.template.as_deref().ok_or_else(|| {
-        Refusal::new(400, "this model has no chat template, so it takes prompts at /v1/completions alone")
-    })?;
+    let (Some(source), Some(template)) = (&chat.template, &loaded.template) else {
+        return Err(Refusal::new(400, "this model has no chat template, so it takes prompts at /v1/completions alone"));
+    };
     let tokenizer = loaded.tokenizer.as_ref().ok_or_else(no_tokenizer)?;
     if !talk.tools.is_empty() && !source.contains("tools") {
         return Err(Refusal::field("tools", "not supported: this model's chat template has no place for them"));
     }
-    let template = ChatTemplate::parse(source).map_err(|e| Refusal::new(500, format!("chat template: {e}")))?;
+    let template = template.as_ref().map_err(|e| Refusal::new(500, format!("chat template: {e}")))?;
     let variables: Vec<(&str, Value)> = talk.variables.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
     let mut scratch = Scratch::default();
-    let mut render = |messages: &[Value], answer: bool| {
+    let mut rendered = |messages: &[Value], answer: bool| {
         let inputs = Inputs {
             messages,
             tools: &talk.tools,
@@ -66,30 +67,26 @@ pub fn of_talk(loaded: &Loaded, talk: &Talk) -> Result<Prompt, Refusal> {
             variables: &variables,
             ..Inputs::default()
         };
-        let rendered = template.render(&inputs)?;
-        let mut ids = Vec::new();
-        tokenizer.get().encode_typed(&rendered.text, &rendered.typed, false, &mut scratch, &mut ids);
-        Ok::<_, loaf_runtime::chat::TemplateError>((ids, rendered.text))
+        render(template, &inputs, false, tokenizer, &mut scratch)
     };
-    let (ids, text) = render(&talk.messages, true).map_err(|e| Refusal::field("messages", e))?;
+    let whole = rendered(&talk.messages, true).map_err(|e| Refusal::field("messages", e))?;
     let mut parts = Vec::new();
     if loaded.model.plan().recurrent_bytes > 0 {
         let system: Vec<Value> = talk.messages.iter().take_while(|m| m["role"] == "system").cloned().collect();
         let mut with = |text: &str| {
             let user = message("user", text);
-            render(&system.iter().cloned().chain([user]).collect::<Vec<_>>(), false).map(|(ids, _)| ids)
+            rendered(&system.iter().cloned().chain([user]).collect::<Vec<_>>(), false).map(|prompt| prompt.ids)
         };
         // Some templates take no such conversation; then nobody begins with it either.
         if let (Ok(a), Ok(b)) = (with("A"), with("7")) {
-            parts.push(same(&a, &b).min(same(&a, &ids)) as u32);
+            parts.push(common_prefix(&a, &b).min(common_prefix(&a, &whole.ids)) as u32);
         }
-        if let Ok((without, _)) = render(&talk.messages, false) {
-            parts.push(same(&without, &ids) as u32);
+        if let Ok(without) = rendered(&talk.messages, false) {
+            parts.push(common_prefix(&without.ids, &whole.ids) as u32);
         }
         parts.sort_unstable();
     }
-    let thinks = text.trim_end().ends_with("<think>");
-    checked(loaded, Prompt { ids, parts, thinks })
+    checked(loaded, Prompt { ids: whole.ids, parts, thinks: whole.thinks })
 }
 
 /// The prompt of a text, with what the tokenizer puts around one.
@@ -98,7 +95,7 @@ pub fn of_talk(loaded: &Loaded, talk: &Talk) -> Result<Prompt, Refusal> {
 /// A model without tokenizer, or a text that has no tokens or does not fit.
 pub fn of_text(loaded: &Loaded, text: &str) -> Result<Prompt, Refusal> {
     let tokenizer = loaded.tokenizer.as_ref().ok_or_else(no_tokenizer)?;
-    let ids = loaf_runtime::conversation::text_ids(&tokenizer.get(), text, false);
+    let ids = text_ids(tokenizer, text, false);
     checked(loaded, Prompt { ids, ..Prompt::default() })
 }
 

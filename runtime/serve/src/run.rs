@@ -6,36 +6,7 @@ use std::task::{Context, Poll};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::audit::{Audit, Entry};
-use crate::job::{Event, Failure, Stop, TokenProbs, Usage};
-
-/// What one job said so far.
-#[derive(Clone, Debug, Default)]
-pub struct Answer {
-    /// Tokens.
-    pub ids: Vec<u32>,
-    /// Their text.
-    pub text: String,
-    /// Log-probabilities of the tokens, if they were asked for.
-    pub probs: Vec<TokenProbs>,
-    /// The same for the prompt.
-    pub prompt: Vec<TokenProbs>,
-    /// Why it ended, once it has.
-    pub stop: Option<Stop>,
-    /// What it took.
-    pub usage: Usage,
-    /// An embedding.
-    pub vector: Vec<f32>,
-}
-
-/// The name of a reason in logs and on the socket.
-pub fn stop_name(stop: &Stop) -> &'static str {
-    match stop {
-        Stop::End => "stop",
-        Stop::Text(_) => "stop_text",
-        Stop::Length => "length",
-        Stop::Context => "context",
-    }
-}
+use crate::job::{Answer, Event, Failure};
 
 /// A request that runs. Dropping it ends its jobs within a step.
 pub struct Run {
@@ -67,7 +38,7 @@ impl Run {
         }
         let next = std::task::ready!(self.events.poll_recv(context));
         let Some((index, event)) = next else {
-            self.failed = Some(Failure::Broken("the model's thread has ended".to_owned()));
+            self.failed = Some(Failure::broken("the model's thread has ended"));
             return Poll::Ready(None);
         };
         let answer = &mut self.answers[index];

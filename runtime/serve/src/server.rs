@@ -23,9 +23,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
-use crate::api::{self, App, Flavour};
+use crate::api::{self, App};
 use crate::body::Content;
+use crate::error::ServeError;
 use crate::fields::Refusal;
+use crate::flavour::Flavour;
 use crate::wire::Wire;
 
 /// How to listen.
@@ -75,7 +77,7 @@ pub struct Server {
     /// Where it listens.
     pub addresses: Vec<SocketAddr>,
     stop: watch::Sender<bool>,
-    thread: JoinHandle<Result<(), String>>,
+    thread: JoinHandle<Result<(), ServeError>>,
 }
 
 /// What every connection is held to.
@@ -92,22 +94,20 @@ impl Server {
     ///
     /// # Errors
     /// An address that is taken, or open to others without a key; a socket that cannot be made.
-    pub fn start(app: App, threads: Vec<JoinHandle<()>>, options: ServerOptions) -> Result<Server, String> {
+    pub fn start(app: App, threads: Vec<JoinHandle<()>>, options: ServerOptions) -> Result<Server, ServeError> {
         let open = options.listen.iter().find(|a| !a.ip().is_loopback());
         if let (Some(open), true) = (open, options.keys.is_empty()) {
-            return Err(format!(
-                "{open}: expected a key for an address that others can reach (--api-key-file), found none"
-            ));
+            return Err(ServeError::NoKey(*open));
         }
         let mut listeners = Vec::new();
         for address in &options.listen {
-            let listener = StdListener::bind(address).map_err(|e| format!("{address}: {e}"))?;
-            listener.set_nonblocking(true).map_err(|e| format!("{address}: {e}"))?;
+            let listener = StdListener::bind(address).map_err(|e| ServeError::Address(*address, e))?;
+            listener.set_nonblocking(true).map_err(|e| ServeError::Address(*address, e))?;
             listeners.push(listener);
         }
         let addresses = listeners.iter().filter_map(|l| l.local_addr().ok()).collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).build();
-        let runtime = runtime.map_err(|e| e.to_string())?;
+        let runtime = runtime.map_err(ServeError::System)?;
         #[cfg(unix)]
         let socket = options.socket.as_deref().map(crate::socket::bind).transpose()?;
         let (stop, stopped) = watch::channel(false);
@@ -122,12 +122,12 @@ impl Server {
                 let connections = Arc::new(Semaphore::new(most));
                 let mut tasks = Vec::new();
                 for listener in listeners {
-                    let listener = TcpListener::from_std(listener).map_err(|e| e.to_string())?;
+                    let listener = TcpListener::from_std(listener).map_err(ServeError::System)?;
                     tasks.push(tokio::spawn(accept(listener, gate.clone(), connections.clone(), stopped.clone())));
                 }
                 #[cfg(unix)]
                 if let Some(socket) = socket {
-                    let socket = socket.listening().map_err(|e| e.to_string())?;
+                    let socket = socket.listening().map_err(ServeError::System)?;
                     tasks.push(tokio::spawn(accept(socket, gate.clone(), connections.clone(), stopped.clone())));
                 }
                 let mut stopped = stopped;
@@ -147,14 +147,14 @@ impl Server {
                     _ = all => (),
                     () = signals.next() => (),
                 }
-                Ok::<(), String>(())
+                Ok::<(), ServeError>(())
             })?;
             drop(runtime);
             // Their engines end what nobody listens to any more, and write the cache.
             threads.into_iter().for_each(|t| drop(t.join()));
             Ok(())
         };
-        let thread = std::thread::Builder::new().name("loaf-serve".into()).spawn(body).map_err(|e| e.to_string())?;
+        let thread = std::thread::Builder::new().name("loaf-serve".into()).spawn(body).map_err(ServeError::System)?;
         Ok(Server { addresses, stop, thread })
     }
 
@@ -162,7 +162,7 @@ impl Server {
     ///
     /// # Errors
     /// What went wrong while it ran.
-    pub fn stop(self) -> Result<(), String> {
+    pub fn stop(self) -> Result<(), ServeError> {
         self.stop.send_replace(true);
         self.wait()
     }
@@ -176,9 +176,9 @@ impl Server {
     ///
     /// # Errors
     /// What went wrong while it ran.
-    pub fn wait(self) -> Result<(), String> {
+    pub fn wait(self) -> Result<(), ServeError> {
         let Server { thread, stop, .. } = self;
-        let ended = thread.join().unwrap_or_else(|_| Err("the server's thread failed".to_owned()));
+        let ended = thread.join().unwrap_or_else(|_| Err(ServeError::Panicked));
         drop(stop);
         ended
     }

@@ -11,22 +11,28 @@ pub mod cpu;
 pub mod cuda;
 #[cfg(feature = "mlx")]
 pub mod mlx;
+#[doc(hidden)]
 pub mod mlx_text;
 
 use std::fmt;
 use std::ops::Range;
 
-use loaf_formats::plan::Plan;
+use loaf_formats::dtype::DType;
+use loaf_formats::op::{Mode, OpKind, Types};
+use loaf_formats::plan::{Plan, Record};
 
 use crate::op_times::OpTimes;
 use crate::sample::SamplerOptions;
+
+/// What the system, a driver or a library said.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a device cannot do what it was asked.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is no such device, or this build cannot use it.
-    Missing(String),
+    Missing(Cause),
     /// Memory that is not to be had.
     Memory {
         /// What for.
@@ -34,28 +40,44 @@ pub enum DeviceError {
         /// Bytes asked for.
         bytes: u64,
         /// What the system says.
-        why: String,
+        source: Cause,
     },
     /// Something this device does not do.
     Unsupported(&'static str),
+    /// Tokens that the model does not have, or past the positions that there are.
+    Tokens {
+        /// Positions there are.
+        positions: u32,
+    },
     /// The device fails. What its slots hold is then unknown.
-    Failed(String),
+    Failed(Cause),
 }
 
 impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DeviceError::Missing(what) | DeviceError::Failed(what) => f.write_str(what),
-            DeviceError::Memory { what, bytes, why } => write!(f, "memory for {what}, {bytes} bytes: {why}"),
+            DeviceError::Missing(e) | DeviceError::Failed(e) => e.fmt(f),
+            DeviceError::Memory { what, bytes, source } => write!(f, "memory for {what}, {bytes} bytes: {source}"),
+            DeviceError::Tokens { positions } => write!(f, "expected known tokens within {positions} positions"),
             DeviceError::Unsupported(what) => write!(f, "this backend does not support {what}; the CPU does"),
         }
     }
 }
 
-impl std::error::Error for DeviceError {}
+impl std::error::Error for DeviceError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            DeviceError::Missing(source) | DeviceError::Failed(source) | DeviceError::Memory { source, .. } => {
+                Some(&**source)
+            }
+            DeviceError::Tokens { .. } | DeviceError::Unsupported(_) => None,
+        }
+    }
+}
 
 /// What a device has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Sequences.
     pub slots: u32,
@@ -69,6 +91,13 @@ pub struct Limits {
     pub pads: bool,
     /// Threads of the host that compute.
     pub threads: usize,
+}
+
+impl Limits {
+    /// Of a device with one version of state, which computes the rows that are meant and no others, and no threads of the host beside the caller's.
+    pub const fn new(slots: u32, decode_rows: u32, prefill_rows: u32) -> Limits {
+        Limits { slots, versions: 1, decode_rows, prefill_rows, pads: false, threads: 1 }
+    }
 }
 
 /// Consecutive rows of a step that belong to one slot.
@@ -238,4 +267,24 @@ pub trait Chooser {
 
     /// Takes back the step that is on its way, if there is one: the state is that of the tokens before it.
     fn end(&mut self);
+}
+
+/// Is shown results: the record, the operand's index, values `[rows, heads, dim]`.
+pub(crate) type Seen<'a> = &'a mut dyn FnMut(&Record<'_>, usize, &[f32]);
+
+/// An engine whose results can be watched. Calls go through a sequence in order.
+pub trait Trace {
+    /// Evaluates tokens from position `pos` on (one is a decode step, more are a prefill chunk) and shows every float result.
+    ///
+    /// # Errors
+    /// What the engine says.
+    fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> Result<(), DeviceError>;
+}
+
+/// Whether engines have result `i` of an op in common: a float result, and not an intermediate of one engine.
+pub fn is_shown(kind: OpKind, i: usize) -> bool {
+    let rule = &kind.spec().operands[i];
+    rule.mode == Mode::Out
+        && rule.types == Types::Is(DType::F32)
+        && !matches!(kind, OpKind::Quantize | OpKind::RopeTable)
 }

@@ -11,19 +11,7 @@ use loaf_formats::op::Mode;
 use loaf_formats::plan::{Operand, Phase, Plan, Record, Region, StateKind, Template, VerifiedPlan, records};
 
 use super::roles;
-use super::{Arena, Draft, Edge, Maker, ScheduleError, Source, Step, Through, Value, ValueId};
-
-pub(super) type Checked = Result<(), ScheduleError>;
-
-/// Refuses unless something holds.
-pub(super) fn ensure(
-    holds: bool,
-    at: impl FnOnce() -> String,
-    expected: &str,
-    found: impl FnOnce() -> String,
-) -> Checked {
-    if holds { Ok(()) } else { Err(ScheduleError { at: at(), expected: expected.to_owned(), found: found() }) }
-}
+use super::{Arena, Checked, Draft, Edge, Maker, ScheduleError, Source, Step, Through, Value, ValueId, ensure};
 
 /// Proves that `draft` is a schedule of `template`.
 pub(super) fn check(draft: &Draft, plan: &VerifiedPlan, template: &Template) -> Checked {

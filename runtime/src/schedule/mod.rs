@@ -50,7 +50,7 @@ use loaf_formats::plan::{Phase, Region, Template, VerifiedPlan};
 
 pub use arena::Arena;
 
-/// Why a template has no schedule, or a draft is none.
+/// Why a template has no schedule, or which rule of schedules a draft breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleError {
     /// Where, such as `decode, step 12, record 81`.
@@ -68,6 +68,13 @@ impl fmt::Display for ScheduleError {
 }
 
 impl std::error::Error for ScheduleError {}
+
+type Checked = Result<(), ScheduleError>;
+
+/// Refuses unless something holds.
+fn ensure(holds: bool, at: impl FnOnce() -> String, expected: &str, found: impl FnOnce() -> String) -> Checked {
+    if holds { Ok(()) } else { Err(ScheduleError { at: at(), expected: expected.to_owned(), found: found() }) }
+}
 
 /// Index of a record in its template.
 pub type RecordId = usize;

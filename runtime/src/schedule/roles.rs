@@ -6,10 +6,9 @@ use loaf_formats::op::{
     softmax, top_k, weighted_sum,
 };
 
-use super::check::{Checked, ensure};
 use super::{
-    Attend, Delta, Draft, ExpertsIn, ExpertsOut, Gated, Product, RecordId, Route, ScheduleError, SharedOut, Source,
-    Step, Work,
+    Attend, Checked, Delta, Draft, ExpertsIn, ExpertsOut, Gated, Product, RecordId, Route, ScheduleError, SharedOut,
+    Source, Step, Work, ensure,
 };
 
 const NORMS: &[OpKind] = &[OpKind::RmsNorm, OpKind::AddRmsNorm];

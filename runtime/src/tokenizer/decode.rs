@@ -33,7 +33,7 @@ pub struct Detokenizer {
 
 impl Detokenizer {
     /// A stream at its start; `skip_special` leaves special tokens out of the text.
-    pub fn new(tokenizer: &Tokenizer<'_>, skip_special: bool) -> Self {
+    pub fn new(tokenizer: &Tokenizer, skip_special: bool) -> Self {
         let mut this = Self::unbounded(tokenizer, skip_special);
         this.hold_limit = HOLD_BYTES;
         this.held.reserve(HOLD_BYTES.max(tokenizer.tables().max_token_bytes()) + 8);
@@ -41,7 +41,7 @@ impl Detokenizer {
     }
 
     /// As [`new`](Self::new), but holds byte runs of any length, and allocates for them.
-    pub(super) fn unbounded(tokenizer: &Tokenizer<'_>, skip_special: bool) -> Self {
+    pub(super) fn unbounded(tokenizer: &Tokenizer, skip_special: bool) -> Self {
         let decoder = tokenizer.tables().decoder();
         let mut this = Detokenizer {
             decoder,
@@ -66,12 +66,12 @@ impl Detokenizer {
     }
 
     /// Most bytes that one `push` or `finish` appends: everything held and a whole token, each byte a U+FFFD.
-    pub fn max_piece_bytes(tokenizer: &Tokenizer<'_>) -> usize {
+    pub fn max_piece_bytes(tokenizer: &Tokenizer) -> usize {
         3 * (HOLD_BYTES + 8 + tokenizer.tables().max_token_bytes())
     }
 
     /// Appends to `out` the text that `id` completes: nothing, or some whole characters.
-    pub fn push(&mut self, tokenizer: &Tokenizer<'_>, id: u32, out: &mut String) {
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, out: &mut String) {
         let flags = tokenizer.tables().token_flags(id);
         if flags & flag::PRESENT == 0 || (self.skip_special && flags & flag::SPECIAL != 0) {
             return;

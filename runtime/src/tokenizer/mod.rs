@@ -20,14 +20,25 @@ pub use decode::Detokenizer;
 use added::{AddedList, Typed};
 use core::ops::Range;
 use loaf_formats::tokenizer::{Error, META, MetaSplit, Normaliser, Prepend, Scanner, TokenizerTables, flag};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
 use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
-/// A tokenizer over verified tables. Copying it copies references.
-#[derive(Clone, Copy, Debug)]
-pub struct Tokenizer<'a> {
-    tables: TokenizerTables<'a>,
+/// A tokenizer over verified tables, and whoever holds their bytes. Cloning it copies references.
+#[derive(Clone)]
+pub struct Tokenizer {
+    /// Of bytes that `_holder` keeps: nothing of it is given out for longer than `self` is borrowed.
+    tables: TokenizerTables<'static>,
     raw: AddedList,
     normalised: AddedList,
+    _holder: Arc<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer").field("token_count", &self.token_count()).finish_non_exhaustive()
+    }
 }
 
 /// What to do about special tokens when encoding.
@@ -49,27 +60,40 @@ pub struct Scratch {
     merging: bpe::Merging,
 }
 
-impl<'a> Tokenizer<'a> {
-    /// Verifies a tokenizer section and wraps it.
+impl Tokenizer {
+    /// Verifies a tokenizer section and keeps a copy of it. [`crate::Model::tokenizer`] uses a model's own without copying.
     ///
     /// # Errors
     /// What [`TokenizerTables::verify`] finds.
-    pub fn open(section: &'a [u8]) -> Result<Self, Error> {
-        TokenizerTables::verify(section).map(Self::new)
+    pub fn open(section: &[u8]) -> Result<Self, Error> {
+        let copy: Arc<Vec<u8>> = Arc::new(section.to_vec());
+        // SAFETY: the vector is never written to, and its bytes live as long as the reference that the tokenizer keeps.
+        unsafe { Self::over(&copy, copy.clone()) }
     }
 
-    /// Wraps verified tables.
-    pub fn new(tables: TokenizerTables<'a>) -> Self {
+    /// Verifies a tokenizer section and keeps whoever holds it.
+    ///
+    /// # Errors
+    /// What [`TokenizerTables::verify`] finds.
+    ///
+    /// # Safety
+    /// As long as `holder` lives, the bytes of `section` stay where and what they are.
+    pub(crate) unsafe fn over(section: &[u8], holder: Arc<dyn Any + Send + Sync>) -> Result<Self, Error> {
+        // SAFETY: the caller's word, and the tokenizer keeps `holder`; what it gives out of the tables it gives out no longer than
+        // itself.
+        let section: &'static [u8] = unsafe { core::slice::from_raw_parts(section.as_ptr(), section.len()) };
+        let tables = TokenizerTables::verify(section)?;
         let (raw, normalised) = tables.added_counts();
-        Tokenizer {
+        Ok(Tokenizer {
             raw: AddedList::new(&tables, 0, raw),
             normalised: AddedList::new(&tables, raw, raw + normalised),
             tables,
-        }
+            _holder: holder,
+        })
     }
 
     /// The tables underneath.
-    pub fn tables(&self) -> &TokenizerTables<'a> {
+    fn tables(&self) -> &TokenizerTables<'_> {
         &self.tables
     }
 
@@ -79,7 +103,7 @@ impl<'a> Tokenizer<'a> {
     }
 
     /// The bytes that token `id` stands for; empty for an id not in use. Not always UTF-8 by themselves.
-    pub fn token_bytes(&self, id: u32) -> &'a [u8] {
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.tables.token_bytes(id)
     }
 

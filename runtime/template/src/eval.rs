@@ -6,9 +6,10 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use crate::arguments::{Arguments, Given};
 use crate::error::Result;
 use crate::filters;
-use crate::functions::{self, Arguments, Given};
+use crate::functions;
 use crate::methods;
 use crate::operators;
 use crate::paid::{Buf, Items};

@@ -1,7 +1,8 @@
 //! Filters of single values: what stands after `|`. Those of sequences are in `sequences`.
 
+use crate::arguments::{Given, integer, needed, needed_string, string};
 use crate::error::Result;
-use crate::functions::{Given, attribute, integer, items_of, needed, needed_string, string};
+use crate::functions::{attribute, items_of, iterate, reach};
 use crate::json::Style;
 use crate::methods::{self, Case, recase, string_method};
 use crate::operators::{binary, compare, escape};
@@ -113,8 +114,28 @@ pub(crate) fn filter(name: &Text, value: &Value, given: Given<'_>, cx: &Context<
                 _ => attribute(value, needed_string(name, budget)?, cx),
             }
         }
+        "map" if value.truth() => map(value, given, cx),
         _ => sequence(name, value, given, cx),
     }
+}
+
+/// A filter or an attribute of every item.
+fn map(value: &Value, given: Given<'_>, cx: &Context<'_>) -> Result<Value> {
+    let mut out = List::new(&cx.budget)?;
+    let (first, rest) = given.split_first()?;
+    if let Some(Value::Str(name)) = first {
+        iterate(value, cx, &mut |item| out.push(filter(name, &item, rest, cx)?))?;
+        return Ok(out.finish_as(Shape::Generator));
+    }
+    let [attr, default] = given.take(["attribute", "default"], cx)?;
+    iterate(value, cx, &mut |item| {
+        let found = reach(&item, attr, cx)?;
+        out.push(match (found, default) {
+            (Value::Undefined, Some(default)) => default.clone(),
+            (found, _) => found,
+        })
+    })?;
+    Ok(out.finish_as(Shape::Generator))
 }
 
 /// What Python reads a number from: without white space around it, and underscores between digits.

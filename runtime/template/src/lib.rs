@@ -57,6 +57,7 @@ pub use crate::error::{Error, ErrorKind, Position};
 pub use crate::paid::Limits;
 pub use crate::time::Time;
 
+mod arguments;
 mod error;
 mod eval;
 mod filters;

@@ -2,8 +2,8 @@
 //!
 //! What is missing is an error that names it.
 
+use crate::arguments::{Given, integer, needed, needed_string, string};
 use crate::error::{Error, Result};
-use crate::functions::{Given, integer, needed, needed_string, string};
 use crate::operators::{escape, hashable};
 use crate::paid::{Buf, Items, Text};
 use crate::python::{is_line_end, is_space};

@@ -1,7 +1,7 @@
 //! Tests: what stands after `is`.
 
+use crate::arguments::{Given, needed};
 use crate::error::Result;
-use crate::functions::{Given, needed};
 use crate::methods::is_cased;
 use crate::operators::{binary, compare};
 use crate::paid::Text;

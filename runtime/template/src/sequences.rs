@@ -1,10 +1,10 @@
-//! Filters of sequences.
+//! Filters of sequences, but `map`, which applies any filter.
 
 use std::cmp::Ordering;
 
+use crate::arguments::{Given, needed_string, string};
 use crate::error::Result;
-use crate::filters::filter;
-use crate::functions::{Given, items_of, iterate, needed_string, reach, string};
+use crate::functions::{items_of, iterate, reach};
 use crate::operators::{binary, order, slice};
 use crate::paid::{Buf, Text};
 use crate::predicates::test;
@@ -41,7 +41,6 @@ pub(crate) fn sequence(name: &Text, value: &Value, given: Given<'_>, cx: &Contex
             let separator = string(separator, budget)?.cloned().map_or_else(|| Text::empty(budget), Ok)?;
             join(value, &separator, attr, cx).map(Value::Str)
         }
-        "map" => map(value, given, cx),
         "select" | "reject" | "selectattr" | "rejectattr" => {
             let (mut attr, mut rest) = (None, given);
             if word.ends_with("attr") {
@@ -157,23 +156,4 @@ pub(crate) fn join(over: &Value, separator: &Text, attr: Option<&Value>, cx: &Co
         reach(&item, attr, cx)?.print(&mut out, false)
     })?;
     Ok(out.finish())
-}
-
-/// A filter or an attribute of every item.
-fn map(value: &Value, given: Given<'_>, cx: &Context<'_>) -> Result<Value> {
-    let mut out = List::new(&cx.budget)?;
-    let (first, rest) = given.split_first()?;
-    if let Some(Value::Str(name)) = first {
-        iterate(value, cx, &mut |item| out.push(filter(name, &item, rest, cx)?))?;
-        return Ok(out.finish_as(Shape::Generator));
-    }
-    let [attr, default] = given.take(["attribute", "default"], cx)?;
-    iterate(value, cx, &mut |item| {
-        let found = reach(&item, attr, cx)?;
-        out.push(match (found, default) {
-            (Value::Undefined, Some(default)) => default.clone(),
-            (found, _) => found,
-        })
-    })?;
-    Ok(out.finish_as(Shape::Generator))
 }

@@ -35,16 +35,16 @@ fn distance(m: &Mlx, got: &Array, want: &Array) -> f32 {
 #[test]
 fn kernels_compute_what_their_definitions_say() {
     let (m, device) = open();
-    let (mut ours, twins) = (Kernels::new(device).expect("kernels"), Kernels::twins(device));
+    let (mut ours, reference) = (Kernels::new(device).expect("kernels"), Kernels::reference(device));
     if !ours.exist() {
         println!("SKIPPED: MLX's CPU device runs no kernels; only that the definitions take these operands is tested");
-        ours = Kernels::twins(device);
+        ours = Kernels::reference(device);
     }
     let mut far: Vec<String> = Vec::new();
     let f16 = Type::F16;
     // Runs both; all results in the order of the kernel's.
     let mut same = |name: &str, run: &dyn Fn(&Kernels) -> Vec<Array>| {
-        for (i, (got, want)) in run(&ours).iter().zip(&run(&twins)).enumerate() {
+        for (i, (got, want)) in run(&ours).iter().zip(&run(&reference)).enumerate() {
             let d = distance(&m, got, want);
             if d > 2e-3 {
                 far.push(format!("{name}, result {i}: {d}"));

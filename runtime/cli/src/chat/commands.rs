@@ -7,24 +7,10 @@ use std::str::FromStr;
 use loaf_formats::output::Output;
 
 use super::Chat;
+use crate::slash::COMMANDS;
 use crate::{Bytes, Failure, Io, read_text_file};
 use loaf_runtime::generate::Report;
 use serde_json::Value;
-
-/// Commands: name, argument, what it does.
-pub(crate) const COMMANDS: [(&str, &str, &str); 11] = [
-    ("help", "", "this list"),
-    ("reset", "", "forget the conversation, keep the system message"),
-    ("system", "TEXT", "set the system message and start anew; without TEXT, remove it"),
-    ("read", "FILE", "put the text of FILE before the next message"),
-    ("save", "FILE", "write the conversation to FILE, as JSON"),
-    ("load", "FILE", "continue the conversation in FILE"),
-    ("regen", "", "replace the last answer by another one"),
-    ("set", "NAME VALUE", "change how tokens are chosen; without NAME, say how they are"),
-    ("stats", "", "say how full the context is and how fast the last answer came"),
-    ("exit", "", "leave (so does the end of input)"),
-    ("quit", "", "leave"),
-];
 
 /// Longest text that `/read` takes, in bytes.
 const MAX_READ_BYTES: usize = 4 << 20;

@@ -9,10 +9,11 @@ use super::{App, Plan, Request, blocking, messages_in, open, sampling, submit};
 use crate::answer::{Piece, Splitter, join};
 use crate::body::{Content, Stream};
 use crate::fields::{Fields, Refusal, kind};
+use crate::flavour::Flavour;
 use crate::hub::{Loaded, Served};
-use crate::job::{Event, Failure, Stop, Wanted};
+use crate::job::{Answer, Event, Failure, Stop, Wanted};
 use crate::prompt::{self, Prompt, Talk};
-use crate::run::{Answer, Run};
+use crate::run::Run;
 
 struct Shape {
     id: String,
@@ -392,6 +393,6 @@ impl Stream for Blocks {
     }
 
     fn failed(&mut self, why: &Failure) -> String {
-        event("error", super::Flavour::Anthropic.error(&Refusal::from(why)))
+        event("error", Flavour::Anthropic.error(&Refusal::from(why)))
     }
 }

@@ -11,9 +11,9 @@ use crate::answer::{Piece, Splitter, join};
 use crate::body::{Content, Stream};
 use crate::fields::{Fields, Refusal};
 use crate::hub::Loaded;
-use crate::job::{Event, TokenProbs, Wanted};
+use crate::job::{Answer, Event, TokenProbs, Wanted};
 use crate::prompt::{self, Talk};
-use crate::run::{Answer, Run};
+use crate::run::Run;
 use crate::tools::Call;
 
 /// How answers to a chat are read and written.
@@ -151,7 +151,7 @@ impl Shape {
 
     fn probs(&self, tokens: &[TokenProbs]) -> Value {
         let one = |id: u32, p: f64| {
-            let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.get().token_bytes(id));
+            let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.token_bytes(id));
             json!({ "token": String::from_utf8_lossy(bytes), "logprob": log_prob(p), "bytes": bytes })
         };
         let content = tokens.iter().map(|t| {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{Request, finish_reason, sse, usage};
+use super::{Request, finish_reason, usage};
+use crate::body::sse;
 use crate::fields::{Fields, Refusal};
 use crate::hub::{Loaded, Served};
 use crate::job::Stop;

@@ -10,9 +10,9 @@ use super::{App, Plan, Request, blocking, finish_reason, log_prob, open, samplin
 use crate::body::{Content, Stream};
 use crate::fields::{Fields, Refusal, kind};
 use crate::hub::Loaded;
-use crate::job::{Event, TokenProbs, Wanted};
+use crate::job::{Answer, Event, TokenProbs, Wanted};
 use crate::prompt::{self, Prompt};
-use crate::run::{Answer, Run};
+use crate::run::Run;
 
 /// Most prompts of a request.
 const MOST_PROMPTS: usize = 64;
@@ -108,7 +108,7 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
     f.done()?;
     let cached = !text.prompt_log_probs;
     let all: Vec<Prompt> = prompts.iter().flat_map(|p| std::iter::repeat_n(p.clone(), n)).collect();
-    let decoded = |p: &Prompt| loaded.tokenizer.as_ref().map_or_else(String::new, |t| t.get().decode(&p.ids, true));
+    let decoded = |p: &Prompt| loaded.tokenizer.as_ref().map_or_else(String::new, |t| t.decode(&p.ids, true));
     let shape = Shape {
         head: Head::of_text(request, &served, &loaded, prompts.len(), include_usage),
         echo: echo.then(|| all.iter().map(decoded).collect()),
@@ -123,7 +123,7 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
 
 impl Shape {
     fn token(&self, id: u32) -> String {
-        let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.get().token_bytes(id));
+        let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.token_bytes(id));
         String::from_utf8_lossy(bytes).into_owned()
     }
 

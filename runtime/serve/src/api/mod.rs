@@ -23,8 +23,9 @@ use serde_json::{Value, json};
 use crate::audit::{Audit, Entry, hash};
 use crate::body::Content;
 use crate::fields::{Fields, Refusal};
+use crate::flavour::Flavour;
 use crate::hub::{Loaded, Refused, Served};
-use crate::job::{Failure, Job, Stop, Usage, Wanted};
+use crate::job::{Answer, Failure, Job, Stop, Usage, Wanted};
 use crate::prompt::Prompt;
 use crate::run::Run;
 
@@ -50,48 +51,6 @@ pub struct Request {
     pub endpoint: &'static str,
     /// An id of its own.
     pub id: String,
-}
-
-/// How errors look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flavour {
-    /// `{"error": {...}}`.
-    OpenAi,
-    /// `{"type": "error", "error": {...}}`.
-    Anthropic,
-}
-
-impl Flavour {
-    /// Of a path.
-    pub fn of(path: &str) -> Flavour {
-        if path.starts_with("/v1/messages") { Flavour::Anthropic } else { Flavour::OpenAi }
-    }
-
-    /// The name of a kind of error.
-    fn kind(self, status: u16) -> &'static str {
-        match (self, status) {
-            (_, 401) => "authentication_error",
-            (_, 403) => "permission_error",
-            (_, 404) => "not_found_error",
-            (_, 413) if self == Flavour::Anthropic => "request_too_large",
-            (_, 429) => "rate_limit_error",
-            (Flavour::OpenAi, 500..) => "server_error",
-            (Flavour::Anthropic, 503) => "overloaded_error",
-            (Flavour::Anthropic, 500..) => "api_error",
-            _ => "invalid_request_error",
-        }
-    }
-
-    /// An error as an object.
-    pub fn error(self, refusal: &Refusal) -> Value {
-        let kind = self.kind(refusal.status);
-        match self {
-            Flavour::OpenAi => json!({ "error": {
-                "message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.status,
-            } }),
-            Flavour::Anthropic => json!({ "type": "error", "error": { "type": kind, "message": refusal.message } }),
-        }
-    }
 }
 
 /// A JSON response.
@@ -214,7 +173,7 @@ pub fn submit(app: &App, served: &Served, loaded: &Loaded, request: &Request, pl
 /// # Errors
 /// What opening says.
 pub fn open(served: &Served) -> Result<Arc<Loaded>, Refusal> {
-    served.loaded().map_err(|e| Refusal::new(500, e))
+    served.loaded().map_err(|e| Refusal::new(500, e.to_string()))
 }
 
 /// Runs a request to its end.
@@ -230,7 +189,7 @@ pub async fn wait(run: &mut Run) -> Result<(), Refusal> {
 }
 
 /// Usage as OpenAI has it, over all answers to one prompt each.
-pub fn usage(answers: &[crate::run::Answer], prompts: usize) -> Value {
+pub fn usage(answers: &[Answer], prompts: usize) -> Value {
     let of = |u: &Usage| (u.prompt, u.cached);
     // Several answers to one prompt: it is counted once.
     let each = (answers.len() / prompts.max(1)).max(1);
@@ -257,11 +216,6 @@ pub fn log_prob(p: f64) -> f64 {
     if p.is_finite() { p } else { -9999.0 }
 }
 
-/// One event of a stream.
-pub fn sse(value: &Value) -> String {
-    format!("data: {value}\n\n")
-}
-
 /// Runs what blocks (templates, tokenizers, opening a model) where it holds nobody up.
 ///
 /// # Errors
@@ -272,7 +226,7 @@ pub async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(Refusal::new(500, format!("a request failed: {e}"))))
 }
 
-/// Places that have no body to read; `None` if this is none.
+/// Answers requests that have no body to read; `None` for other requests.
 pub fn place(app: &App, method: &Method, path: &str) -> Option<Response<Content>> {
     if *method != Method::GET && *method != Method::HEAD {
         return None;

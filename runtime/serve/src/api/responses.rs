@@ -14,9 +14,9 @@ use crate::answer::{Piece, Splitter, join};
 use crate::body::{Content, Stream};
 use crate::fields::{Fields, Refusal, kind};
 use crate::hub::Loaded;
-use crate::job::{Event, Failure, Stop, Wanted};
+use crate::job::{Answer, Event, Failure, Stop, Wanted};
 use crate::prompt::{self, Talk};
-use crate::run::{Answer, Run};
+use crate::run::Run;
 
 /// Bytes of messages that are kept.
 const KEPT_BYTES: usize = 64 << 20;
@@ -257,7 +257,7 @@ impl Shape {
 
     fn probs(&self, answer: &Answer) -> Value {
         let one = |id: u32, p: f64| {
-            let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.get().token_bytes(id));
+            let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.token_bytes(id));
             json!({ "token": String::from_utf8_lossy(bytes), "logprob": log_prob(p), "bytes": bytes })
         };
         let tokens = answer.probs.iter().map(|t| {

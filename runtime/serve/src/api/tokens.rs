@@ -36,14 +36,14 @@ pub async fn tokenize(app: &Arc<App>, request: Request) -> Result<Response<Conte
             let add_special = f.bool("add_special")?.unwrap_or(false);
             let parse_special = f.bool("parse_special")?.unwrap_or(false);
             let options = EncodeOptions { add_special, parse_special };
-            tokenizer.get().encode_with(&text, options, &mut Scratch::default(), &mut ids);
+            tokenizer.encode_with(&text, options, &mut Scratch::default(), &mut ids);
         }
         let pieces = f.bool("with_pieces")?.unwrap_or(false);
         f.done()?;
         let mut out = json!({ "tokens": ids, "count": ids.len() });
         if pieces {
             let piece = |id: &u32| {
-                let bytes = tokenizer.get().token_bytes(*id);
+                let bytes = tokenizer.token_bytes(*id);
                 json!({ "id": id, "piece": String::from_utf8_lossy(bytes), "bytes": bytes })
             };
             out["pieces"] = ids.iter().map(piece).collect();
@@ -74,7 +74,7 @@ pub async fn detokenize(app: &Arc<App>, request: Request) -> Result<Response<Con
             read(v).ok_or_else(|| Refusal::field("tokens", format!("expected token ids below {vocab}, found {shown}")))
         });
         let ids: Vec<u32> = ids.collect::<Result<_, _>>()?;
-        Ok(json!({ "content": tokenizer.get().decode(&ids, skip) }))
+        Ok(json!({ "content": tokenizer.decode(&ids, skip) }))
     })
     .await?;
     Ok(answer(200, &out))

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use loaf_runtime::Engine;
 use sha2::{Digest, Sha256};
 
+use crate::error::ServeError;
 use account::{Account, Kept};
 use disk::{Disk, Sizes, Stored};
 use tree::{Chain, Hit, Item, Tree};
@@ -58,7 +59,7 @@ pub enum Found {
 
 impl Cache {
     /// An empty cache for an engine. A folder that cannot be used is left alone, and said.
-    pub fn open(engine: &Engine, options: &CacheOptions) -> (Cache, Option<String>) {
+    pub fn open(engine: &Engine, options: &CacheOptions) -> (Cache, Option<ServeError>) {
         let seed = seed(engine, options.block);
         let sizes = Sizes {
             block: options.block.max(1),
@@ -70,7 +71,7 @@ impl Cache {
         let disk = options.folder.as_ref().and_then(|folder| {
             let artifact = engine.model().id().to_string();
             let opened = Disk::open(folder, &artifact, seed, sizes, options.disk);
-            opened.map_err(|e| problem = Some(format!("{}: {e}", folder.display()))).ok()
+            opened.map_err(|e| problem = Some(ServeError::File(folder.clone(), e))).ok()
         });
         let tree = Tree::new(seed, options.block, sizes.recurrent > 0);
         (Cache { account: Account::new(options.memory), tree, disk, evicted: 0 }, problem)

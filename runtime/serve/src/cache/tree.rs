@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+use loaf_runtime::sequence::common_prefix;
+
 use super::account::Kept;
 
 /// Names a prefix: a hash over everything before it.
@@ -163,7 +165,7 @@ impl Tree {
             let rest = &prompt[pos..];
             let mut end: Option<(usize, usize)> = None;
             for (i, snap) in node.snaps.iter().enumerate() {
-                let same = same(&snap.tail, rest);
+                let same = common_prefix(&snap.tail, rest);
                 common = common.max(pos + same);
                 let whole = same == snap.tail.len() && (pos + same <= last || snap.state.logits.is_some());
                 let usable = if self.recurrent { if whole { pos + same } else { 0 } } else { (pos + same).min(last) };
@@ -185,7 +187,7 @@ impl Tree {
             let (next, shared) = node
                 .children
                 .iter()
-                .map(|c| (*c, same(&self.node(*c).ids, rest)))
+                .map(|c| (*c, common_prefix(&self.node(*c).ids, rest)))
                 .fold((ROOT, 0), |best, one| if one.1 > best.1 { one } else { best });
             if shared == 0 {
                 break;
@@ -377,11 +379,6 @@ impl Tree {
         }
         out
     }
-}
-
-/// How many leading tokens two lists share.
-pub fn same(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]

@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use loaf_runtime::Generation;
 use loaf_runtime::generate::Constraint;
+use loaf_runtime::sequence::common_prefix;
 
 use super::restore::{Parking, Restore, Source};
 use super::{Live, Scheduler, Task, Waiting, Work};
 use crate::cache::Found;
-use crate::cache::tree::{State, same};
+use crate::cache::tree::State;
 use crate::job::{Event, Failure, Wanted};
 use crate::metrics::Metrics;
 
@@ -70,8 +71,8 @@ impl Scheduler {
         }
         let recurrent = self.recurrent;
         let soon = |t: &mut Task| {
-            let shared = same(&t.job.prompt, &job.prompt);
-            let (has, pos) = (same(t.live.sequence.ids(), &job.prompt), t.live.sequence.position() as usize);
+            let shared = common_prefix(&t.job.prompt, &job.prompt);
+            let (has, pos) = (t.live.sequence.common_prefix(&job.prompt), t.live.sequence.position() as usize);
             if t.done || !t.prefills() || !t.job.cached || shared < has + WORTH_WAITING || pos >= shared {
                 return false;
             }
@@ -109,7 +110,7 @@ impl Scheduler {
         }
         let live = match &in_slot {
             Some(s) if s.idle && (s.lost <= GIVEN_UP || !self.keeps || !self.has_slot_besides(s.id)) => {
-                Ok(self.in_place(s))
+                self.in_place(s).map_err(Some)
             }
             Some(s) => {
                 let (id, usable, state) = (s.id, s.usable, s.state.clone());
@@ -119,11 +120,10 @@ impl Scheduler {
             None => self.fresh(None),
         };
         let live = match live {
-            Ok(Ok(live)) => live,
-            Ok(Err(why)) | Err(Some(why)) => {
-                let failed = Event::Failed(Failure::Broken(why));
+            Ok(live) => live,
+            Err(Some(why)) => {
                 // Nobody has to listen.
-                let _ = waiting.job.events.send((waiting.job.index, failed));
+                let _ = waiting.job.events.send((waiting.job.index, Event::Failed(why)));
                 return Ok(());
             }
             Err(None) => return Err(waiting),
@@ -152,7 +152,7 @@ impl Scheduler {
         let work = match work {
             Ok(work) => work,
             Err(e) => {
-                let _ = job.events.send((job.index, Event::Failed(Failure::Broken(e.to_string()))));
+                let _ = job.events.send((job.index, Event::Failed(Failure::broken(e))));
                 // What the sequence holds is as good as before.
                 self.idle.push(live);
                 return;
@@ -235,8 +235,9 @@ impl Scheduler {
     }
 
     /// Takes an idle sequence back to what a prompt shares with it.
-    fn in_place(&mut self, found: &InSlot) -> Result<Live, String> {
-        let at = self.idle.iter().position(|live| live.id == found.id).ok_or("a sequence that is no longer there")?;
+    fn in_place(&mut self, found: &InSlot) -> Result<Live, Failure> {
+        let at = self.idle.iter().position(|live| live.id == found.id);
+        let at = at.ok_or_else(|| Failure::broken("a sequence that is no longer there"))?;
         let mut live = self.idle.swap_remove(at);
         let result = match &found.state {
             Some(State { recurrent: Some(state), .. }) => {
@@ -245,12 +246,12 @@ impl Scheduler {
             _ => self.engine.rewind(&mut live.sequence, found.usable),
         };
         live.marks.retain(|m| m.pos <= found.usable);
-        result.map_err(|e| e.to_string())?;
+        result.map_err(Failure::broken)?;
         Ok(live)
     }
 
     /// An empty sequence. If every slot is taken, the idle one of least use is parked: then `Err(None)`, come again.
-    fn fresh(&mut self, besides: Option<u64>) -> Result<Result<Live, String>, Option<String>> {
+    fn fresh(&mut self, besides: Option<u64>) -> Result<Live, Option<Failure>> {
         if self.engine.free_slots() == 0 {
             if self.parking.is_some() {
                 return Err(None);
@@ -267,7 +268,7 @@ impl Scheduler {
         }
         self.clock += 1;
         let id = self.clock;
-        let sequence = self.engine.sequence().map_err(|e| Some(e.to_string()))?;
-        Ok(Ok(Live { id, sequence, marks: Vec::new(), used: id, pins: 0 }))
+        let sequence = self.engine.sequence().map_err(|e| Some(Failure::broken(e)))?;
+        Ok(Live { id, sequence, marks: Vec::new(), used: id, pins: 0 })
     }
 }

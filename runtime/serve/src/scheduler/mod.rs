@@ -16,7 +16,7 @@ mod step;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use loaf_runtime::model::SharedTokenizer;
+use loaf_runtime::tokenizer::Tokenizer;
 use loaf_runtime::{Engine, Generation, Sequence};
 
 use crate::cache::Cache;
@@ -93,7 +93,7 @@ struct Task {
 /// One engine and what runs on it; see the module's doc.
 pub struct Scheduler {
     engine: Engine,
-    tokenizer: Option<SharedTokenizer>,
+    tokenizer: Option<Tokenizer>,
     cache: Cache,
     pace: Pace,
     waiting: VecDeque<Waiting>,
@@ -113,7 +113,7 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// A loop over an engine.
-    pub fn new(engine: Engine, tokenizer: Option<SharedTokenizer>, cache: Cache, pace: Pace) -> Scheduler {
+    pub fn new(engine: Engine, tokenizer: Option<Tokenizer>, cache: Cache, pace: Pace) -> Scheduler {
         let recurrent = engine.recurrent_bytes() > 0;
         let keeps = engine.keeps_rows();
         Scheduler {
@@ -300,8 +300,8 @@ impl Task {
         let _ = self.job.events.send((self.job.index, event));
     }
 
-    fn fail(&mut self, why: impl std::fmt::Display) {
-        self.tell(Event::Failed(Failure::Broken(why.to_string())));
+    fn fail(&mut self, why: Failure) {
+        self.tell(Event::Failed(why));
         self.done = true;
     }
 

@@ -6,10 +6,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use loaf_runtime::sequence::common_prefix;
+
 use super::{Live, Mark, Scheduler};
 use crate::cache::Found;
 use crate::cache::tree::{Hit, Kind, Rows, State};
-use crate::job::Event;
+use crate::job::{Event, Failure};
 use crate::metrics::Metrics;
 
 /// Tokens whose rows are copied from slot to slot at once.
@@ -88,7 +90,7 @@ impl Scheduler {
             Source::Files(names) => match names.pop_front().and_then(|name| self.cache.read(&name)) {
                 Some(file) => {
                     let rest = &self.tasks[i].job.prompt[at as usize..];
-                    let same = crate::cache::tree::same(&file.ids, rest) as u32;
+                    let same = common_prefix(&file.ids, rest) as u32;
                     let take = same.min(restore.usable - at);
                     let whole = take as usize == file.ids.len();
                     restore.state = file.state.clone();
@@ -126,7 +128,7 @@ impl Scheduler {
         buffer.clear();
         buffer.resize(engine.recurrent_bytes() as usize, 0);
         if let Err(e) = engine.load_recurrent(&mut tasks[i].live.sequence, 0, buffer) {
-            return tasks[i].fail(e);
+            return tasks[i].fail(Failure::broken(e));
         }
         let hit = match self.cache.find(&self.tasks[i].job.prompt).0 {
             Found::Memory(hit) if hit.usable > 0 => Restore::of(hit),
@@ -172,7 +174,7 @@ impl Scheduler {
             let Some(state) = state else { return self.missed(i, metrics) };
             let Some(recurrent) = &state.recurrent else { return };
             if let Err(e) = engine.load_recurrent(&mut task.live.sequence, usable, recurrent) {
-                return task.fail(e);
+                return task.fail(Failure::broken(e));
             }
             if task.live.marks.iter().all(|m| m.pos != usable) {
                 task.live.add_mark(Mark { pos: usable, state });
@@ -198,7 +200,7 @@ impl Scheduler {
             // What follows was kept with the state.
             let mark = task.live.marks.iter().find(|m| m.pos as usize == fed);
             let Some(logits) = mark.and_then(|m| m.state.logits.clone()) else {
-                return task.fail("the cache has no logits where it said so");
+                return task.fail(Failure::broken("the cache has no logits where it said so"));
             };
             let floats: Vec<f32> =
                 logits.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use loaf_runtime::Sequence;
 use loaf_runtime::generate::{Need, StopReason};
 use loaf_runtime::sample::log_prob;
+use loaf_runtime::tokenizer::Tokenizer;
 
 use super::{Scheduler, Task, Work};
 use crate::cache::tree::Kind;
-use crate::job::{Event, Pooling, Stop, Text, TokenProbs, Wanted};
+use crate::job::{Event, Failure, Pooling, Stop, Text, TokenProbs, Wanted};
 use crate::metrics::Metrics;
 
 /// Rows of the first prefill step, before anything is known of the model's speed.
@@ -34,7 +35,8 @@ impl Scheduler {
             }
         }
         if let Err(e) = self.engine.decode(&mut rows) {
-            chosen.iter().for_each(|i| self.tasks[*i].fail(&e));
+            let why = Failure::broken(e);
+            chosen.iter().for_each(|i| self.tasks[*i].fail(why.clone()));
             return;
         }
         metrics.steps.add(1);
@@ -103,7 +105,8 @@ impl Scheduler {
         }
         let rows: usize = parts.iter().map(|p| p.1).sum();
         if let Err(e) = self.engine.prefill(&mut pieces) {
-            parts.iter().for_each(|(i, _)| self.tasks[*i].fail(&e));
+            let why = Failure::broken(e);
+            parts.iter().for_each(|(i, _)| self.tasks[*i].fail(why.clone()));
             return;
         }
         metrics.steps.add(1);
@@ -134,7 +137,8 @@ impl Scheduler {
         }
         let last: Vec<u32> = ended.iter().map(|e| e.1).collect();
         if let Err(e) = self.engine.logits_of(&last) {
-            ended.iter().for_each(|(i, _)| self.tasks[*i].fail(&e));
+            let why = Failure::broken(e);
+            ended.iter().for_each(|(i, _)| self.tasks[*i].fail(why.clone()));
             return;
         }
         for (row, (i, _)) in ended.into_iter().enumerate() {
@@ -151,7 +155,7 @@ impl Scheduler {
             Wanted::Embedding(pooling) => {
                 for row in rows {
                     let Some(hidden) = self.engine.hidden(row) else {
-                        return self.tasks[i].fail("this backend does not show hidden rows");
+                        return self.tasks[i].fail(Failure::broken("this backend does not show hidden rows"));
                     };
                     let Work::Embedding(sum) = &mut self.tasks[i].work else { return };
                     if sum.is_empty() || pooling == Pooling::Last {
@@ -170,7 +174,7 @@ impl Scheduler {
                 for part in rows.clone().collect::<Vec<_>>().chunks(most) {
                     let numbers: Vec<u32> = part.iter().map(|r| *r as u32).collect();
                     if let Err(e) = self.engine.logits_of(&numbers) {
-                        return self.tasks[i].fail(e);
+                        return self.tasks[i].fail(Failure::broken(e));
                     }
                     for (k, row) in part.iter().enumerate() {
                         let next = at + (row - rows.start) + 1;
@@ -192,7 +196,7 @@ impl Scheduler {
     /// Tokens that a text can have.
     fn vocab(&self) -> usize {
         let all = self.engine.model().plan().vocab;
-        self.tokenizer.as_ref().map_or(all, |t| t.get().token_count().min(all)) as usize
+        self.tokenizer.as_ref().map_or(all, |t| t.token_count().min(all)) as usize
     }
 
     fn embed(&mut self, i: usize, metrics: &Metrics) {
@@ -218,7 +222,7 @@ impl Scheduler {
             let before = generation.ids().len();
             let id = match generation.choose(logits) {
                 Ok(id) => id,
-                Err(e) => return task.fail(e),
+                Err(e) => return task.fail(Failure::broken(e)),
             };
             task.first.get_or_insert_with(Instant::now);
             metrics.answer_tokens.add(1);
@@ -237,7 +241,8 @@ impl Scheduler {
         let stop = match reason {
             StopReason::Length => Stop::Length,
             StopReason::Context => Stop::Context,
-            StopReason::Stop | StopReason::Interrupted => {
+            // A stop token, or a text.
+            _ => {
                 let shown = task.text_len + tail.len();
                 stop_text(text, generation.ids(), shown, self.tokenizer.as_ref())
             }
@@ -247,9 +252,9 @@ impl Scheduler {
 }
 
 /// Which text ended an answer, if one did.
-fn stop_text(text: &Text, ids: &[u32], shown: usize, tokenizer: Option<&loaf_runtime::model::SharedTokenizer>) -> Stop {
+fn stop_text(text: &Text, ids: &[u32], shown: usize, tokenizer: Option<&Tokenizer>) -> Stop {
     let (Some(tokenizer), false) = (tokenizer, text.options.stop_strings.is_empty()) else { return Stop::End };
-    let all = tokenizer.get().decode(ids, true);
+    let all = tokenizer.decode(ids, true);
     let longest = text.options.stop_strings.iter().map(String::len).max().unwrap_or(0);
     // A space at the start may have been dropped from what was shown, or not.
     let mut from = shown.saturating_sub(4).min(all.len());

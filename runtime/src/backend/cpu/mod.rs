@@ -15,12 +15,12 @@ use loaf_formats::plan::{Phase, State, StateKind};
 
 use self::replay::{Bases, Needs, Replay, Scratch};
 use super::{Device, DeviceError, Limits, Part, SlotRun};
-use crate::kernels::{Kernels, Run};
 use crate::memory::{LARGE_PAGE, Reserved};
 use crate::model::Model;
 use crate::op_times::OpTimes;
-use crate::pages::MapAhead;
+use crate::pages::PagePrefetch;
 use crate::pool::Pool;
+use loaf_kernels::{Kernels, Run};
 
 /// How the CPU runs.
 pub struct CpuOptions {
@@ -31,13 +31,18 @@ pub struct CpuOptions {
     /// Sequences there is room for.
     pub slots: u32,
     /// Whether weights are mapped before they are read, by a thread that begins with the first decode step.
-    pub map_ahead: bool,
+    pub prefetch_pages: bool,
 }
 
 impl Default for CpuOptions {
     /// A thread a physical core, the best kernels, room for one sequence.
     fn default() -> Self {
-        CpuOptions { threads: crate::pool::default_threads(), kernels: Kernels::detect(), slots: 1, map_ahead: true }
+        CpuOptions {
+            threads: crate::pool::default_threads(),
+            kernels: Kernels::detect(),
+            slots: 1,
+            prefetch_pages: true,
+        }
     }
 }
 
@@ -68,11 +73,11 @@ pub struct Cpu {
     /// Gathers what ops take, if somebody watches.
     times: Option<OpTimes>,
     /// Maps weights from the first decode step on: a single token reads fewer than all.
-    ahead: Option<MapAhead>,
+    prefetch: Option<PagePrefetch>,
 }
 
 /// Bytes of weights below which faults are not worth a thread: some ten milliseconds.
-const MAP_AHEAD: usize = 256 << 20;
+const PREFETCH_FROM: usize = 256 << 20;
 
 // SAFETY: the addresses inside point into memory it owns, the model's included; nothing is tied to the thread that made it.
 unsafe impl Send for Cpu {}
@@ -107,7 +112,7 @@ impl Cpu {
         let plan = model.plan();
         let reserve = |what: &'static str, bytes: Option<u64>| {
             let bytes = bytes.unwrap_or(u64::MAX);
-            Reserved::new(bytes).map_err(|e| DeviceError::Memory { what, bytes, why: e.to_string() })
+            Reserved::new(bytes).map_err(|e| DeviceError::Memory { what, bytes, source: e.into() })
         };
         let has_versions = plan.recurrent_bytes > 0;
         let versions = if has_versions { VERSIONS } else { 1 };
@@ -153,16 +158,16 @@ impl Cpu {
         };
         let needs = plan.templates.iter().filter(used).try_fold(Needs::default(), |n, t| Some(n.max(Needs::of(t)?)));
         let pool = Pool::new(options.threads.max(1));
-        let no_number = || DeviceError::Memory { what: "scratch", bytes: u64::MAX, why: "too large".to_owned() };
+        let no_number = || DeviceError::Memory { what: "scratch", bytes: u64::MAX, source: "too large".into() };
         let needs = needs.ok_or_else(no_number)?;
         let bytes = (needs.per_worker as u64).saturating_mul(pool.threads() as u64).saturating_add(needs.shared as u64);
         if bytes > 1 << 40 {
-            return Err(DeviceError::Memory { what: "scratch", bytes, why: "expected at most 1 TiB".to_owned() });
+            return Err(DeviceError::Memory { what: "scratch", bytes, source: "expected at most 1 TiB".into() });
         }
         let scratch = Scratch::new(needs, pool.threads()).map_err(|e| DeviceError::Memory {
             what: "scratch",
             bytes,
-            why: e.to_string(),
+            source: e.into(),
         })?;
         let limits = Limits {
             slots,
@@ -172,8 +177,8 @@ impl Cpu {
             pads: false,
             threads: pool.threads(),
         };
-        let ahead = (options.map_ahead && model.tells_pages() && model.data().len() >= MAP_AHEAD)
-            .then(|| MapAhead::new(model, decode.operands().chain(lm_head.operands())))
+        let prefetch = (options.prefetch_pages && model.tells_pages() && model.data().len() >= PREFETCH_FROM)
+            .then(|| PagePrefetch::new(model, decode.operands().chain(lm_head.operands())))
             .flatten();
         Ok(Cpu {
             model: model.clone(),
@@ -190,7 +195,7 @@ impl Cpu {
             limits,
             runs: Vec::with_capacity(limits.slots.min(limits.prefill_rows.max(limits.decode_rows)) as usize),
             times: None,
-            ahead,
+            prefetch,
         })
     }
 
@@ -263,8 +268,8 @@ impl Device for Cpu {
     }
 
     fn decode(&mut self, ids: &[u32], runs: &[SlotRun]) -> Result<(), DeviceError> {
-        if let Some(ahead) = &self.ahead {
-            ahead.begin();
+        if let Some(prefetch) = &self.prefetch {
+            prefetch.begin();
         }
         self.put_words(self.model.plan().io.ids, ids);
         self.resolve(runs);

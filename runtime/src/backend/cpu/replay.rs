@@ -9,12 +9,12 @@ use std::time::Instant;
 use loaf_formats::op::{OpKind, linear_dense, linear_quant};
 use loaf_formats::plan::{Region, Template, records};
 
-use crate::kernels::{self, Kernels, OpCall, RawOperand, Run, Split};
 use crate::memory::Reserved;
 use crate::op_times::OpTimes;
 use crate::pages::Asked;
 use crate::pool::Pool;
 use crate::prefetch::Prefetch;
+use loaf_kernels::{self as kernels, Kernels, OpCall, RawOperand, Run, Split};
 
 /// Base addresses of the regions, each as long as the plan says. Caches and recurrent state are those of the first slot's first version:
 /// a [`Run`] says how far from there its own are.

@@ -155,7 +155,7 @@ impl Memory {
                 mib(self.sizes[2]),
                 mib(all - self.sizes[0] - state - self.sizes[2])
             );
-            return Err(DeviceError::Memory { what: "a model on the GPU", bytes: all, why });
+            return Err(DeviceError::Memory { what: "a model on the GPU", bytes: all, source: why.into() });
         }
     }
 
@@ -174,7 +174,7 @@ impl Memory {
         let [weights, state, arena, io, parts, counters, choice] = self.sizes;
         let mut take = |what: &'static str, bytes: u64| {
             driver.allocate(bytes).map_err(|e| match e.memory {
-                true => DeviceError::Memory { what, bytes, why: e.to_string() },
+                true => DeviceError::Memory { what, bytes, source: e.into() },
                 false => e.into(),
             })
         };

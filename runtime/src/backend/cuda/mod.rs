@@ -26,11 +26,11 @@ use self::driver::{Driver, DriverError, Function, Graph, Pinned};
 use self::launch::{FEW_ROWS, Kernel, Launch, launch};
 use self::memory::Memory;
 use super::{Choice, Chooser, Device, DeviceError, Limits, Part, SlotRun};
+use crate::backend::{Seen, Trace, is_shown};
 use crate::model::Model;
 use crate::op_times::OpTimes;
 use crate::sample::SamplerOptions;
 use crate::schedule::Schedule;
-use crate::trace::{Seen, Trace, is_shown};
 
 /// The kernels for Hopper, compiled.
 const CUBIN: &[u8] = include_bytes!("kernels/loaf.sm_90a.cubin");
@@ -61,7 +61,7 @@ impl Default for CudaOptions {
 
 impl From<DriverError> for DeviceError {
     fn from(e: DriverError) -> Self {
-        DeviceError::Failed(e.to_string())
+        DeviceError::Failed(e.into())
     }
 }
 
@@ -109,7 +109,7 @@ impl CudaDevice {
     /// # Errors
     /// No device, or no room; see [`DeviceError`].
     pub fn open(model: &Model, options: CudaOptions) -> Result<CudaDevice, DeviceError> {
-        let driver = nvidia::Nvidia::open(options.device).map_err(|e| DeviceError::Missing(e.to_string()))?;
+        let driver = nvidia::Nvidia::open(options.device).map_err(|e| DeviceError::Missing(e.into()))?;
         CudaDevice::on(model, Box::new(driver), options)
     }
 
@@ -127,7 +127,7 @@ impl CudaDevice {
             (major, minor) => {
                 let text =
                     format!("CUDA: {}: expected compute capability 8.0 or later, found {major}.{minor}", card.name);
-                return Err(DeviceError::Missing(text));
+                return Err(DeviceError::Missing(text.into()));
             }
         };
         check_formats(plan)?;
@@ -136,7 +136,7 @@ impl CudaDevice {
         let decode =
             plan.templates_of(Phase::Decode).next().ok_or(DeviceError::Unsupported("a plan without decode steps"))?;
         let schedule = match options.fused {
-            true => Some(Schedule::new(plan, decode).map_err(|e| DeviceError::Failed(e.to_string()))?),
+            true => Some(Schedule::new(plan, decode).map_err(|e| DeviceError::Failed(e.into()))?),
             false => None,
         };
         let memory = Memory::plan(plan, slots, &card, schedule.as_ref().map_or(0, steps::room))?;
@@ -521,7 +521,7 @@ impl Trace for CudaDevice {
             || pos.checked_add(rows).is_none_or(|end| end > positions)
             || ids.iter().any(|&id| id >= model.plan().vocab)
         {
-            return Err(DeviceError::Failed(format!("expected known tokens within {positions} positions")));
+            return Err(DeviceError::Tokens { positions });
         }
         let run = SlotRun { slot: 0, rows, pos, from: 0, to: 0, each: false };
         self.memory.set_step(&mut *self.driver, few, ids, &[run])?;

@@ -30,8 +30,8 @@ use super::kernels::{Kernels, Place};
 use super::ops::Mlx;
 use super::values::{Values, View, shape};
 use super::weights::Weights;
+use crate::backend::is_shown;
 use crate::schedule::{Maker, Node, RecordId, Schedule, Source, ValueId};
-use crate::trace::is_shown;
 
 /// A template and its fused steps.
 pub struct Scheduled {

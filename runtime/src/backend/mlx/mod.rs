@@ -12,13 +12,21 @@
 //! A slot has state arrays of its own, and a step of several rows is a graph each. What this does not do: bit-exact results (see `lower`),
 //! one graph for rows of several sequences, versions of recurrent state, or choosing a device by itself.
 
+// Their items are public for tests alone, but for what is named again below.
+#[doc(hidden)]
 pub mod array;
+#[doc(hidden)]
 pub mod compile;
+#[doc(hidden)]
 pub mod delta;
+#[doc(hidden)]
 pub mod device;
+#[doc(hidden)]
 pub mod kernels;
 mod lower;
+#[doc(hidden)]
 pub mod ops;
+#[doc(hidden)]
 pub mod sampling;
 mod slots;
 mod values;
@@ -32,7 +40,8 @@ use loaf_formats::dtype::DType;
 use loaf_formats::op::{Mode, Types};
 use loaf_formats::plan::{Phase, Plan, Record, Region, StateKind, records};
 
-use self::array::{Array, MlxError, Result, Type};
+pub use self::array::Type;
+use self::array::{Array, MlxError, Result};
 use self::compile::Compiled;
 pub use self::device::Device;
 use self::kernels::Kernels;
@@ -41,11 +50,10 @@ use self::ops::Mlx;
 use self::sampling::Sampling;
 use self::slots::Slot;
 use self::weights::Weights;
-use super::{Choice, Chooser, DeviceError, Limits, Part, SlotRun};
+use super::{Choice, Chooser, DeviceError, Limits, Part, Seen, SlotRun, Trace};
 use crate::model::Model;
 use crate::sample::SamplerOptions;
 use crate::schedule::Schedule;
-use crate::trace::{Seen, Trace};
 
 /// How to run on MLX.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,7 +65,7 @@ pub struct MlxOptions {
     /// Bytes the device has, if not what MLX says.
     pub memory: Option<u64>,
     /// Chains as on a GPU, each kernel by its definition in operations: for tests.
-    pub twins: bool,
+    pub reference: bool,
     /// Sequences at a time; 0 is taken for 1.
     pub slots: u32,
 }
@@ -138,8 +146,12 @@ impl MlxDevice {
     ///
     /// # Errors
     /// No GPU, another version of MLX, too little memory, a weight format MLX lacks, or what MLX says.
-    pub fn open(model: &Model, options: MlxOptions) -> Result<MlxDevice> {
-        let (mlx, device) = device::open(options.gpu)?;
+    pub fn open(model: &Model, options: MlxOptions) -> std::result::Result<MlxDevice, DeviceError> {
+        let (mlx, device) = device::open(options.gpu).map_err(|e| DeviceError::Missing(e.into()))?;
+        MlxDevice::on(model, mlx, device, options).map_err(words)
+    }
+
+    fn on(model: &Model, mlx: Mlx, device: Device, options: MlxOptions) -> Result<MlxDevice> {
         let plan = model.plan();
         if let Some(available) = options.memory.or_else(|| device::memory(device)) {
             device::check_memory(plan, options.slots.max(1), available)?;
@@ -147,7 +159,7 @@ impl MlxDevice {
         let kind = options.activations.unwrap_or(if device == Device::Cpu { Type::F32 } else { weights_type(plan) });
         // SAFETY: the model's bytes are mapped read-only and the device keeps the model; `drop` waits for all that reads them.
         let weights = unsafe { Weights::new(model.data()) };
-        let kernels = if options.twins { Kernels::twins(device) } else { Kernels::new(device)? };
+        let kernels = if options.reference { Kernels::reference(device) } else { Kernels::new(device)? };
         let lowering = Rc::new(Lowering::new(mlx, weights, kernels, plan, kind));
         let scheduled = plan.templates.iter().map(|t| {
             let schedule = Schedule::new(plan, t).map_err(|e| MlxError(e.to_string()))?;
@@ -381,7 +393,7 @@ impl MlxDevice {
     ///
     /// # Errors
     /// What MLX says.
-    pub fn observe(&mut self, pos: u32, ids: &[u32], each: Seen<'_>) -> Result<()> {
+    fn observe(&mut self, pos: u32, ids: &[u32], each: Seen<'_>) -> Result<()> {
         let (phase, n) = (if ids.len() == 1 { Phase::Decode } else { Phase::Prefill }, ids.len() as u32);
         let index = self.template(phase, n)?;
         let templates = self.templates.clone();
@@ -417,7 +429,7 @@ impl Trace for MlxDevice {
 }
 
 fn words(e: MlxError) -> DeviceError {
-    DeviceError::Failed(e.to_string())
+    DeviceError::Failed(e.into())
 }
 
 type Done = std::result::Result<(), DeviceError>;
@@ -440,7 +452,7 @@ impl super::Device for MlxDevice {
         let plan = self.model.plan();
         let decode_rows = plan.most_rows(Phase::Decode).min(plan.most_rows(Phase::LmHead));
         let slots = self.slots.len() as u32;
-        Limits { slots, versions: 1, decode_rows, prefill_rows, pads: true, threads: 1 }
+        Limits { pads: true, ..Limits::new(slots, decode_rows, prefill_rows) }
     }
 
     fn notes(&self) -> Option<String> {

@@ -3,7 +3,7 @@
 use super::super::array::{Array, Result, Type};
 use super::super::ops::Mlx;
 use super::operands::{Attend, Heads, strange};
-use super::{Kernels, Launch, Sizes, bits, twins};
+use super::{Kernels, Launch, Sizes, bits, reference};
 use crate::backend::mlx_text::attention as text;
 
 /// Positions from which a query's keys are shared out among blocks, per block, and the most of those.
@@ -33,7 +33,7 @@ impl Kernels {
         let sizes = [(c"H", heads), (c"KV", kv_heads), (c"D", dim), (c"HALF", h.table.1), (c"N", norm)];
         let sizes = sizes.into_iter().chain([(c"QE", bits(q_eps)), (c"KE", bits(k_eps))]).collect::<Vec<_>>();
         self.count("heads");
-        let Some(kernels) = &self.all else { return twins::heads(m, h, kind).map(Some) };
+        let Some(kernels) = &self.all else { return reference::heads(m, h, kind).map(Some) };
         let launch = Launch {
             grid: text::heads_grid(h.rows, heads, kv_heads),
             sizes: Sizes::new(&sizes).place("q", q)?.place("k", k)?.place("v", v)?,
@@ -62,7 +62,7 @@ impl Kernels {
             return Ok(None);
         }
         self.count("attend");
-        let Some(kernels) = &self.all else { return twins::attend(m, a, kind).map(Some) };
+        let Some(kernels) = &self.all else { return reference::attend(m, a, kind).map(Some) };
         let parts = (capacity / SPLIT).clamp(1, MOST_SPLITS);
         let results = if parts == 1 { (vec![heads, dim], kind) } else { (vec![heads, parts, dim + 2], Type::F32) };
         let sizes = [(c"H", heads), (c"KV", kv_heads), (c"D", dim), (c"W", a.window), (c"N", parts)];

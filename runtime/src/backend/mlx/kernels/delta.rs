@@ -4,7 +4,7 @@ use super::super::array::{Array, Result, Type};
 use super::super::delta::{self, Scan};
 use super::super::ops::Mlx;
 use super::operands::{Place, Prepare};
-use super::{Kernels, Launch, Sizes, bits, twins};
+use super::{Kernels, Launch, Sizes, bits, reference};
 use crate::backend::mlx_text::delta::{self as text, COLUMNS, PARTS};
 
 impl Kernels {
@@ -28,7 +28,7 @@ impl Kernels {
         let (channels, kernel) = (a.heads * a.dim, taps.shape()[0]);
         let sizes = [(c"C", channels), (c"K", kernel), (c"SILU", i32::from(silu))];
         self.count("conv");
-        let Some(kernels) = &self.all else { return twins::conv(m, a, taps, before, valid, silu).map(Some) };
+        let Some(kernels) = &self.all else { return reference::conv(m, a, taps, before, valid, silu).map(Some) };
         let launch = Launch {
             grid: text::conv_grid(rows, channels),
             sizes: Sizes::new(&sizes).place("a", a)?,
@@ -52,7 +52,7 @@ impl Kernels {
         let sizes = sizes.into_iter().chain(reals).collect::<Vec<_>>();
         let (keys, gates) = ([rows, q.heads, q.dim], [rows, v_heads]);
         self.count("delta_prepare");
-        let Some(kernels) = &self.all else { return twins::delta_prepare(m, p).map(Some) };
+        let Some(kernels) = &self.all else { return reference::delta_prepare(m, p).map(Some) };
         let launch = Launch {
             grid: text::prepare_grid(rows, q.heads),
             sizes: Sizes::new(&sizes).place("q", q)?.place("k", k)?.place("a", p.gates[0])?.place("b", p.gates[1])?,

@@ -7,15 +7,15 @@
 //!
 //! Their text is in [`mlx_text`], which knows nothing of MLX and is tested without a GPU.
 //!
-//! On the CPU device, and for sizes a kernel is not written for, there is none: the caller uses operations. `twins` defines each kernel
+//! On the CPU device, and for sizes a kernel is not written for, there is none: the caller uses operations. `reference` defines each kernel
 //! in operations, for tests. A kernel is compiled when first used, in every process; so there are few, with sizes as template
 //! arguments, except the number of rows.
 
 mod attention;
 mod delta;
 mod operands;
+mod reference;
 mod rows;
-mod twins;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -214,7 +214,7 @@ kernels! {
 /// The kernels of a device.
 pub struct Kernels {
     all: Option<All>,
-    twins: bool,
+    reference: bool,
     device: Device,
     used: RefCell<BTreeMap<&'static str, usize>>,
 }
@@ -228,17 +228,17 @@ impl Kernels {
     /// # Errors
     /// What MLX says.
     pub fn new(device: Device) -> Result<Kernels> {
-        Ok(Kernels { all: All::new(device)?, twins: false, device, used: RefCell::default() })
+        Ok(Kernels { all: All::new(device)?, reference: false, device, used: RefCell::default() })
     }
 
     /// What the kernels are to compute, in operations.
-    pub fn twins(device: Device) -> Kernels {
-        Kernels { all: None, twins: true, device, used: RefCell::default() }
+    pub fn reference(device: Device) -> Kernels {
+        Kernels { all: None, reference: true, device, used: RefCell::default() }
     }
 
     /// Whether there are any.
     pub fn exist(&self) -> bool {
-        self.all.is_some() || self.twins
+        self.all.is_some() || self.reference
     }
 
     /// How often each was taken, over all graphs that were lowered.

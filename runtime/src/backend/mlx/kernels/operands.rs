@@ -1,4 +1,4 @@
-//! What kernels are given. Their definitions in operations (`twins`) take the same, so it stands apart from both.
+//! What kernels are given. Their definitions in operations (`reference`) take the same, so it stands apart from both.
 
 use super::super::array::{Array, MlxError};
 

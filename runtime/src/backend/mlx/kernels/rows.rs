@@ -3,7 +3,7 @@
 use super::super::array::{Array, Result, Type};
 use super::super::ops::{Mlx, Packing};
 use super::operands::{Act, Place, Shared};
-use super::{Kernels, Launch, Sizes, bits, twins};
+use super::{Kernels, Launch, Sizes, bits, reference};
 use crate::backend::mlx_text::rows::{self as text, SCANS};
 
 /// Most experts and slots of the router's kernel, and the widest row that a block of [`text::ADD_NORM`] holds.
@@ -22,7 +22,7 @@ impl Kernels {
         }
         let (rows, dim) = (ids.size() as i32, parts[1].shape()[1] * p.group);
         self.count("embed");
-        let Some(kernels) = &self.all else { return twins::embed(m, ids, parts, p, kind).map(Some) };
+        let Some(kernels) = &self.all else { return reference::embed(m, ids, parts, p, kind).map(Some) };
         let launch = Launch {
             grid: text::embed_grid(rows, dim),
             sizes: Sizes::new(&[(c"D", dim), (c"BITS", p.bits), (c"G", p.group)]),
@@ -54,7 +54,7 @@ impl Kernels {
             return Ok(None);
         }
         self.count("add_norm");
-        let Some(kernels) = &self.all else { return twins::add_norm(m, a, b, w, eps, kind).map(Some) };
+        let Some(kernels) = &self.all else { return reference::add_norm(m, a, b, w, eps, kind).map(Some) };
         let launch = Launch {
             grid: text::add_norm_grid(rows),
             sizes: Sizes::new(&[(c"D", dim), (c"EPS", bits(eps))]),
@@ -74,7 +74,7 @@ impl Kernels {
         let n = a.heads * a.dim;
         let sizes = [(c"N", n), (c"ACT", i32::from(act == Act::Sigmoid))];
         self.count("gate");
-        let Some(kernels) = &self.all else { return twins::gate(m, a, b, act, kind).map(Some) };
+        let Some(kernels) = &self.all else { return reference::gate(m, a, b, act, kind).map(Some) };
         let launch = Launch {
             grid: text::gate_grid(rows, n),
             sizes: Sizes::new(&sizes).place("a", a)?.place("b", b)?,
@@ -104,7 +104,7 @@ impl Kernels {
         let (n, dim) = (a.heads * a.dim, weight.size() as i32);
         let sizes = [(c"H", n / dim), (c"D", dim), (c"EPS", bits(eps))];
         self.count("norm_gate");
-        let Some(kernels) = &self.all else { return twins::norm_gate(m, a, b, weight, eps, kind).map(Some) };
+        let Some(kernels) = &self.all else { return reference::norm_gate(m, a, b, weight, eps, kind).map(Some) };
         let launch = Launch {
             grid: text::norm_gate_grid(rows, n / dim),
             sizes: Sizes::new(&sizes).place("a", a)?.place("b", b)?,
@@ -127,7 +127,7 @@ impl Kernels {
             return Ok(None);
         }
         self.count("top_k");
-        let Some(kernels) = &self.all else { return twins::top_k(m, scores, k, renorm).map(Some) };
+        let Some(kernels) = &self.all else { return reference::top_k(m, scores, k, renorm).map(Some) };
         let launch = Launch {
             grid: text::top_k_grid(rows),
             sizes: Sizes::new(&[(c"E", experts), (c"K", k), (c"RENORM", i32::from(renorm))]).place("scores", scores)?,
@@ -157,7 +157,7 @@ impl Kernels {
         let s = shared.unwrap_or(&stand_in);
         let sizes = [(c"K", k), (c"D", dim), (c"SHARED", i32::from(shared.is_some()))];
         self.count("mix");
-        let Some(kernels) = &self.all else { return twins::mix(m, slots, weights, shared, kind).map(Some) };
+        let Some(kernels) = &self.all else { return reference::mix(m, slots, weights, shared, kind).map(Some) };
         let launch = Launch {
             grid: text::mix_grid(rows, dim),
             sizes: Sizes::new(&sizes).place("open", &s.open)?,
@@ -176,7 +176,7 @@ impl Kernels {
             return Ok(None);
         }
         self.count("pick");
-        let Some(kernels) = &self.all else { return twins::pick(m, logits, known).map(Some) };
+        let Some(kernels) = &self.all else { return reference::pick(m, logits, known).map(Some) };
         let launch = Launch {
             grid: text::scan_grid(),
             sizes: Sizes::new(&[(c"V", logits.size() as i32), (c"N", known), (c"B", SCANS)]),

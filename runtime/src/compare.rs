@@ -1,4 +1,4 @@
-//! Tracing: every float result of every op, on one engine, for comparing it with another.
+//! Comparing engines: every float result of every op of one, beside another's.
 //!
 //! [`CpuTrace`] plays a plan's graphs on one thread and shows each result when it is there; the MLX backend can do the same
 //! uncompiled. [`Activations`] are results that another implementation saved, by the name of the module that made them.
@@ -8,35 +8,14 @@
 use std::fmt;
 
 use loaf_formats::experts::{StoredPlane, stored_planes};
-use loaf_formats::op::{Mode, OpKind, Types};
 use loaf_formats::plan::{Phase, Record, records};
 use serde_json::Value;
 
-use crate::backend::DeviceError;
 use crate::backend::cpu::replay::{Bases, Needs};
-use crate::kernels::{self, Kernels, OpCall, RawOperand, Run};
+use crate::backend::{DeviceError, Seen, Trace, is_shown};
 use crate::memory::Reserved;
 use crate::model::Model;
-
-/// Is shown results: the record, the operand's index, values `[rows, heads, dim]`.
-pub type Seen<'a> = &'a mut dyn FnMut(&Record<'_>, usize, &[f32]);
-
-/// An engine whose results can be watched. Calls go through a sequence in order.
-pub trait Trace {
-    /// Evaluates tokens from position `pos` on (one is a decode step, more are a prefill chunk) and shows every float result.
-    ///
-    /// # Errors
-    /// What the engine says.
-    fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> Result<(), DeviceError>;
-}
-
-/// Whether engines have result `i` of an op in common: a float result, and not an intermediate of one engine.
-pub fn is_shown(kind: OpKind, i: usize) -> bool {
-    let rule = &kind.spec().operands[i];
-    rule.mode == Mode::Out
-        && rule.types == Types::Is(loaf_formats::dtype::DType::F32)
-        && !matches!(kind, OpKind::Quantize | OpKind::RopeTable)
-}
+use loaf_kernels::{self as kernels, Kernels, OpCall, RawOperand, Run};
 
 /// A table of CPU kernels, played op by op.
 pub struct CpuTrace {
@@ -80,7 +59,7 @@ impl Trace for CpuTrace {
             || pos.checked_add(n).is_none_or(|end| end > template.positions)
             || ids.iter().any(|&id| id >= plan.vocab)
         {
-            return Err(DeviceError::Failed(format!("expected known tokens within {} positions", template.positions)));
+            return Err(DeviceError::Tokens { positions: template.positions });
         }
         let at = plan.io.ids as usize;
         for (slot, id) in self.io.bytes_mut()[at..].chunks_exact_mut(4).zip(ids) {
