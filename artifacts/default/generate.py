@@ -828,15 +828,26 @@ def sample(rng, split="train", tiny=False):
 AGREED = [(re.compile(a), b) for a, b in (
     (r"\bgit add \.(?= |$)", "git add -A"), (r"\bapt upgrade -y", "apt upgrade"), (r"\bgit revert (?!-)", "git revert --no-edit "), (r"\bshutdown -h \+", "shutdown +"),
     (r'\bdate -d "([\d-]+)"', r"date -d \1"), (r"\bgit log --format=%an \| sort \| uniq -c \| sort -rn", "git shortlog -sn"), (r"^printenv (\w+)$", r"echo $\1"),
-    (r"\bgit branch (\S+) && git switch \1(?= |$)", r"git switch -c \1"))]
+    (r"\bgit branch (\S+) && git switch \1(?= |$)", r"git switch -c \1"),
+    # columns and lines
+    (r"\bawk -F, '\{print \$(\d+)\}' ", r"cut -d, -f\1 "), (r"\bawk -F , '", "awk -F, '"), (r"\bcut -d , -f ", "cut -d, -f"), (r"\bcolumn -s , -t ", "column -s, -t "),
+    (r"\bcut -d ' ' -f 1 ", "awk '{print $1}' "), (r"\bawk 'NR >= (\d+) && NR <= (\d+)' ", r"sed -n '\1,\2p' "), (r"\bsed '(\d+)q' ", r"head -n \1 "), (r"\bsed -n '\$p' ", "tail -n 1 "),
+    (r"\bawk 'NR % 2 == 0' ", "sed -n '2~2p' "), (r"\bsed '/\^\$/d' ", "grep -v '^$' "), (r"\bsort (\S+) \| uniq > ", r"sort -u \1 > "), (r"\bsed -i 1d ", "sed -i '1d' "), (r"\bjq 'keys' ", "jq keys "),
+    (r"^cat (\S+) && cat (\S+)$", r"cat \1 \2"), (r"\becho ([\w-]+) (>>?) (?!\.gitignore)", r'echo "\1" \2 '),
+    # files
+    (r"\breadlink -f ", "realpath "), (r"\bgzip -d (\S+\.gz)", r"gunzip \1"), (r"\bmkdir (?!-)", "mkdir -p "), (r"\bfind (\S+) -perm -o\+w -type f", r"find \1 -type f -perm -o+w"),
+    (r"\brename 's/\\\.(\w+)\$/\.(\w+)/' \*\.\1(?= |$)", r'for f in *.\1; do mv "$f" "${f%.\1}.\2"; done'),
+    # the rest
+    (r"\bjournalctl -p err -b", "journalctl -b -p err"), (r"\bshutdown -h now", "shutdown now"), (r"\bcurl -s https://api\.ipify\.org", "curl -s ifconfig.me"), (r"\bid -Gn\b", "groups"),
+    (r"\bcurl -d (\S+) -H 'Content-Type: application/json' ", r"curl -X POST -H 'Content-Type: application/json' -d \1 "), (r"\bcurl -d '", "curl -X POST -d '"),
+    (r"^ss -tlnp \| grep :(\d+)", r"lsof -i :\1"), (r"\bkill \$\(lsof -ti :(\d+)\)", r"fuser -k \1/tcp"), (r"\bgit fetch origin && ", "git fetch && "),
+    (r"^git reset ([^-\s]\S*)(?= |$)", r"git restore --staged \1"))]
 
 
 def agreed(command):
     """The same meaning in the same words, where it could be said in two ways."""
     for a, b in AGREED:
         command = a.sub(b, command)
-    if " && " in command:
-        command = re.sub(r"(^| && )mkdir (?!-)", r"\1mkdir -p ", command)
     return command
 
 
