@@ -128,7 +128,7 @@ class Task:
         self.noun_weights, self.verb_weights = ([0.5 + math.log2(1 + p.wordings) for _, p in ps] for ps in (self.nouns, self.verbs))
         self.noun_part = sum(self.noun_weights) / (sum(self.noun_weights) + sum(self.verb_weights))
         # What people ask for every day is asked for in more ways, and drawn more often.
-        self.weight = min(9.0, 0.6 + 0.4 * self.count) * (2.0 if self.command in EVERYDAY else 1.0)
+        self.weight = min(9.0, 1.2 + 0.36 * self.count) * (2.0 if self.command in EVERYDAY else 1.0)
         self.thing, self.original = thing(self.command), original(self.command)
         words = self.command.split()
         self.pipeable = self.kind == "|" and words[0] in PIPEABLE and not any(
@@ -184,7 +184,8 @@ def plain(text):
     return " ".join(text.lower().split()).strip(" .?!")
 
 
-COMMON = ("everyday.tasks", "wordings.tasks", "everywhere.tasks", "lines.tasks", "plain_files.tasks", "plain_text.tasks", "plain_steps.tasks", "said_steps.tasks")
+COMMON = ("everyday.tasks", "wordings.tasks", "everywhere.tasks", "lines.tasks", "plain_files.tasks", "plain_text.tasks", "plain_steps.tasks", "said_steps.tasks",
+          "more_text.tasks", "more_files.tasks", "asked_text.tasks", "asked_files.tasks")
 RECAST = 0.20        # the part of the verb phrases that becomes another sentence (forms.py)
 SCENE_PART = 0.55    # the part of the requests with several steps that comes from scenes.txt
 EVERYDAY = set()     # commands whose every pattern is trained
