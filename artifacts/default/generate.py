@@ -33,6 +33,7 @@ from itertools import accumulate
 
 from chains import ARCHIVED, ARCHIVES, GONE, SAME, TELLING, Bound, GROUP, MAKES, POINTERS, backwards, join, load_scenes, original, pointer, slots_of, thing
 from compose import ATTRIBUTES, CONSUMERS, DIR_ATTRIBUTES, FOR_BARE, FOR_DIRS, FOR_LINKS, MODIFIERS, ONLY_DIRS, TYPES
+from forms import recast
 from grammar import CLOSE, FENCE, OPEN, TO_ME, bucket, expand, fill, is_verbal, parse, tidy
 from slots import KINDS, NUMBERS, ORDINALS
 from synonyms import NOT_AFTER, NOT_BEFORE, PHRASES, TOOLS, WORDS as SYNONYMS
@@ -127,7 +128,7 @@ class Task:
         self.noun_weights, self.verb_weights = ([0.5 + math.log2(1 + p.wordings) for _, p in ps] for ps in (self.nouns, self.verbs))
         self.noun_part = sum(self.noun_weights) / (sum(self.noun_weights) + sum(self.verb_weights))
         # What people ask for every day is asked for in more ways, and drawn more often.
-        self.weight = min(9.0, 0.6 + 0.4 * self.count) * (2.0 if self.command in EVERYDAY else 1.0)
+        self.weight = min(9.0, 1.2 + 0.36 * self.count) * (2.0 if self.command in EVERYDAY else 1.0)
         self.thing, self.original = thing(self.command), original(self.command)
         words = self.command.split()
         self.pipeable = self.kind == "|" and words[0] in PIPEABLE and not any(
@@ -183,7 +184,9 @@ def plain(text):
     return " ".join(text.lower().split()).strip(" .?!")
 
 
-COMMON = ("everyday.tasks", "wordings.tasks", "everywhere.tasks", "lines.tasks", "plain_files.tasks", "plain_text.tasks", "plain_steps.tasks", "said_steps.tasks")
+COMMON = ("everyday.tasks", "wordings.tasks", "everywhere.tasks", "lines.tasks", "plain_files.tasks", "plain_text.tasks", "plain_steps.tasks", "said_steps.tasks",
+          "more_text.tasks", "more_files.tasks", "asked_text.tasks", "asked_files.tasks")
+RECAST = 0.20        # the part of the verb phrases that becomes another sentence (forms.py)
 SCENE_PART = 0.55    # the part of the requests with several steps that comes from scenes.txt
 EVERYDAY = set()     # commands whose every pattern is trained
 TASKS = load_tasks()
@@ -591,12 +594,22 @@ for a report|for the report|for my homework|for the meeting|for a colleague|for 
 from the command line|in bash|on linux|with one command|in one go|my disk is nearly full|my disk is full|I'm running out of space|I am running out of disk space|I'm cleaning up|I am tidying up this machine|I'm new to linux|I am new here|it's late and I'm tired|we have a release tomorrow|
 I'm preparing a backup|the server is slow|the server acts up|something is wrong here|something went wrong yesterday|I broke something|I'm writing a report|my laptop is slow|I forgot the syntax|I can never remember this|I always forget this|I'm on a new machine|my boss is waiting|
 my colleague needs this|I'm in a hurry|I have no time|this is a mess|it is a bit messy here|I need some order here|I'm working on a project|I have a demo in an hour|I want to check something|I have to check something|I'm debugging|I'm debugging a problem|we are moving to a new server|
-the build is broken|the deadline is today|I'm learning the shell|it's for a script|for a script|for later|this is urgent|urgent|I'm setting up a new project|I have too many files|there are too many files here|I don't need the old stuff any more|my teacher wants this""".replace("\n", "").split("|")
+the build is broken|the deadline is today|I'm learning the shell|it's for a script|for a script|for later|this is urgent|urgent|I'm setting up a new project|I have too many files|there are too many files here|I don't need the old stuff any more|my teacher wants this|I have no idea how this works, I just got access and need to do one thing|a customer is on the phone and waits|I am helping my father with his computer|we had a power cut last night|somebody messed with this box while I was away|I inherited this machine from a colleague who left|
+the last guy left no notes|I'm on call tonight and just got woken up|nobody here knows unix|I usually do this with the mouse|on windows I'd know how to do this|coming from windows here|I did this once years ago|this worked last week|google was no help|the manual is too long|
+I've tried a few things and none of them worked|my script depends on this|the auditors want proof|the docs say nothing about it|we are about to run out of quota|before I send this off|before I touch anything|before I break something|before I hand in my thesis|
+it's the first time I do this|this may be a silly question|silly question|stupid question maybe|not sure if that's possible|if that is at all possible|I know this is basic|I know there's a trick for this|there must be an easier way than doing it by hand|
+I don't want to do this by hand|doing it by hand takes forever|there are hundreds of them and I won't click through all|as part of the migration|for the release notes|for the invoice|for the newsletter|for the audit|for accounting|for the presentation tomorrow|for my own notes|
+so that I can send it to a friend|so I can compare later|my editor keeps crashing|I only have a terminal here|there is no desktop on this box|over a slow connection right now|I'm connected over ssh|I'm on the train with bad internet|typing on my phone, sorry for typos|
+in case that matters, I use bash|nothing fancy|as simple as possible|keep it short|no explanations please|just the command please|the short way please|don't explain, just do it|real quick|one small thing|small favour|could use a hand here|help|stuck here|I'm stuck|
+long story short|to make a long story short|anyway|by the way|oh and|oh|hm|hmm ok|well|you know what|here's the thing|the thing is this|same as every monday|like every morning|as I do every month|it's that time of the year again|I'm cleaning up after a workshop|
+I exported this from some tool|I got this from a customer|someone sent me this|I copied it from my camera|I downloaded it yesterday|it came by mail|I'm preparing a talk|I'm teaching a class|I'm grading homework|I'm sorting my stuff|I'm moving to a new laptop|I'm packing up a project|
+a test fails and I want to know why|it has been acting weird since this morning|users complain|the site feels slow today|it worked on my machine|prod is on fire|we are short on space again|my colleague swears it's there|I lost track of things here|I can't remember where I was""".replace("\n", "").split("|")
 OPENING_JOINTS = [", ", ", ", ", ", ". ", ". ", ": ", " - ", " so ", ", so ", ", please ", ". please ", ", can you ", ". can you ", ". could you ", ", I need to ", ". I need to ", ", I want to ", ", so please ", "; "]
 CLOSINGS = """, thanks|, thanks a lot|, thx| thx| ty| pls| plz| please|, please| please!|, it's urgent| asap| asap please|, cheers|, much appreciated| thanks in advance|, thank you|, thank you so much| if possible|, if that's possible| when you can|, I'm in a hurry|, no rush|
  for my backup| for a report| for the report| to save space| to free up some space| to save some disk space| on this machine| on this computer| on my laptop| here on my machine| from the terminal| in the terminal| in bash| on linux| on the command line| with one command| in one go|
  because I need it| before I forget| for me| for the team| for my colleague| right now| now please| once and for all| ok?|, ok?|, can you?|, how?| how do i do that|, how do I do that?|, what's the command?|, what is the command for that| - what's the command|, what do I type?|
-, which command is that?|, any idea?|, is that possible?|, you know what I mean|, that's all|, nothing else|, that would be great|, would be nice|, my boss is waiting|, I have to check something|, I keep forgetting how| again| real quick| quickly| for once| today| at last|, finally""".replace("\n", "").split("|")
+, which command is that?|, any idea?|, is that possible?|, you know what I mean|, that's all|, nothing else|, that would be great|, would be nice|, my boss is waiting|, I have to check something|, I keep forgetting how| again| real quick| quickly| for once| today| at last|, finally|, if you'd be so kind|, whenever you're ready|, that's what I'm after|, that's all I need|, that is all I want to know|, I forgot the command|, I can't remember the flag| without much fuss|, no explanations please|, just the command| for the audit| for the release| for my notes| before the meeting|
+ so I can send it to someone| so I can have a look| so that I can go home| because my boss asked|, as always|, as usual|, like last time|, it's for a script|, I'm stuck|, help| would ya|, would you?|, could you?|, will you?|, possible?| (bash)| in linux| using the shell| - thanks!| :)|, cheers mate|, dear| my friend|, if it's not too much to ask""".replace("\n", "").split("|")
 SLANG = {"you": ["u"], "your": ["ur"], "are": ["r"], "please": ["pls", "plz", "plse"], "thanks": ["thx", "tx", "ty"], "want to": ["wanna"], "going to": ["gonna"], "have to": ["gotta"], "give me": ["gimme", "giv me"], "let me": ["lemme"],
          "what is": ["whats", "wats"], "what's": ["whats", "wats"], "because": ["cuz", "cause", "bc"], "with": ["w/", "wit"], "without": ["w/o"], "and": ["n", "&", "an"], "message": ["msg"], "number": ["num", "nr"], "something": ["smth"], "people": ["ppl"],
          "show me": ["show"], "where is": ["wheres"], "who is": ["whos"], "it is": ["its"], "that is": ["thats"], "the": ["teh", "da", "th"], "okay": ["k"], "directory": ["dir"], "directories": ["dirs"], "repository": ["repo"], "about": ["abt"], "should": ["shd"],
@@ -743,18 +756,22 @@ def dress(text, rng):
     if text[0] == OPEN and text[-1] == CLOSE and text.count(OPEN) == 1 and " " in text:
         return FENCE.sub("", text)
     text = polished(text)
+    if is_verbal(text) and rng.random() < RECAST:
+        text = recast(text, rng)
     asking, verbal = is_question(text), is_verbal(text)
-    if rng.random() < 0.42:
+    asked = not verbal and not asking and text.startswith(ASKING)
+    if rng.random() < 0.48:
         text = reword(text, rng)
-    wrapped = rng.random() < (0.10 if asking else 0.36 if verbal else 0.12)
+    wrapped = rng.random() < (0.10 if asking or asked else 0.36 if verbal else 0.12)
     if wrapped:
         wrapper = rng.choice(QUESTION_WRAPPERS if asking else NEUTRAL_WRAPPERS if not verbal else POLITE_WRAPPERS if TO_ME.match(text) else WRAPPERS)
         text = wrapper.replace("{}", text)
         asking = asking or wrapper.startswith(ASKING)
-    if rng.random() < 0.10:
+    asking = asking or asked
+    if rng.random() < 0.13:
         joint = rng.choice(OPENING_JOINTS if verbal and not wrapped and not TO_ME.match(text) else OPENING_JOINTS[:8])
         text = rng.choice(OPENINGS) + joint + text
-    if rng.random() < 0.09:
+    if rng.random() < 0.10:
         text += rng.choice(CLOSINGS)
     sloppy = rng.random() < 0.16
     if sloppy:
@@ -801,6 +818,8 @@ def sample(rng, split="train", tiny=False):
             continue
         if tiny:
             text = polished(tidy(text))
+            if is_verbal(text) and rng.random() < RECAST:
+                text = recast(text, rng)
             return FENCE.sub("", reword(text, rng, True) if rng.random() < 0.5 else text), command, name
         request = dress(text, rng)
         if plain(request) not in CLOSED:
@@ -810,15 +829,26 @@ def sample(rng, split="train", tiny=False):
 AGREED = [(re.compile(a), b) for a, b in (
     (r"\bgit add \.(?= |$)", "git add -A"), (r"\bapt upgrade -y", "apt upgrade"), (r"\bgit revert (?!-)", "git revert --no-edit "), (r"\bshutdown -h \+", "shutdown +"),
     (r'\bdate -d "([\d-]+)"', r"date -d \1"), (r"\bgit log --format=%an \| sort \| uniq -c \| sort -rn", "git shortlog -sn"), (r"^printenv (\w+)$", r"echo $\1"),
-    (r"\bgit branch (\S+) && git switch \1(?= |$)", r"git switch -c \1"))]
+    (r"\bgit branch (\S+) && git switch \1(?= |$)", r"git switch -c \1"),
+    # columns and lines
+    (r"\bawk -F, '\{print \$(\d+)\}' ", r"cut -d, -f\1 "), (r"\bawk -F , '", "awk -F, '"), (r"\bcut -d , -f ", "cut -d, -f"), (r"\bcolumn -s , -t ", "column -s, -t "),
+    (r"\bcut -d ' ' -f 1 ", "awk '{print $1}' "), (r"\bawk 'NR >= (\d+) && NR <= (\d+)' ", r"sed -n '\1,\2p' "), (r"\bsed '(\d+)q' ", r"head -n \1 "), (r"\bsed -n '\$p' ", "tail -n 1 "),
+    (r"\bawk 'NR % 2 == 0' ", "sed -n '2~2p' "), (r"\bsed '/\^\$/d' ", "grep -v '^$' "), (r"\bsort (\S+) \| uniq > ", r"sort -u \1 > "), (r"\bsed -i 1d ", "sed -i '1d' "), (r"\bjq 'keys' ", "jq keys "),
+    (r"^cat (\S+) && cat (\S+)$", r"cat \1 \2"), (r"\becho ([\w-]+) (>>?) (?!\.gitignore)", r'echo "\1" \2 '),
+    # files
+    (r"\breadlink -f ", "realpath "), (r"\bgzip -d (\S+\.gz)", r"gunzip \1"), (r"\bmkdir (?!-)", "mkdir -p "), (r"\bfind (\S+) -perm -o\+w -type f", r"find \1 -type f -perm -o+w"),
+    (r"\brename 's/\\\.(\w+)\$/\.(\w+)/' \*\.\1(?= |$)", r'for f in *.\1; do mv "$f" "${f%.\1}.\2"; done'),
+    # the rest
+    (r"\bjournalctl -p err -b", "journalctl -b -p err"), (r"\bshutdown -h now", "shutdown now"), (r"\bcurl -s https://api\.ipify\.org", "curl -s ifconfig.me"), (r"\bid -Gn\b", "groups"),
+    (r"\bcurl -d (\S+) -H 'Content-Type: application/json' ", r"curl -X POST -H 'Content-Type: application/json' -d \1 "), (r"\bcurl -d '", "curl -X POST -d '"),
+    (r"^ss -tlnp \| grep :(\d+)", r"lsof -i :\1"), (r"\bkill \$\(lsof -ti :(\d+)\)", r"fuser -k \1/tcp"), (r"\bgit fetch origin && ", "git fetch && "),
+    (r"^git reset ([^-\s]\S*)(?= |$)", r"git restore --staged \1"))]
 
 
 def agreed(command):
     """The same meaning in the same words, where it could be said in two ways."""
     for a, b in AGREED:
         command = a.sub(b, command)
-    if " && " in command:
-        command = re.sub(r"(^| && )mkdir (?!-)", r"\1mkdir -p ", command)
     return command
 
 

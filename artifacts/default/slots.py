@@ -109,12 +109,15 @@ NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve t
 TENS = {30: "thirty", 40: "forty", 50: "fifty", 100: "a hundred"}
 ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
 NAMES = """alice bob carol dave erin frank grace heidi ivan judy mallory nina oscar peggy rupert sybil trent victor walter root admin deploy
-www-data postgres nginx ubuntu jenkins git backup ftp maria john kim lena omar priya chen sofia lucas emma noah""".split()
+www-data postgres nginx ubuntu jenkins git backup ftp maria john kim lena omar priya chen sofia lucas emma noah anna tom peter paul mike sam sara sarah julia jane max ben eva jan lisa nick david guest tester support ops
+mallika yuki ahmed fatima ivanov lee raj diego pierre ingrid""".split()
 SERVICES = """nginx apache2 mysql postgresql redis docker ssh sshd cron mongodb rabbitmq haproxy grafana prometheus jenkins memcached
-bluetooth NetworkManager ufw fail2ban""".split()
+bluetooth NetworkManager ufw fail2ban postfix dovecot cups mariadb tomcat php-fpm php8.2-fpm caddy traefik elasticsearch kibana vsftpd smbd samba chronyd
+systemd-resolved systemd-timesyncd firewalld libvirtd containerd kubelet etcd consul vault minio openvpn wireguard avahi-daemon zabbix-agent node_exporter gitlab-runner influxdb""".split()
 PROCESSES = """firefox chrome node python python3 java nginx redis-server postgres mysqld code vim slack spotify docker dockerd sshd
-gunicorn celery ruby php-fpm webpack vlc gimp""".split()
-PACKAGES = "curl vim git htop tmux nginx jq ripgrep python3-pip build-essential ffmpeg tree wget nodejs golang imagemagick sqlite3 zsh".split()
+gunicorn celery ruby php-fpm webpack vlc gimp steam zoom teams discord thunderbird libreoffice obs blender rsync tar make cargo rustc gcc dropbox nautilus
+gnome-shell Xorg pulseaudio tmux bash zsh emacs nvim chromium signal-desktop telegram-desktop apache2 mongod postfix kworker""".split()
+PACKAGES = "curl vim git htop tmux nginx jq ripgrep python3-pip build-essential ffmpeg tree wget nodejs golang imagemagick sqlite3 zsh firefox gimp vlc python3 gcc make cmake docker.io postgresql mysql-server redis apache2 php ruby openssh-server net-tools unzip zip neovim emacs fish fzf bat ncdu nmap wireshark blender inkscape ansible maven rsync cowsay neofetch screen iotop iftop mtr traceroute whois lynx tcpdump".split()
 VARIABLES = "PATH HOME EDITOR LANG DEBUG NODE_ENV API_KEY DATABASE_URL PORT LOG_LEVEL JAVA_HOME GOPATH PYTHONPATH TERM SHELL".split()
 VERBS = "fix add remove update improve refactor rename document test simplify handle support drop move clean up".split()
 CONSONANTS, VOWELS = "bcdfghjklmnprstvwxz", "aeiou"
@@ -158,12 +161,29 @@ def derived(rng):
     return (w[:-1] if w[-1] in "ey" and end[0] in VOWELS else w) + end
 
 
+# What people call a file that a command wrote: words of requests as well.
+RESULTS = """sorted merged combined joined cleaned clean filtered numbered reversed shuffled unique deduped renamed updated changed fixed converted copied moved split counted
+uppercase lowercase upper lower output input result results out log errors stdout stderr dump listing names words lines numbers files folders users values fields entries
+records matches hits total totals counts sizes dates times ids urls links emails addresses hosts ips ports packages notes todos tasks items orders prices scores grades
+students customers contacts members guests photos pictures songs movies recipes expenses invoices reports temperatures measurements samples temps sales everything
+nothing other another both all this that mine yours here there new old first second last previous next""".split()
+
+
+def plural(w):
+    if w.endswith(("s", "x", "ch", "sh")):
+        return w + "es"
+    return w[:-1] + "ies" if w[-1] == "y" and w[-2:-1] not in ("a", "e", "o", "u") else w + "s"
+
+
 def word(rng):
     r = rng.random()
-    if r < 0.33:
-        return rng.choice(WORDS)
+    if r < 0.05:
+        return rng.choice(RESULTS)
+    if r < 0.50:
+        w = rng.choice(WORDS if r < 0.33 else EVERYDAY_WORDS)
+        return plural(w) if rng.random() < 0.35 else w
     if r < 0.54:
-        return rng.choice(EVERYDAY_WORDS)
+        return plural(rng.choice(COMMAND_WORDS))
     if r < 0.66:
         return blend(rng)
     if r < 0.75:

@@ -34,7 +34,8 @@ def main():
     p.add_argument("--init", help="checkpoint folder to continue from")
     p.add_argument("--small", action="store_true", help="without --init: start with the smaller size, to grow later")
     p.add_argument("--grow", action="store_true", help="the checkpoint of --init is of the smaller size: grow it first")
-    p.add_argument("--dropout", type=float, default=0.0, help="dropout of layer outputs; falls linearly to zero over the first 70 %%")
+    p.add_argument("--dropout", type=float, default=0.0, help="dropout of layer outputs; falls linearly to zero")
+    p.add_argument("--dropout-end", type=float, default=0.7, help="the part of the training at whose end it is zero")
     p.add_argument("--steps", type=int, default=100_000)
     p.add_argument("--minutes", type=float, default=9.0, help="time for the whole run, from the first step on")
     p.add_argument("--rows", type=int, default=192)
@@ -139,7 +140,7 @@ def main():
         for group in optimiser.param_groups:
             group["lr"] = rate
         if args.dropout:
-            keep.fill_(1 - args.dropout * max(0.0, 1 - progress / 0.7))
+            keep.fill_(1 - args.dropout * max(0.0, 1 - progress / args.dropout_end))
         loss, balance = loss_of(ids, labels, seg, position)
         (loss + net.config["router_aux_loss_coef"] * balance).backward()
         if world > 1:

@@ -56,7 +56,7 @@ fn what_no_command_answers_is_refused_by_a_comment() {
         let (code, out, _) = command_line(["loaf", "run", request]);
         assert_eq!((code, out.as_str()), (0, "# I don't know a command for that\n"), "{request}");
     }
-    // It takes this for a wish for capital letters, but not with confidence.
+    // Not a wish for capital letters; if it is taken for one, then not with confidence.
     let (_, out, err) = command_line(["loaf", "run", "what is the capital of France"]);
     assert!(out.starts_with('#') || err.starts_with("loaf: unsure: "), "{out}{err}");
 }
