@@ -89,7 +89,7 @@ pub fn of_talk(loaded: &Loaded, talk: &Talk) -> Result<Prompt, Refusal> {
         parts.sort_unstable();
     }
     let thinks = text.trim_end().ends_with("<think>");
-    checked(loaded, Prompt { ids, parts, thinks })
+    checked(loaded, Prompt { ids, parts, thinks }).map_err(|e| e.of_field("prompt", "messages"))
 }
 
 /// The prompt of a text, with what the tokenizer puts around one.
@@ -121,7 +121,7 @@ fn checked(loaded: &Loaded, prompt: Prompt) -> Result<Prompt, Refusal> {
     }
     if found > context {
         let message = format!("prompt: expected at most {context} tokens (the context), found {found}");
-        return Err(Refusal { status: 400, message, param: None });
+        return Err(Refusal { code: Some("context_length_exceeded"), ..Refusal::new(400, message) });
     }
     Ok(prompt)
 }

@@ -144,6 +144,11 @@ impl Scheduler {
         !self.waiting.is_empty() || !self.tasks.is_empty() || self.parking.is_some()
     }
 
+    /// Jobs that wait or run.
+    pub fn jobs(&self) -> usize {
+        self.waiting.len() + self.tasks.len()
+    }
+
     /// Jobs that wait.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
@@ -230,6 +235,7 @@ impl Scheduler {
         for i in (0..self.tasks.len()).rev() {
             if self.tasks[i].done {
                 metrics.ended.add(1);
+                metrics.run_ms.add(self.tasks[i].admitted.elapsed().as_millis() as u64);
                 self.end(i);
             }
         }
