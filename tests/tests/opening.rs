@@ -180,5 +180,8 @@ fn a_large_loaf_opens_in_few_steps_and_little_memory() {
     assert!(hashed <= 10 << 20, "{hashed} bytes hashed: what 10 ms allow");
     assert!(resident[0] <= 20_000_000 / 1024, "{resident:?} KiB resident");
     // The gauge works: the tables were read, so they are resident.
-    assert!(resident[2] * 1024 > hashed || !cfg!(target_os = "linux"), "{resident:?} KiB, of which {hashed} bytes were hashed");
+    assert!(
+        resident[2] * 1024 > hashed || !cfg!(target_os = "linux"),
+        "{resident:?} KiB, of which {hashed} bytes were hashed"
+    );
 }

@@ -36,9 +36,10 @@ fn first(bytes: &[u8]) -> Value {
         |t: &Template| json!([t.phase as u32, t.max_rows, t.positions, records(&t.words).count(), t.words.len()]);
     let templates: Vec<Value> = plan.templates.iter().map(template).collect();
     let snapshot = |position: u32| {
-        let ranges = plan.states.iter().flat_map(|s| {
-            s.snapshot_ranges(position.into()).map(|r| json!([s.kind as u32, r.start, r.end - r.start]))
-        });
+        let ranges = plan
+            .states
+            .iter()
+            .flat_map(|s| s.snapshot_ranges(position.into()).map(|r| json!([s.kind as u32, r.start, r.end - r.start])));
         json!([position, ranges.collect::<Vec<_>>()])
     };
     let snapshots = [1, plan.context / 2, plan.context].map(snapshot);

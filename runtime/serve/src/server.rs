@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -366,7 +366,7 @@ async fn respond(
 }
 
 /// Reads what is left of a body that is refused, so that its sender comes to read why.
-async fn drain(mut body: impl hyper::body::Body<Data = hyper::body::Bytes> + Unpin) {
+async fn drain(mut body: impl Body<Data = hyper::body::Bytes> + Unpin) {
     let mut left = DRAINED;
     let all = async {
         while let Some(Ok(frame)) = body.frame().await {
@@ -413,7 +413,7 @@ impl Gate {
         if coded {
             return Err(Refusal::new(415, "content-encoding: not supported; send the body as it is"));
         }
-        let size = length.map_or(most, |n| n as usize);
+        let size = body.size_hint().upper().map_or(most, |n| n.min(most as u64) as usize);
         let late = async {
             let begun = tokio::time::Instant::now();
             let limit = tokio::time::sleep_until(begun + self.options.reading);

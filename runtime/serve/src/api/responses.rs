@@ -32,7 +32,7 @@ struct Kept {
 
 impl Kept {
     fn bytes(&self) -> usize {
-        size_of::<Kept>() + self.id.len() + self.messages.len() + self.response.len()
+        self.id.len() + self.messages.len() + self.response.len()
     }
 }
 
@@ -57,7 +57,7 @@ impl Store {
 
     /// Bytes of all that is kept.
     pub fn bytes(&self) -> u64 {
-        self.with(|all| all.iter().map(|k| k.bytes() as u64).sum())
+        self.with(|all| (all.capacity() * size_of::<Kept>() + all.iter().map(Kept::bytes).sum::<usize>()) as u64)
     }
 
     fn put(&self, id: &str, messages: Vec<Value>, response: &Value) {
@@ -256,7 +256,7 @@ fn prepare(app: &Arc<App>, request: &Request) -> Result<(Run, Shape, bool), Refu
     let sampler = &text.options.sampler;
     let Value::Object(echoed) = json!({
         "instructions": instructions, "metadata": f.any("metadata").unwrap_or_else(|| json!({})), "tools": echoed_tools,
-        "tool_choice": if calls_none { "none" } else { "auto" }, "temperature": sampler.temperature, "top_p": sampler.top_p,
+        "tool_choice": if calls_none { "none" } else { "auto" }, "temperature": shown(sampler.temperature), "top_p": shown(sampler.top_p),
         "seed": sampler.seed, "max_output_tokens": text.options.max_tokens, "previous_response_id": previous,
     }) else {
         return Err(Refusal::new(500, "no object was made of fields"));
@@ -360,6 +360,11 @@ impl Shape {
         }
         response
     }
+}
+
+/// A number with the digits that it has, not with those that its bits have as a double.
+fn shown(x: f32) -> Value {
+    x.to_string().parse::<f64>().unwrap_or(f64::from(x)).into()
 }
 
 /// Whether an answer came to its end.
@@ -503,8 +508,10 @@ impl Stream for Items {
         if self.open.is_none() && self.items.is_empty() {
             out += &self.begin_item(Piece::Text(String::new()));
         }
-        if let Some((Piece::Text(_), probs)) = &mut self.open {
-            probs.extend(self.sorter.left());
+        let left = self.sorter.left();
+        if !left.is_empty() && matches!(self.open, Some((Piece::Text(_), _))) {
+            // Tokens without text of their own.
+            out += &self.pieces(vec![(Piece::Text(String::new()), left)]);
         }
         out += &self.close(status_of(answer));
         let response = self.shape.ended(answer, std::mem::take(&mut self.items), self.sorter.reasoning);

@@ -133,6 +133,11 @@ impl Tree {
         Tree { block: block.max(1) as usize, recurrent, nodes: vec![Some(root)], growing: None, clock: 0 }
     }
 
+    /// The chain before the first token.
+    pub fn seed(&self) -> Chain {
+        self.node(ROOT).chain
+    }
+
     /// Tokens of a block.
     pub fn block(&self) -> usize {
         self.block
@@ -304,8 +309,10 @@ impl Tree {
                 if !(free(&snap.rows) && free(&snap.state.recurrent) && free(&snap.state.logits)) {
                     continue;
                 }
-                let passed = !node.children.is_empty()
-                    || node.snaps.iter().any(|s| s.tail.len() > snap.tail.len() && s.tail.starts_with(&snap.tail));
+                // Where several go on from it is no superseded end.
+                let passed = node.children.len() == 1
+                    || node.children.is_empty()
+                        && node.snaps.iter().any(|s| s.tail.len() > snap.tail.len() && s.tail.starts_with(&snap.tail));
                 let class = match snap.state.kind {
                     Kind::Timed => 0,
                     Kind::Turn if passed => 1,
