@@ -124,7 +124,7 @@ mod tests {
         let read = reserved.read(&mut &[7; 60][..], 30).expect("bytes");
         assert_eq!((&read[..], account.used()), (&[7; 30][..], 50));
         assert!(reserved.read(&mut &[7; 5][..], 10).is_none() && reserved.read(&mut &[7; 60][..], 30).is_none());
-        assert!(account.reserve(51).is_none());
+        assert!(account.reserve(61).is_none());
         drop((reserved, read));
         assert_eq!(account.used(), 0);
     }
