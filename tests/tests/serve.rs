@@ -903,3 +903,32 @@ fn who_looks_for_a_model_waits_for_nobody_who_opens_it() {
     served.stop();
     thread.join().expect("a thread that ends");
 }
+
+#[test]
+fn a_model_whose_thread_has_died_is_said_to_have_failed() {
+    let made = Arc::new(AtomicU64::new(0));
+    let engine = Box::new(move |model: &Model, slots| {
+        assert!(made.fetch_add(1, Ordering::Relaxed) == 0, "what a test makes fail");
+        Engine::new(model, EngineOptions { slots, ..EngineOptions::default() }).map_err(|e| e.to_string())
+    });
+    let open = Box::new(|| Model::open(dense()).map_err(|e| e.to_string()));
+    let hub =
+        HubOptions { idle_unload: Some(Duration::from_millis(50)), parallel: 1, queue: 0, ..HubOptions::default() };
+    let (served, thread) = Served::start("m", open, engine, hub, Box::new(|_| ())).expect("a model");
+    let options = ServerOptions { listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))], ..ServerOptions::default() };
+    let server = Server::start(App::new(vec![served.clone()], None), vec![thread], options).expect("a port");
+    let address = server.addresses[0];
+    let ask = |bytes: &[u8]| {
+        let mut stream = std::net::TcpStream::connect(address).expect("a connection");
+        stream.write_all(bytes).expect("it listens");
+        read_reply(&mut BufReader::new(stream)).expect("a response").status
+    };
+    let health = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    soon("it goes", || !served.is_loaded());
+    assert_eq!(ask(health), 200);
+    let body = request("/v1/completions", &text(json!({})).to_string());
+    assert_eq!(ask(&body), 500);
+    soon("it is noticed", || served.has_failed());
+    assert_eq!((ask(health), ask(&body)), (503, 503));
+    server.stop().expect("a server that ends");
+}

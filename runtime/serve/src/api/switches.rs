@@ -24,8 +24,8 @@ impl Switches {
     /// # Errors
     /// What is not as it should be, by name.
     pub fn of_chat(fields: &mut Fields) -> Result<Switches, Refusal> {
-        let mut out = Switches::default();
-        out.thinking = fields.bool("enable_thinking")?.map(|on| (on, "enable_thinking"));
+        let thinking = fields.bool("enable_thinking")?.map(|on| (on, "enable_thinking"));
+        let mut out = Switches { thinking, ..Switches::default() };
         if let Some(kwargs) = fields.any("chat_template_kwargs") {
             let Value::Object(map) = kwargs else {
                 return Err(Refusal::field("chat_template_kwargs", "expected an object"));

@@ -34,13 +34,16 @@ const WAITING: usize = 1024;
 /// Most threads that read and hash files.
 const READERS: usize = 4;
 
+/// When a file was last of use, how deep it stands, and its name.
+type Rank = (u64, Reverse<(u32, bool)>, String);
+
 /// What the folder holds.
 #[derive(Default)]
 struct Index {
     /// Names, with their lengths and when they were last of use.
     files: BTreeMap<String, (u64, u64)>,
     /// The same in the order in which they go: of those used together what stands on others first.
-    order: BTreeSet<(u64, Reverse<(u32, bool)>, String)>,
+    order: BTreeSet<Rank>,
     bytes: u64,
     /// Counts uses.
     clock: u64,

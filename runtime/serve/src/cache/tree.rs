@@ -436,6 +436,24 @@ mod tests {
     }
 
     #[test]
+    fn an_end_that_several_go_on_from_is_no_superseded_one() {
+        let account = Account::new(1 << 20);
+        let mut tree = Tree::new([0; 32], 4, true);
+        // Two ends of turns, the first of which two conversations go on from and the second one.
+        let (a, b): (Vec<u32>, Vec<u32>) = ((0..4).collect(), (10..14).collect());
+        for ids in [&a, &b] {
+            put(&mut tree, &account, ids, Kind::Turn, false);
+        }
+        for (ids, next) in [(&a, 20), (&a, 30), (&b, 40)] {
+            let longer: Vec<u32> = ids.iter().copied().chain(next..next + 4).collect();
+            put(&mut tree, &account, &longer, Kind::Branch, false);
+        }
+        assert!(tree.has_snap(&b), "it is the last that was of use, and goes first all the same");
+        assert_eq!(tree.evict(), Some((4, true)));
+        assert!(tree.has_snap(&a) && !tree.has_snap(&b));
+    }
+
+    #[test]
     fn what_goes_first_is_worth_least_and_everything_goes() {
         let account = Account::new(1 << 20);
         let mut tree = Tree::new([0; 32], 4, true);
