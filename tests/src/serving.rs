@@ -23,7 +23,12 @@ const TEMPLATE: &str = include_str!("../fixtures/serve/template.jinja");
 
 /// Bakes a config of the fixtures with random weights, a tokenizer, and a chat template.
 pub fn talker(dir: &Path, config: &str, context: u32) -> PathBuf {
-    let name = config.replace('/', "_");
+    talker_of(dir, config, context, TEMPLATE)
+}
+
+/// The same with another template.
+pub fn talker_of(dir: &Path, config: &str, context: u32, template: &str) -> PathBuf {
+    let name = format!("{}-{}", config.replace('/', "_"), template.len());
     let source = dir.join(&name);
     std::fs::create_dir_all(&source).expect("a folder");
     let bytes = std::fs::read(fixture(config).join("config.json")).expect("a fixture");
@@ -34,7 +39,7 @@ pub fn talker(dir: &Path, config: &str, context: u32) -> PathBuf {
     json["max_position_embeddings"] = context.into();
     let write = |file: &str, value: &Value| std::fs::write(source.join(file), value.to_string()).expect("a file");
     write("config.json", &json);
-    write("tokenizer_config.json", &json!({ "eos_token": "<|im_end|>", "chat_template": TEMPLATE.trim_end() }));
+    write("tokenizer_config.json", &json!({ "eos_token": "<|im_end|>", "chat_template": template.trim_end() }));
     std::fs::copy(fixture("tokenizers").join("qwen3.json"), source.join("tokenizer.json")).expect("a tokenizer");
     let out = dir.join(format!("{name}.loaf"));
     let options =
@@ -55,6 +60,8 @@ pub struct Setup {
     pub server: ServerOptions,
     /// The audit log, with texts or without.
     pub audit: Option<(PathBuf, bool)>,
+    /// Time without a word after which an answer says that it is alive.
+    pub ping: Duration,
 }
 
 impl Setup {
@@ -66,6 +73,7 @@ impl Setup {
             hub: HubOptions::default(),
             server: ServerOptions { listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))], ..ServerOptions::default() },
             audit: None,
+            ping: Duration::from_secs(5),
         }
     }
 
@@ -84,7 +92,8 @@ impl Setup {
             threads.push(thread);
         }
         let audit = self.audit.map(|(path, texts)| Arc::new(Audit::open(&path, texts).expect("a log")));
-        let app = App::new(models.clone(), audit);
+        let mut app = App::new(models.clone(), audit);
+        app.ping = self.ping;
         let server = Server::start(app, threads, self.server).expect("a port");
         Running { address: server.addresses.first().copied(), server: Some(server), models }
     }

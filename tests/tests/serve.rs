@@ -3,12 +3,14 @@
 use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use loaf_runtime::{Engine, EngineOptions, Model};
 use loaf_serve::api::App;
 use loaf_serve::cache::CacheOptions;
-use loaf_serve::hub::HubOptions;
+use loaf_serve::hub::{HubOptions, Served};
 use loaf_serve::server::{Server, ServerOptions};
 use loaf_tests::serving::{Running, Setup, data_lines, read_reply, request, soon, talker};
 use serde_json::{Value, json};
@@ -155,6 +157,18 @@ fn what_is_not_supported_is_refused_by_name() {
         (json!({ "messages": 7 }), "messages"),
         (json!({ "audio": { "voice": "x" } }), "audio"),
         (json!({ "stream_options": { "include_usage": true } }), "stream_options"),
+        (json!({ "top_p": 0 }), "top_p"),
+        (json!({ "min_p": 1 }), "min_p"),
+        (json!({ "repetition_penalty": 0 }), "repetition_penalty"),
+        (json!({ "seed": -1 }), "seed"),
+        (json!({ "max_completion_tokens": 4 }), "max_tokens"),
+        (json!({ "chat_template_kwargs": { "no_such": 1 } }), "chat_template_kwargs.no_such"),
+        (json!({ "reasoning_effort": "high", "enable_thinking": false }), "reasoning_effort"),
+        (
+            json!({ "messages": [{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "He" }] }),
+            "messages",
+        ),
+        (json!({ "messages": [{ "role": "user", "content": "word ".repeat(9000) }] }), "messages"),
         (
             json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }] }),
             "messages[0].content[0]",
@@ -175,6 +189,43 @@ fn what_is_not_supported_is_refused_by_name() {
         let message = server().post("/v1/completions", &text(more)).error(400);
         assert!(message.starts_with(name), "{name}: {message}");
     }
+    // Of responses, messages and embeddings.
+    let thought = json!([{ "type": "reasoning", "encrypted_content": "x" }, { "role": "user", "content": "Hi" }]);
+    let begun = json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "He" }]);
+    for (place, body, name) in [
+        ("/v1/responses", json!({ "input": "Hi", "top_logprobs": 2 }), "top_logprobs"),
+        ("/v1/responses", json!({ "input": "Hi", "reasoning": { "effort": "much" } }), "reasoning.effort"),
+        ("/v1/responses", json!({ "input": thought }), "input[0].encrypted_content"),
+        ("/v1/responses", json!({ "input": begun.clone() }), "input"),
+        ("/v1/responses", json!({ "input": [] }), "input"),
+        ("/v1/responses", json!({ "input": "word ".repeat(9000) }), "input"),
+        ("/v1/messages", json!({ "messages": begun, "max_tokens": 1 }), "messages"),
+        ("/v1/embeddings", json!({ "input": "" }), "input"),
+        ("/v1/embeddings", json!({ "input": [99_999_999] }), "input"),
+        ("/v1/embeddings", json!({ "input": [[1], []] }), "input"),
+        ("/v1/embeddings", json!({ "input": vec!["x"; 65] }), "input"),
+    ] {
+        let reply = server().post(place, &body);
+        let value: Value = serde_json::from_slice(&reply.body).expect("JSON");
+        let message = value["error"]["message"].as_str().expect("a message");
+        assert_eq!(reply.status, 400, "{place}: {name}: {message}");
+        assert!(message.starts_with(&format!("{name}: ")), "{place}: {name}: {message}");
+        assert!(place == "/v1/messages" || value["error"]["param"] == name, "{place}: {value}");
+    }
+    for (path, name) in [("/v1/responses/x?stream=true", "stream"), ("/health?x", "x")] {
+        assert!(server().get(path).error(400).starts_with(&format!("{name}: ")), "{path}");
+    }
+    assert_eq!(server().get("/v1/models?beta=true").status, 200);
+    let twice = "{\"prompt\": \"x\", \"temperature\": 0, \"temperature\": 2}";
+    assert!(server().raw(&request("/v1/completions", twice)).error(400).contains("temperature: expected once"));
+    let masses = format!("{{\"prompt\": [{}0]}}", "0,".repeat(1 << 20));
+    assert!(server().raw(&request("/v1/completions", &masses)).error(400).contains("1048576 values"));
+    let long = server().post(
+        "/v1/chat/completions",
+        &chat(json!({ "messages": [{ "role": "user", "content": "word ".repeat(9000) }] })),
+    );
+    let value: Value = serde_json::from_slice(&long.body).expect("JSON");
+    assert_eq!(value["error"]["code"], "context_length_exceeded");
     assert!(server().post("/v1/completions", &text(json!({ "prompt": [99999] }))).error(400).contains("99999"));
     let long = "word ".repeat(9000);
     assert!(server().post("/v1/completions", &text(json!({ "prompt": long }))).error(400).contains("4096"));
@@ -207,6 +258,31 @@ fn responses_go_on_from_earlier_ones() {
     let first = ask(json!({})).json();
     assert_eq!((first["object"].as_str(), first["status"].as_str()), (Some("response"), Some("incomplete")));
     let said = first["output"][0]["content"][0]["text"].as_str().expect("a text");
+    assert_eq!((first["output"][0]["status"].as_str(), &first["seed"]), (Some("incomplete"), &json!(5)));
+    let given = ask(json!({ "metadata": { "a": "b" }, "instructions": "Be brief.", "tool_choice": "none" })).json();
+    assert_eq!((&given["metadata"]["a"], &given["instructions"]), (&json!("b"), &json!("Be brief.")));
+    assert_eq!((&given["tool_choice"], &given["max_output_tokens"]), (&json!("none"), &json!(6)));
+    assert_eq!(given["temperature"], 0.7);
+    // Probabilities stand with the text that they are of, streamed and whole; reasoning has none, and is counted.
+    for (effort, kind, reasoning) in [("none", "message", 0), ("high", "reasoning", 6)] {
+        let mut asked = json!({
+            "include": ["message.output_text.logprobs"], "top_logprobs": 2, "reasoning": { "effort": effort },
+        });
+        let whole = ask(asked.clone()).json();
+        asked["stream"] = true.into();
+        let events = data_lines(ask(asked).text());
+        let contents =
+            |v: &Value| v["output"].as_array().expect("items").iter().map(|i| i["content"].clone()).collect();
+        let streamed: Vec<Value> = contents(&events.last().expect("an end")["response"]);
+        let at_once: Vec<Value> = contents(&whole);
+        assert_eq!(streamed, at_once);
+        let said = events.iter().filter(|e| e["type"] == "response.output_text.delta");
+        let told = said.filter_map(|e| e["logprobs"].as_array()).flatten().count();
+        let all = at_once.iter().filter_map(|c| c[0]["logprobs"].as_array()).flatten().count();
+        assert_eq!((told, all), (6 - reasoning, 6 - reasoning), "{effort}: {whole}");
+        let counted = whole["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64();
+        assert_eq!((whole["output"][0]["type"].as_str(), counted), (Some(kind), Some(reasoning as u64)), "{whole}");
+    }
     let id = first["id"].as_str().expect("an id");
     let next = ask(json!({ "input": "And a lake.", "previous_response_id": id })).json();
     // The same as with the whole conversation in one request.
@@ -261,6 +337,9 @@ fn messages_speak_as_anthropics_clients_do() {
     let streamed: String = events.iter().filter_map(|e| e["delta"]["text"].as_str()).collect();
     assert_eq!(streamed, said);
     let end = &events[names.len() - 2];
+    let begun = &events[0]["message"];
+    let input = |usage: &Value| usage["input_tokens"].as_u64().zip(usage["cache_read_input_tokens"].as_u64());
+    assert_eq!((input(&begun["usage"]), &begun["seed"]), (input(&end["usage"]), &json!(5)));
     assert_eq!((&end["delta"]["stop_reason"], &end["usage"]["output_tokens"]), (&json!("max_tokens"), &json!(6)));
     let counted = json!({ "system": "Be brief.", "messages": body(json!({}))["messages"] });
     let count = server().post("/v1/messages/count_tokens", &counted).json()["input_tokens"].as_u64();
@@ -331,7 +410,11 @@ fn a_full_queue_says_so_and_those_who_leave_make_room() {
     let waits = [begin(), begin()];
     soon("two wait", || model.gauges().waiting == 2);
     let refused = server.post("/v1/completions", &text(json!({})));
-    assert_eq!(refused.header("retry-after"), Some("1"));
+    let after = refused.header("retry-after").and_then(|s| s.parse().ok());
+    assert!(after.is_some_and(|s: u64| (1..=600).contains(&s)));
+    // What can never run is not asked to come again.
+    let too_many = server.post("/v1/completions", &text(json!({ "n": 4 })));
+    assert!(too_many.error(400).starts_with("n: expected at most 3 choices"), "{}", too_many.text());
     assert!(refused.error(429).contains("queue"));
     // The one that runs is gone within a step, and one that waits without ever having run.
     drop(runs);
@@ -343,6 +426,8 @@ fn a_full_queue_says_so_and_those_who_leave_make_room() {
     });
     drop(first);
     soon("nothing is left", || model.gauges().running == 0 && model.metrics.gone.get() == 3);
+    // As many as there are slots and places to wait.
+    assert_eq!(server.post("/v1/completions", &text(json!({ "n": 3 }))).status, 200);
     assert_eq!(server.post("/v1/completions", &text(json!({}))).status, 200);
 }
 
@@ -448,7 +533,24 @@ fn other_names_other_origins_and_no_key_are_turned_away() {
     assert_eq!(get(&locked, "host: localhost\r\nauthorization: Bearer a-key-that-is-lonG\r\n"), 401);
     assert_eq!(get(&locked, "host: box.example\r\nauthorization: Bearer a-key-that-is-long\r\n"), 200);
     assert_eq!(get(&locked, "host: localhost\r\nx-api-key: another-key-of-ours\r\n"), 200);
+    assert_eq!(get(&locked, "host: localhost\r\nauthorization: bearer a-key-that-is-long\r\n"), 200);
+    let both = "host: localhost\r\nauthorization: Bearer nothing\r\nx-api-key: another-key-of-ours\r\n";
+    assert_eq!(get(&locked, both), 200);
+    let refused = locked.raw(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
     assert_eq!(locked.get("/health").status, 200);
+    assert_eq!(get(&locked, "host: 10.1.2.3\r\nx-api-key: another-key-of-ours\r\n"), 403);
+    // Where others can reach it, any address will do, since no page can be called by one, and names that were given.
+    let keys = vec!["a-key-that-is-long".to_owned()];
+    let listen = vec![SocketAddr::from(([0, 0, 0, 0], 0))];
+    let open = ServerOptions { listen, keys, hosts: vec!["box.example".to_owned()], ..ServerOptions::default() };
+    let mut open = Setup { server: open, ..Setup::of(dense()) }.start();
+    open.address = open.address.map(|a| SocketAddr::from(([127, 0, 0, 1], a.port())));
+    let key = "authorization: Bearer a-key-that-is-long\r\n";
+    for (host, status) in [("evil.example", 403), ("box.example", 200), ("10.1.2.3:80", 200), ("[fe80::1]", 200)] {
+        assert_eq!(get(&open, &format!("host: {host}\r\n{key}")), status, "{host}");
+    }
+    drop(open);
     // Others can reach this address, so it takes a key.
     let open = ServerOptions { listen: vec![SocketAddr::from(([0, 0, 0, 0], 0))], ..ServerOptions::default() };
     let refused = Server::start(App::new(server().models.clone(), None), Vec::new(), open);
@@ -525,6 +627,29 @@ fn the_socket_is_ours_alone_and_speaks_lines_and_http() {
     let lines = format!("{}\n\n{}\n{{bad\n", text(json!({ "id": 1 })), chat(json!({ "id": "two", "n": 2 })));
     stream.write_all(lines.as_bytes()).expect("it listens");
     stream.shutdown(Shutdown::Write).expect("an open connection");
+    // What a line cannot answer it refuses, by name.
+    for (more, name) in [
+        (json!({ "stream": true }), "stream"),
+        (json!({ "echo": true }), "echo"),
+        (json!({ "return_token_ids": true }), "return_token_ids"),
+        (json!({ "tools": [] }), "tools"),
+        (json!({ "prompt": "x", "mood": 1 }), "mood"),
+    ] {
+        let mut one = UnixStream::connect(&path).expect("it listens");
+        one.write_all(format!("{}\n", text(more)).as_bytes()).expect("it listens");
+        let mut line = String::new();
+        BufReader::new(one).read_line(&mut line).expect("a line");
+        let error: Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!((&error["event"], &error["status"], &error["param"]), (&json!("error"), &json!(400), &json!(name)));
+    }
+    let mut one = UnixStream::connect(&path).expect("it listens");
+    let spaced = "{ \"prompt\" : \"Once\", \"max_tokens\": 1, \"logprobs\" : 3, \"id\":7 }";
+    one.write_all(format!("{spaced}\n").as_bytes()).expect("it listens");
+    let mut lines =
+        BufReader::new(one).lines().map(|l| serde_json::from_str::<Value>(&l.expect("a line")).expect("JSON"));
+    let token = lines.find(|l| l["event"] == "token").expect("a token");
+    assert_eq!((token["top"].as_array().map(Vec::len), &token["id"]), (Some(3), &json!(7)));
+    lines.find(|l| l["event"] == "done").expect("an end");
     let events: Vec<Value> =
         BufReader::new(stream).lines().map(|l| serde_json::from_str(&l.expect("a line")).expect("JSON")).collect();
     let of = |id: Value, event: &str| {
@@ -551,9 +676,259 @@ fn the_socket_is_ours_alone_and_speaks_lines_and_http() {
     assert!(loaf_serve::socket::bind(&path).is_err_and(|e| e.to_string().contains("expected a socket")));
     let log = std::fs::read_to_string(&log).expect("a log");
     let entries: Vec<Value> = log.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
-    assert_eq!(entries.len(), 3);
-    let (a, c) = (&entries[0], &entries[2]);
+    // Requests that were refused have a line, too; what they said has none.
+    let (ran, refused): (Vec<Value>, Vec<Value>) = entries.into_iter().partition(|e| e["outcome"] == "done");
+    assert_eq!((ran.len(), refused.len()), (4, 6));
+    assert!(refused.iter().all(|e| e["status"] == 400 && e["endpoint"] == "socket"));
+    let hash = loaf_serve::audit::hash(spaced.as_bytes());
+    assert!(ran.iter().any(|e| e["request"] == hash), "a line is hashed as it came");
+    let with = |request: &[u8]| ran.iter().find(|e| e["request"] == loaf_serve::audit::hash(request)).expect("a line");
+    let (a, c) = (with(text(json!({ "id": 1 })).to_string().as_bytes()), with(text(json!({})).to_string().as_bytes()));
     assert_eq!((&a["seed"], &a["answers"][0]["output"]), (&json!(3), &c["answers"][0]["output"]));
     assert!(a["time"].as_f64().is_some_and(|t| t > 1.7e9) && a["artifact"].as_str().is_some_and(|a| a.len() >= 32));
     assert!(!log.contains("Once upon"), "texts are logged on request alone");
+}
+
+#[cfg(unix)]
+#[test]
+fn who_leaves_the_socket_is_noticed_and_half_a_line_is_not_waited_for() {
+    use std::io::BufRead;
+    use std::os::unix::net::UnixStream;
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("loaf.sock");
+    let options = ServerOptions {
+        listen: Vec::new(),
+        socket: Some(path.clone()),
+        reading: Duration::from_millis(300),
+        ..ServerOptions::default()
+    };
+    let hub = HubOptions { parallel: 1, ..HubOptions::default() };
+    let server = Setup { server: options, hub, ..Setup::of(dense()) }.start();
+    let connect = || UnixStream::connect(&path).expect("a server that listens");
+    let long = format!("{}\n", text(json!({ "max_tokens": 3900, "ignore_eos": true })));
+    let model = &server.models[0];
+    let mut runs = connect();
+    runs.write_all(long.as_bytes()).expect("it listens");
+    soon("one runs", || model.gauges().running == 1);
+    let mut waits = connect();
+    waits.write_all(long.as_bytes()).expect("it listens");
+    soon("one waits", || model.gauges().waiting == 1);
+    drop(waits);
+    // The one that runs goes on meanwhile: nobody has a word to say to the one that is gone.
+    soon("it is gone", || model.metrics.gone.get() == 1);
+    assert_eq!(model.gauges().running, 1);
+    drop(runs);
+    soon("nothing is left", || model.gauges().running == 0);
+    let mut half = connect();
+    half.write_all(b"{\"prompt\":").expect("it listens");
+    let mut line = String::new();
+    BufReader::new(half).read_line(&mut line).expect("a line");
+    assert!(line.contains("408"), "{line}");
+}
+
+#[test]
+fn what_waits_long_is_told_that_it_runs() {
+    let hub = HubOptions { parallel: 1, ..HubOptions::default() };
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("loaf.sock");
+    let listen = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
+    let options = ServerOptions { listen, socket: Some(path.clone()), ..ServerOptions::default() };
+    let server = Setup { hub, ping: Duration::from_millis(50), server: options, ..Setup::of(dense()) }.start();
+    // One that holds the only slot, so that the others have nothing to say.
+    let mut runs = server.connect();
+    let long = text(json!({ "max_tokens": 3900, "ignore_eos": true }));
+    runs.write_all(&request("/v1/completions", &long.to_string())).expect("it listens");
+    soon("it runs", || server.models[0].gauges().running == 1);
+    let message = json!({ "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 2, "stream": true });
+    let asked = [
+        ("/v1/chat/completions", chat(json!({ "stream": true })), ": ping\n"),
+        ("/v1/responses", json!({ "input": "Hi", "stream": true }), ": ping\n"),
+        ("/v1/messages", message, "event: ping\n"),
+    ];
+    for (place, body, ping) in asked {
+        let mut stream = server.connect();
+        stream.write_all(&request(place, &body.to_string())).expect("it listens");
+        let mut said = Vec::new();
+        while !String::from_utf8_lossy(&said).contains(ping) {
+            let mut some = [0; 400];
+            let n = stream.read(&mut some).expect("a server that is alive");
+            assert!(n > 0, "{place}: {}", String::from_utf8_lossy(&said));
+            said.extend_from_slice(&some[..n]);
+        }
+    }
+    #[cfg(unix)]
+    {
+        use std::io::BufRead;
+        let mut line = std::os::unix::net::UnixStream::connect(&path).expect("it listens");
+        line.write_all(format!("{}\n", text(json!({ "id": 5 }))).as_bytes()).expect("it listens");
+        let mut said = String::new();
+        BufReader::new(line).read_line(&mut said).expect("a line");
+        assert_eq!(serde_json::from_str::<Value>(&said).expect("JSON"), json!({ "event": "ping", "id": 5 }));
+    }
+    drop(runs);
+}
+
+#[test]
+fn half_a_head_does_not_hold_a_stop() {
+    let server = Setup::of(dense()).start();
+    let mut half = server.connect();
+    half.write_all(b"GET /health HT").expect("it listens");
+    assert_eq!(server.get("/health").status, 200);
+    let begun = std::time::Instant::now();
+    drop(server);
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn responses_are_kept_in_the_bytes_that_they_are_counted_with() {
+    let server = Setup::of(dense()).start();
+    let list = vec![0; 200_000];
+    let tool = json!({ "type": "function", "name": "f", "parameters": { "x": list } });
+    let body = json!({ "input": "Hi", "max_output_tokens": 1, "tool_choice": "none", "tools": [tool] });
+    let id = server.post("/v1/responses", &body).json()["id"].as_str().expect("an id").to_owned();
+    let metrics = server.get("/metrics");
+    let bytes = metrics.text().lines().find_map(|l| l.strip_prefix("loaf_responses_bytes ")?.parse().ok());
+    // Two bytes a number, and little else.
+    assert!(bytes.is_some_and(|n: u64| (400_000..410_000).contains(&n)), "{bytes:?}");
+    assert_eq!(server.get(&format!("/v1/responses/{id}")).json()["tools"], body["tools"]);
+}
+
+#[test]
+fn a_template_that_takes_short_ids_alone_gets_them() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let template = include_str!("../fixtures/serve/short_ids.jinja");
+    let path = loaf_tests::serving::talker_of(dir.path(), "hf/qwen3", 1024, template);
+    let server = Setup::of(&path).start();
+    let function = json!({ "name": "f", "arguments": "{}" });
+    let chat_of = |id: &str| {
+        let call = json!({ "id": id, "type": "function", "function": function });
+        let messages = json!([
+            { "role": "user", "content": "Hi" }, { "role": "assistant", "content": "", "tool_calls": [call] },
+            { "role": "tool", "tool_call_id": id, "content": "3" },
+        ]);
+        json!({ "messages": messages, "max_tokens": 1 })
+    };
+    let response_of = |id: &str| {
+        let input = json!([
+            { "role": "user", "content": "Hi" }, { "type": "function_call", "call_id": id, "name": "f", "arguments": "{}" },
+            { "type": "function_call_output", "call_id": id, "output": "3" },
+        ]);
+        json!({ "input": input, "max_output_tokens": 1 })
+    };
+    let message_of = |id: &str| {
+        let messages = json!([
+            { "role": "user", "content": "Hi" },
+            { "role": "assistant", "content": [{ "type": "tool_use", "id": id, "name": "f", "input": {} }] },
+            { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": id, "content": "3" }] },
+        ]);
+        json!({ "messages": messages, "max_tokens": 1 })
+    };
+    for id in ["call_chatcmpl-0123456789_0_0", "abcdefgh9"] {
+        for (place, body) in [
+            ("/v1/chat/completions", chat_of(id)),
+            ("/v1/responses", response_of(id)),
+            ("/v1/messages", message_of(id)),
+        ] {
+            let reply = server.post(place, &body);
+            assert_eq!(reply.status, 200, "{place}: {id}: {}", reply.text());
+        }
+    }
+    // Switches that this template does not have.
+    for (place, body, name) in [
+        ("/v1/chat/completions", chat(json!({ "enable_thinking": true })), "enable_thinking"),
+        ("/v1/chat/completions", chat(json!({ "reasoning_effort": "high" })), "reasoning_effort"),
+        ("/v1/responses", json!({ "input": "Hi", "reasoning": { "effort": "high" } }), "reasoning.effort"),
+        (
+            "/v1/messages",
+            json!({ "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 1, "thinking": { "type": "enabled" } }),
+            "thinking.type",
+        ),
+    ] {
+        let reply = server.post(place, &body);
+        assert!(reply.error(400).starts_with(&format!("{name}: not supported")), "{place}: {}", reply.text());
+    }
+    assert_eq!(server.post("/v1/chat/completions", &chat(json!({ "enable_thinking": false }))).status, 200);
+}
+
+#[test]
+fn a_failed_tool_is_told_apart_from_one_that_worked() {
+    let count = |more: Value| {
+        let mut result = json!({ "type": "tool_result", "tool_use_id": "a", "content": "no file" });
+        result["is_error"] = more;
+        let messages = json!([
+            { "role": "user", "content": "Hi" },
+            { "role": "assistant", "content": [{ "type": "tool_use", "id": "a", "name": "f", "input": {} }] },
+            { "role": "user", "content": [result] },
+        ]);
+        server().post("/v1/messages/count_tokens", &json!({ "messages": messages })).json()["input_tokens"].as_u64()
+    };
+    assert_eq!(count(Value::Null), count(json!(false)));
+    assert!(count(json!(true)) > count(json!(false)));
+}
+
+#[test]
+fn a_body_that_is_too_large_is_answered() {
+    let body = vec![b' '; 12 << 20];
+    let mut stream = server().connect();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n";
+    stream.write_all(format!("{head}content-length: {}\r\n\r\n", body.len()).as_bytes()).expect("it listens");
+    // All of it can be sent before anything is read, as simple clients do.
+    stream.write_all(&body).expect("the server takes what it will refuse");
+    assert_eq!(read_reply(&mut BufReader::new(stream)).expect("a response").status, 413);
+}
+
+#[test]
+fn who_looks_for_a_model_waits_for_nobody_who_opens_it() {
+    let opened = Arc::new(AtomicU64::new(0));
+    let count = opened.clone();
+    let open = Box::new(move || {
+        if count.fetch_add(1, Ordering::Relaxed) > 0 {
+            std::thread::sleep(Duration::from_secs(2));
+        }
+        Model::open(dense()).map_err(Into::into)
+    });
+    let engine = Box::new(|model: &Model, slots| {
+        Engine::new(model, EngineOptions { slots, ..EngineOptions::default() }).map_err(Into::into)
+    });
+    let hub = HubOptions { idle_unload: Some(Duration::from_millis(50)), ..HubOptions::default() };
+    let (served, thread) = Served::start("m", open, engine, hub, Box::new(|_| ())).expect("a model");
+    soon("it goes", || !served.is_loaded());
+    let other = served.clone();
+    let opens = std::thread::spawn(move || drop(other.loaded().expect("a model")));
+    soon("it is being opened", || opened.load(Ordering::Relaxed) == 2);
+    let begun = std::time::Instant::now();
+    assert!(!served.is_loaded(), "it takes two seconds to open");
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    opens.join().expect("a thread that ends");
+    served.stop();
+    thread.join().expect("a thread that ends");
+}
+
+#[test]
+fn a_model_whose_thread_has_died_is_said_to_have_failed() {
+    let made = Arc::new(AtomicU64::new(0));
+    let engine = Box::new(move |model: &Model, slots| {
+        assert!(made.fetch_add(1, Ordering::Relaxed) == 0, "what a test makes fail");
+        Engine::new(model, EngineOptions { slots, ..EngineOptions::default() }).map_err(Into::into)
+    });
+    let open = Box::new(|| Model::open(dense()).map_err(Into::into));
+    let hub =
+        HubOptions { idle_unload: Some(Duration::from_millis(50)), parallel: 1, queue: 0, ..HubOptions::default() };
+    let (served, thread) = Served::start("m", open, engine, hub, Box::new(|_| ())).expect("a model");
+    let options = ServerOptions { listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))], ..ServerOptions::default() };
+    let server = Server::start(App::new(vec![served.clone()], None), vec![thread], options).expect("a port");
+    let address = server.addresses[0];
+    let ask = |bytes: &[u8]| {
+        let mut stream = std::net::TcpStream::connect(address).expect("a connection");
+        stream.write_all(bytes).expect("it listens");
+        read_reply(&mut BufReader::new(stream)).expect("a response").status
+    };
+    let health = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    soon("it goes", || !served.is_loaded());
+    assert_eq!(ask(health), 200);
+    let body = request("/v1/completions", &text(json!({})).to_string());
+    assert_eq!(ask(&body), 500);
+    soon("it is noticed", || served.has_failed());
+    assert_eq!((ask(health), ask(&body)), (503, 503));
+    server.stop().expect("a server that ends");
 }

@@ -7,7 +7,7 @@ use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::SamplerOptions;
 use loaf_runtime::{Engine, Model};
 use loaf_serve::cache::{Cache, CacheOptions};
-use loaf_serve::job::{Event, Job, Text, Wanted};
+use loaf_serve::job::{Event, Job, Stop, Text, Wanted};
 use loaf_serve::metrics::Metrics;
 use loaf_serve::scheduler::{Pace, Scheduler};
 use loaf_tests::{bake, engine};
@@ -27,8 +27,8 @@ impl Random {
     }
 }
 
-/// What a run says: tokens with their log-probabilities, to the bit.
-type Said = Vec<(u32, u64)>;
+/// What a run says: tokens with their log-probabilities, to the bit, and why it ended.
+type Said = (Vec<(u32, u64)>, Option<Stop>);
 
 fn wanted(seed: u64, tokens: usize) -> Wanted {
     let sampler = SamplerOptions { temperature: 1.0, seed, ..SamplerOptions::default() };
@@ -36,12 +36,14 @@ fn wanted(seed: u64, tokens: usize) -> Wanted {
     Wanted::Text(Box::new(Text { options, bias: Vec::new(), log_probs: Some(1), prompt_log_probs: false }))
 }
 
+const STALL: Duration = Duration::from_millis(2);
+
 fn scheduler(model: &Model, slots: u32, memory: u64, folder: Option<&Path>) -> Scheduler {
     let engine: Engine = engine(model, Kernels::detect(), 1, slots);
     let options = CacheOptions { memory, folder: folder.map(Path::to_owned), disk: 3 << 20, block: 8, replay_ms: 1 };
     let (cache, problem) = Cache::open(&engine, &options);
     assert!(problem.is_none(), "{problem:?}");
-    let (stall, replay) = (Duration::from_millis(2), Duration::from_micros(300));
+    let (stall, replay) = (STALL, Duration::from_micros(300));
     Scheduler::new(engine, None, cache, Pace { stall, alone: stall, replay })
 }
 
@@ -60,16 +62,17 @@ fn run(scheduler: &mut Scheduler, metrics: &Metrics, prompts: &[(Vec<u32>, u64, 
         scheduler.push(job, Instant::now());
     }
     drop(events);
-    let (mut said, mut cached) = (vec![Said::new(); prompts.len()], 0);
+    let (mut said, mut cached) = (vec![Said::default(); prompts.len()], 0);
     while scheduler.is_busy() {
         scheduler.turn(metrics);
         while let Ok((index, event)) = received.try_recv() {
             match event {
                 Event::Token(id, _, probs) => {
                     let p = probs.and_then(|p| p.log_prob).expect("it was asked for");
-                    said[index].push((id, p.to_bits()));
+                    said[index].0.push((id, p.to_bits()));
                 }
                 Event::Started(n) => cached += n,
+                Event::Done(_, stop, _) => said[index].1 = Some(stop),
                 Event::Failed(why) => panic!("{why}"),
                 _ => {}
             }
@@ -117,7 +120,7 @@ fn fuzz(name: &str, steps: usize) {
     let start = |random: &mut Random| scheduler(model, 1 + random.next(3) as u32, memory, Some(folder.path()));
     let mut warm = start(&mut random);
     let mut texts: Vec<Vec<u32>> = vec![(0..5).collect()];
-    let (mut hits, mut prompts_in_all, mut damaged, mut restarts) = (0, 0, 0, 0);
+    let (mut hits, mut prompts_in_all, mut damaged, mut restarts, mut evicted) = (0, 0, 0, 0, 0);
     let most = (model.plan().context as usize - 8).min(60);
     let mut step = 0;
     while step < steps {
@@ -161,6 +164,7 @@ fn fuzz(name: &str, steps: usize) {
         }
         let gauges = warm.gauges();
         assert!(gauges.cache_bytes <= memory, "{name}: step {step}: {gauges:?}");
+        evicted = evicted.max(gauges.evicted);
         step += together;
         if random.next(60) == 0 {
             warm.finish();
@@ -175,7 +179,13 @@ fn fuzz(name: &str, steps: usize) {
         "{name}: {step} steps, {hits} of {prompts_in_all} tokens known, {restarts} restarts, {damaged} files damaged"
     );
     assert!(hits * 5 > prompts_in_all, "{name}: {hits} of {prompts_in_all} tokens were known");
-    assert!(restarts > 3 && damaged > 0, "{restarts} restarts, {damaged} files damaged");
+    assert!(
+        restarts > 3 && damaged > 0 && evicted > 0,
+        "{restarts} restarts, {damaged} files damaged, {evicted} evicted"
+    );
+    // Every tier was of use.
+    let tiers = [&metrics.cached_in_slots, &metrics.cached_in_memory, &metrics.cached_on_disk].map(|n| n.get());
+    assert!(tiers.iter().all(|n| *n > 0), "{name}: {tiers:?} tokens from slots, memory, disk");
 }
 
 #[test]
@@ -186,4 +196,91 @@ fn a_hybrid_goes_on_from_anywhere_as_from_the_start() {
 #[test]
 fn a_dense_model_goes_on_from_anywhere_as_from_the_start() {
     fuzz("hf/llama3", 1000);
+}
+
+/// A model with recurrent state and one without.
+const BOTH: [&str; 2] = ["hf/qwen3_next", "hf/llama3"];
+
+#[test]
+fn what_lies_in_slots_reaches_the_disk_though_memory_has_no_room_for_it() {
+    for name in BOTH {
+        let baked = bake(name, &Default::default());
+        let (model, metrics) = (&baked.loaf, Metrics::default());
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let prompt: Vec<u32> = (0..60).map(|i| i * 7 % model.plan().vocab).collect();
+        // Room for three blocks of eight, and for the few states that are kept of a hybrid.
+        let memory = (model.plan().snapshot_bytes(24) - model.plan().snapshot_bytes(0))
+            + 8 * (model.plan().snapshot_bytes(0) + u64::from(model.plan().vocab) * 4);
+        let ask = |scheduler: &mut Scheduler| run(scheduler, &metrics, &[(prompt.clone(), 1, vec![20])]);
+        let mut first = scheduler(model, 1, memory, Some(folder.path()));
+        let (said, _) = ask(&mut first);
+        first.finish();
+        let mut second = scheduler(model, 1, memory, Some(folder.path()));
+        let (again, cached) = ask(&mut second);
+        assert_eq!(again, said, "{name}");
+        // A hybrid goes on from the end of the prompt, others from the last whole block: what they have past it goes on with the answer.
+        assert!(cached >= 56, "{name}: {cached} of 60 tokens were known");
+        assert!(metrics.cached_on_disk.get() >= 56 && second.gauges().cache_bytes <= memory);
+    }
+}
+
+#[test]
+fn an_answer_goes_on_by_a_token_a_turn_beside_whatever_there_is_to_do() {
+    let baked = bake("hf/llama3", &Default::default());
+    let (model, metrics) = (&baked.loaf, Metrics::default());
+    let engine = engine(model, Kernels::detect(), 1, 4);
+    let options = CacheOptions { memory: 1 << 20, block: 8, ..CacheOptions::default() };
+    let (cache, _) = Cache::open(&engine, &options);
+    // No time at all is left to prompts: then they get a row a turn, looked at or not.
+    let pace = Pace { stall: Duration::ZERO, alone: Duration::ZERO, replay: STALL };
+    let mut scheduler = Scheduler::new(engine, None, cache, pace);
+    let (events, mut received) = unbounded_channel();
+    let long: Vec<u32> = (0..40).map(|i| i * 5 % model.plan().vocab).collect();
+    let mut looked = wanted(2, 1);
+    if let Wanted::Text(text) = &mut looked {
+        text.prompt_log_probs = true;
+    }
+    let job = |prompt: Vec<u32>, wanted: Wanted, cached: bool, index: usize| {
+        let events = events.clone();
+        Job { prompt, parts: Vec::new(), wanted, cached, index, events }
+    };
+    scheduler.push(job(vec![1], wanted(1, 100), true, 0), Instant::now());
+    scheduler.turn(&metrics);
+    for (index, job) in
+        [job(long.clone(), wanted(2, 1), true, 1), job(long.clone(), looked, false, 2)].into_iter().enumerate()
+    {
+        scheduler.push(job, Instant::now());
+        let mut tokens = 0;
+        while received.try_recv().is_ok() {}
+        for turn in 0..12 {
+            let rows = metrics.prefill_rows.get();
+            scheduler.turn(&metrics);
+            let took = metrics.prefill_rows.get() - rows;
+            assert!((1..=4).contains(&took) && (turn == 0 || took == 1), "job {index}, turn {turn}: {took} rows");
+            while let Ok((told, event)) = received.try_recv() {
+                tokens += usize::from(told == 0 && matches!(event, Event::Token(..)));
+            }
+        }
+        assert_eq!(tokens, 12, "job {index}: a token a turn");
+        // Only one of them has a prompt that is being evaluated at a time.
+        scheduler = drain(scheduler, &metrics, index, &mut received);
+    }
+}
+
+/// Turns until the job that came second or third has ended.
+fn drain(
+    mut scheduler: Scheduler,
+    metrics: &Metrics,
+    index: usize,
+    received: &mut tokio::sync::mpsc::UnboundedReceiver<(usize, Event)>,
+) -> Scheduler {
+    for _ in 0..200 {
+        scheduler.turn(metrics);
+        while let Ok((told, event)) = received.try_recv() {
+            if told == index + 1 && matches!(event, Event::Done(..)) {
+                return scheduler;
+            }
+        }
+    }
+    panic!("job {index} does not end");
 }

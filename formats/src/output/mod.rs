@@ -53,8 +53,25 @@ impl Output {
     /// [`OutputError`]: what is at `path` may not be replaced, or the system refuses.
     pub fn create<P: AsRef<Path>>(path: &Path, inputs: &[P]) -> Result<Output, OutputError> {
         let target = replaceable(path, inputs)?;
-        let folder = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        remove_leftovers(target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")));
+        Output::for_target(target, path)
+    }
+
+    /// As [`Output::create`] for whoever writes many files into one folder, and has cleared it once ([`Output::clear`]).
+    ///
+    /// # Errors
+    /// As [`Output::create`].
+    pub fn create_one_of_many(path: &Path) -> Result<Output, OutputError> {
+        Output::for_target(replaceable::<&Path>(path, &[])?, path)
+    }
+
+    /// Removes the temporary files in a folder whose process is gone.
+    pub fn clear(folder: &Path) {
         remove_leftovers(folder);
+    }
+
+    fn for_target(target: PathBuf, path: &Path) -> Result<Output, OutputError> {
+        let folder = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut output = Output::open(folder, &name, path)?;
         output.target = Some(target);

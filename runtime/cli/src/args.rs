@@ -393,7 +393,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, requires = "audit")]
     pub audit_texts: bool,
     /// Bytes that a request may have
-    #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = bytes)]
     pub max_body: u64,
     /// Connections at once
     #[arg(long, value_name = "N", default_value_t = 256)]

@@ -5,6 +5,9 @@
 
 use serde_json::Value;
 
+use crate::job::Answer;
+use crate::job::TokenProbs;
+
 use crate::tools::{self, Call, Style};
 
 /// A part of an answer.
@@ -181,6 +184,11 @@ impl Splitter {
         }
     }
 
+    /// Whether what follows is reasoning, until its end is seen.
+    fn is_reasoning(&self) -> bool {
+        self.mode == Mode::Reasoning
+    }
+
     fn text_mode(&self) -> Mode {
         if self.style == Some(Style::Json) { Mode::Json } else { Mode::Text }
     }
@@ -204,6 +212,85 @@ fn held(text: &str, mark: &str) -> usize {
     let begun = (1..mark.len()).rev().find(|n| mark.is_char_boundary(*n) && text.ends_with(&mark[..*n])).unwrap_or(0);
     let before = &text[..text.len() - begun];
     begun + before.len() - before.trim_end().len()
+}
+
+/// A piece, and the tokens that it came with where it is text.
+pub type Told = (Piece, Vec<TokenProbs>);
+
+/// A splitter that is told tokens, and says which of them a text came with: for whole answers and for streams, which so say the same.
+pub struct Sorter {
+    splitter: Splitter,
+    /// Tokens of which no text came yet.
+    waiting: Vec<TokenProbs>,
+    /// Tokens of reasoning.
+    pub reasoning: usize,
+}
+
+impl Sorter {
+    /// One that splits as `splitter` does.
+    pub fn new(splitter: Splitter) -> Sorter {
+        Sorter { splitter, waiting: Vec::new(), reasoning: 0 }
+    }
+
+    /// Takes a token's text; gives what is certain.
+    pub fn token(&mut self, text: &str, probs: Option<&TokenProbs>) -> Vec<Told> {
+        if self.splitter.is_reasoning() {
+            self.reasoning += 1;
+            self.waiting.clear();
+        }
+        self.waiting.extend(probs.cloned());
+        let pieces = self.splitter.push(text);
+        self.told(pieces)
+    }
+
+    /// Takes what comes after the last token; gives what is left.
+    pub fn end(&mut self, tail: &str) -> Vec<Told> {
+        let mut pieces = self.splitter.push(tail);
+        pieces.extend(self.splitter.finish());
+        self.told(pieces)
+    }
+
+    /// Tokens of which no text came.
+    pub fn left(&mut self) -> Vec<TokenProbs> {
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Tokens belong to the first text among the pieces that they gave. Those that gave reasoning or a call belong to no text.
+    fn told(&mut self, pieces: Vec<Piece>) -> Vec<Told> {
+        let mut probs = if pieces.is_empty() { Vec::new() } else { self.left() };
+        let with = |piece: Piece| {
+            let probs = if matches!(piece, Piece::Text(_)) { std::mem::take(&mut probs) } else { Vec::new() };
+            (piece, probs)
+        };
+        pieces.into_iter().map(with).collect()
+    }
+
+    /// All of an answer at once, neighbours of a kind joined; and how many tokens were reasoning.
+    pub fn all(splitter: Splitter, answer: &Answer) -> (Vec<Told>, usize) {
+        let mut sorter = Sorter::new(splitter);
+        let (mut out, mut from): (Vec<Told>, usize) = (Vec::new(), 0);
+        let mut add = |told: Vec<Told>| {
+            for (piece, probs) in told {
+                match (out.last_mut(), piece) {
+                    (Some((Piece::Text(a), all)), Piece::Text(b)) => {
+                        a.push_str(&b);
+                        all.extend(probs);
+                    }
+                    (Some((Piece::Reasoning(a), _)), Piece::Reasoning(b)) => a.push_str(&b),
+                    (_, piece) => out.push((piece, probs)),
+                }
+            }
+        };
+        for (i, to) in answer.ends.iter().enumerate() {
+            add(sorter.token(&answer.text[from..*to], answer.probs.get(i)));
+            from = *to;
+        }
+        add(sorter.end(&answer.text[from..]));
+        if let Some((Piece::Text(_), probs)) = out.last_mut() {
+            probs.extend(sorter.left());
+        }
+        (out, sorter.reasoning)
+    }
 }
 
 /// The pieces of a whole answer, neighbours of a kind joined.
@@ -254,6 +341,32 @@ mod tests {
         assert_eq!(split(template, false, &[], "Yes <think>"), [text("Yes <think>")]);
         assert_eq!(split(template, true, &[], "Hm < 3"), [thought]);
         assert_eq!(split("plain", false, &[], " <think>a</think> "), [text(" <think>a</think> ")]);
+    }
+
+    #[test]
+    fn tokens_go_with_the_text_that_they_gave() {
+        let probs = |id| TokenProbs { id, log_prob: Some(-1.0), top: Vec::new() };
+        let answer = |texts: &[&str]| {
+            let mut answer = Answer::default();
+            for (id, text) in (0..).zip(texts) {
+                answer.text.push_str(text);
+                answer.ends.push(answer.text.len());
+                answer.probs.push(probs(id));
+            }
+            answer
+        };
+        let ids = |told: &[Told]| told.iter().map(|(_, p)| p.iter().map(|p| p.id).collect()).collect::<Vec<Vec<u32>>>();
+        let tools = [json!({ "function": { "name": "f" } })];
+        let template = "tools <tool_call> <think>";
+        let call = ["So", ":", " <tool", "_call>", "{\"name\": \"f\"}", "</tool_call>"];
+        let (told, reasoning) = Sorter::all(Splitter::new(template, false, &tools), &answer(&call));
+        assert!(matches!(&told[..], [(Piece::Text(t), _), (Piece::Call(_), _)] if t == "So:"), "{told:?}");
+        // The space before the mark is held back with it.
+        assert_eq!((ids(&told), reasoning), (vec![vec![0, 1], vec![]], 0));
+        let thought = ["Hm", " <", "</think>", "\n", "Yes", " <tool", "s"];
+        let (told, reasoning) = Sorter::all(Splitter::new(template, true, &tools), &answer(&thought));
+        assert!(matches!(&told[1], (Piece::Text(t), _) if t == "Yes <tools"), "{told:?}");
+        assert_eq!((ids(&told), reasoning), (vec![vec![], vec![3, 4, 5, 6]], 3));
     }
 
     #[test]

@@ -46,6 +46,21 @@ fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
+/// The hash of an answer: of its text as the model wrote it, reasoning and calls included, or of a vector's floats in little-endian order.
+fn output(answer: &Answer) -> String {
+    if answer.vector.is_empty() {
+        return hash(answer.text.as_bytes());
+    }
+    hash(&answer.vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    #[allow(clippy::disallowed_methods, reason = "an audit log says when; no answer depends on it")]
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    time.as_millis() as f64 / 1e3
+}
+
 impl Audit {
     /// Opens the log, with texts or without.
     ///
@@ -62,14 +77,12 @@ impl Audit {
 
     /// Adds a line.
     pub fn add(&self, entry: &Entry, outcome: &str, answers: &[Answer]) {
-        #[allow(clippy::disallowed_methods, reason = "an audit log says when; no answer depends on it")]
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let one = |answer: &Answer| {
             let u = answer.usage;
             let mut line = json!({
                 "prompt_tokens": u.prompt, "cached_tokens": u.cached, "answer_tokens": u.answer,
                 "queued_ms": ms(u.queued), "first_ms": ms(u.first), "all_ms": ms(u.all),
-                "stop": answer.stop.as_ref().map(Stop::name), "output": hash(answer.text.as_bytes()),
+                "stop": answer.stop.as_ref().map(Stop::name), "output": output(answer),
             });
             if self.texts {
                 line["output_text"] = answer.text.as_str().into();
@@ -77,13 +90,22 @@ impl Audit {
             line
         };
         let mut line = json!({
-            "time": time.as_millis() as f64 / 1e3, "endpoint": entry.endpoint, "model": entry.model, "artifact": entry.artifact,
+            "time": now(), "endpoint": entry.endpoint, "model": entry.model, "artifact": entry.artifact,
             "request": entry.request, "seed": entry.seed, "outcome": outcome,
             "answers": answers.iter().map(one).collect::<Value>(),
         });
         if let Some(body) = entry.body.as_ref().filter(|_| self.texts) {
             line["request_text"] = body.as_str().into();
         }
+        self.line(&line);
+    }
+
+    /// Adds a line for a request that was refused before a model had work.
+    pub fn refused(&self, endpoint: &str, status: u16) {
+        self.line(&json!({ "time": now(), "endpoint": endpoint, "outcome": "refused", "status": status }));
+    }
+
+    fn line(&self, line: &Value) {
         // A log that cannot be written to stops no answer.
         let _ = self.log.lock().unwrap_or_else(PoisonError::into_inner).line(&line.to_string());
     }

@@ -42,14 +42,13 @@ pub fn sse(value: &Value) -> String {
     format!("data: {value}\n\n")
 }
 
-/// Time without a word after which a stream says that it is alive.
-const PING: Duration = Duration::from_secs(5);
-
 /// A stream over a request; dropping it ends the request.
 pub struct Events {
     run: Run,
     stream: Box<dyn Stream>,
     ping: Pin<Box<Sleep>>,
+    /// Time without a word after which it says that it is alive.
+    pause: Duration,
     state: State,
 }
 
@@ -76,7 +75,9 @@ impl Content {
 
     /// A body that is written while a request runs.
     pub fn events(run: Run, stream: Box<dyn Stream>) -> Content {
-        Content::Events(Box::new(Events { run, stream, ping: Box::pin(sleep(PING)), state: State::Begin }))
+        let pause = run.ping;
+        let ping = Box::pin(sleep(pause));
+        Content::Events(Box::new(Events { run, stream, ping, pause, state: State::Begin }))
     }
 }
 
@@ -101,7 +102,7 @@ impl Events {
                 Poll::Ready(Some((index, event))) => {
                     let text = self.stream.event(&self.run, index, &event);
                     if !text.is_empty() {
-                        self.ping.as_mut().reset(Instant::now() + PING);
+                        self.ping.as_mut().reset(Instant::now() + self.pause);
                         return Poll::Ready(Some(text));
                     }
                 }
@@ -115,7 +116,7 @@ impl Events {
                 }
                 Poll::Pending => {
                     std::task::ready!(self.ping.as_mut().poll(context));
-                    self.ping.as_mut().reset(Instant::now() + PING);
+                    self.ping.as_mut().reset(Instant::now() + self.pause);
                     return Poll::Ready(Some(self.stream.ping()));
                 }
             }
@@ -146,5 +147,28 @@ impl Body for Content {
 
     fn is_end_stream(&self) -> bool {
         matches!(self, Content::Whole(None))
+    }
+}
+
+/// A body that holds something until it is sent or dropped.
+pub struct Held<T>(pub Content, pub T);
+
+impl<T: Unpin> Body for Held<T> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Pin::new(&mut self.0).poll_frame(context)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
     }
 }

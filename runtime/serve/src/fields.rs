@@ -1,8 +1,10 @@
 //! Reading requests strictly: every field is asked for by name, and what nobody asked for is an error that names it, and
 //! the fields that there are.
 
+use std::cell::Cell;
 use std::fmt;
 
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::job::Failure;
@@ -16,6 +18,10 @@ pub struct Refusal {
     pub message: String,
     /// The field it is about.
     pub param: Option<String>,
+    /// A name that programs know the reason by, where there is one.
+    pub code: Option<&'static str>,
+    /// Seconds after which to come again, where that may help.
+    pub retry_after: Option<u64>,
 }
 
 impl fmt::Display for Refusal {
@@ -37,12 +43,22 @@ impl From<&Failure> for Refusal {
 impl Refusal {
     /// A refusal that is about no field.
     pub fn new(status: u16, message: impl Into<String>) -> Refusal {
-        Refusal { status, message: message.into(), param: None }
+        Refusal { status, message: message.into(), param: None, code: None, retry_after: None }
+    }
+
+    /// The same about another field than `before`, if it is about that.
+    #[must_use]
+    pub fn of_field(mut self, before: &str, field: &str) -> Refusal {
+        if let Some(rest) = self.message.strip_prefix(before).filter(|rest| rest.starts_with(": ")) {
+            self.message = format!("{field}{rest}");
+            self.param = Some(field.to_owned());
+        }
+        self
     }
 
     /// A bad field.
     pub fn field(name: &str, message: impl fmt::Display) -> Refusal {
-        Refusal { status: 400, message: format!("{name}: {message}"), param: Some(name.to_owned()) }
+        Refusal { param: Some(name.to_owned()), ..Refusal::new(400, format!("{name}: {message}")) }
     }
 }
 
@@ -55,6 +71,95 @@ pub fn kind(value: &Value) -> &'static str {
         Value::String(_) => "a string",
         Value::Array(_) => "an array",
         Value::Object(_) => "an object",
+    }
+}
+
+/// Values that a body may have in all: each takes many times the memory that its text does.
+pub const MOST_VALUES: usize = 1 << 20;
+
+/// Reads JSON of which no object has a name twice, and which has at most [`MOST_VALUES`] values: what is said twice is said by mistake, and readers
+/// differ in which of both they take.
+///
+/// # Errors
+/// What is no such JSON, with its place in the text.
+pub fn json(text: &[u8]) -> Result<Value, serde_json::Error> {
+    let left = Cell::new(MOST_VALUES);
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let value = Strict(&left).deserialize(&mut reader)?;
+    reader.end()?;
+    Ok(value)
+}
+
+/// Reads one value, and counts it.
+#[derive(Clone, Copy)]
+struct Strict<'a>(&'a Cell<usize>);
+
+impl<'de> DeserializeSeed<'de> for Strict<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
+        let Some(left) = self.0.get().checked_sub(1) else {
+            return Err(D::Error::custom(format_args!("expected at most {MOST_VALUES} values, found more")));
+        };
+        self.0.set(left);
+        reader.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Strict<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut out = Vec::new();
+        while let Some(item) = items.next_element_seed(self)? {
+            out.push(item);
+        }
+        Ok(Value::Array(out))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
+        let mut out = Map::new();
+        while let Some(name) = fields.next_key::<String>()? {
+            if out.contains_key(&name) {
+                let shown = loaf_formats::text::short(&name, 60);
+                return Err(A::Error::custom(format_args!("{shown}: expected once, found again")));
+            }
+            let value = fields.next_value_seed(self)?;
+            out.insert(name, value);
+        }
+        Ok(Value::Object(out))
     }
 }
 
@@ -158,6 +263,25 @@ impl Fields {
         self.typed(field, &format!("a number from {low} to {high}"), within)
     }
 
+    /// A number above one limit and up to another.
+    ///
+    /// # Errors
+    /// As [`Fields::bool`].
+    pub fn above(&mut self, field: &'static str, low: f64, high: f64) -> Result<Option<f32>, Refusal> {
+        let within = |v: &Value| v.as_f64().filter(|f| *f > low && *f <= high).map(|f| f as f32).filter(|f| *f > 0.0);
+        self.typed(field, &format!("a number above {low}, at most {high}"), within)
+    }
+
+    /// A number from one limit to below another.
+    ///
+    /// # Errors
+    /// As [`Fields::bool`].
+    pub fn below(&mut self, field: &'static str, low: f64, high: f64) -> Result<Option<f32>, Refusal> {
+        let rounded = |f: f64| Some(f as f32).filter(|f| f64::from(*f) < high);
+        let within = |v: &Value| v.as_f64().filter(|f| (low..high).contains(f)).and_then(rounded);
+        self.typed(field, &format!("a number from {low} to below {high}"), within)
+    }
+
     /// A text.
     ///
     /// # Errors
@@ -253,6 +377,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn json_is_read_as_it_is_but_for_names_that_come_twice_and_for_masses_of_values() {
+        let good = r#" {"a": [1, -2, 3.5, 1e300, 18446744073709551615, true, null, "\u00fc"], "b": {"a": {}}} "#;
+        assert_eq!(json(good.as_bytes()).unwrap(), serde_json::from_str::<Value>(good).unwrap());
+        let said = |text: &str| json(text.as_bytes()).unwrap_err().to_string();
+        assert!(said(r#"{"a": 1, "b": 2, "a": 3}"#).starts_with("a: expected once, found again"));
+        assert!(said(r#"{"x": [{"y": 1, "y": 1}]}"#).starts_with("y: expected once"));
+        assert!(json(format!("[{}0]", "0,".repeat(MOST_VALUES - 2)).as_bytes()).is_ok());
+        assert!(said(&format!("[{}0]", "0,".repeat(MOST_VALUES - 1))).contains("1048576 values"));
+        for bad in ["", "{", "[1] 2", "1e400", "[01]", "{\"a\" 1}", &"[".repeat(5000)] {
+            assert!(json(bad.as_bytes()).is_err(), "{bad:.20}");
+        }
+    }
 
     #[test]
     fn what_is_not_asked_for_or_of_another_kind_is_named() {

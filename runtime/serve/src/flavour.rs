@@ -39,7 +39,8 @@ impl Flavour {
         let kind = self.kind(refusal.status);
         match self {
             Flavour::OpenAi => json!({ "error": {
-                "message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.status,
+                "message": refusal.message, "type": kind, "param": refusal.param,
+                "code": refusal.code.map_or(Value::from(refusal.status), Value::from),
             } }),
             Flavour::Anthropic => json!({ "type": "error", "error": { "type": kind, "message": refusal.message } }),
         }

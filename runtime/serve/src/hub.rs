@@ -4,7 +4,7 @@
 //! first. Front ends hold [`Loaded`] by reference count, so a model outlives whoever is still looking at its tokenizer.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -66,8 +66,12 @@ pub struct Loaded {
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refused {
-    /// The queue is full.
-    Full,
+    /// The queue is full; there may be room in so many seconds.
+    Full(u64),
+    /// More jobs than there can ever be, which is so many.
+    TooMany(usize),
+    /// The model's thread has ended.
+    Gone,
     /// The server is stopping.
     Stopping,
 }
@@ -84,10 +88,15 @@ pub struct Served {
     open_model: OpenModel,
     open_engine: OpenEngine,
     options: HubOptions,
+    /// Held for as long as it takes to look.
     loaded: Mutex<Option<Arc<Loaded>>>,
+    /// Held while the model is opened.
+    opening: Mutex<()>,
     commands: Mutex<Option<Sender<Command>>>,
-    /// Jobs that were taken and have no slot yet.
+    /// Jobs that were taken and have not ended.
     pending: AtomicUsize,
+    /// Whether its thread ended in another way than it should.
+    failed: AtomicBool,
     /// What happened.
     pub metrics: Metrics,
     gauges: Mutex<Gauges>,
@@ -97,6 +106,15 @@ pub struct Served {
 impl fmt::Debug for Served {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Served").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Says that a model's thread ended before its time, if it is dropped.
+struct Ending<'a>(&'a Served);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.failed.store(true, Ordering::Relaxed);
     }
 }
 
@@ -124,6 +142,8 @@ impl Served {
             open_engine,
             options,
             loaded: Mutex::new(None),
+            opening: Mutex::new(()),
+            failed: AtomicBool::new(false),
             commands: Mutex::new(Some(commands)),
             pending: AtomicUsize::new(0),
             metrics: Metrics::default(),
@@ -133,7 +153,12 @@ impl Served {
         let scheduler = served.load()?;
         let this = served.clone();
         let thread = std::thread::Builder::new().name(format!("loaf-{name}"));
-        let thread = thread.spawn(move || this.run(Some(scheduler), &received)).map_err(ServeError::System)?;
+        let body = move || {
+            let ending = Ending(&this);
+            this.run(Some(scheduler), &received);
+            std::mem::forget(ending);
+        };
+        let thread = thread.spawn(body).map_err(ServeError::System)?;
         Ok((served, thread))
     }
 
@@ -152,15 +177,19 @@ impl Served {
     /// # Errors
     /// What opening says.
     pub fn loaded(&self) -> Result<Arc<Loaded>, ServeError> {
-        let mut loaded = locked(&self.loaded);
-        if let Some(loaded) = &*loaded {
-            return Ok(loaded.clone());
+        if let Some(loaded) = self.loaded_now() {
+            return Ok(loaded);
+        }
+        // Who only looks whether it is there waits for nobody who opens it.
+        let _one = locked(&self.opening);
+        if let Some(loaded) = self.loaded_now() {
+            return Ok(loaded);
         }
         let model = (self.open_model)().map_err(ServeError::Model)?;
         let tokenizer = model.tokenizer().map_err(ServeError::Tokenizer)?;
         let template = model.chat().template.as_deref().map(ChatTemplate::parse);
         let opened = Arc::new(Loaded { model, tokenizer, template });
-        *loaded = Some(opened.clone());
+        *locked(&self.loaded) = Some(opened.clone());
         Ok(opened)
     }
 
@@ -172,6 +201,11 @@ impl Served {
     /// Whether it is in memory.
     pub fn is_loaded(&self) -> bool {
         self.loaded_now().is_some()
+    }
+
+    /// Whether its thread has failed, so that it answers no more.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// What there is now.
@@ -186,15 +220,36 @@ impl Served {
     pub fn submit(&self, jobs: Vec<Job>) -> Result<(), Refused> {
         let n = jobs.len();
         self.metrics.received.add(n as u64);
-        let room = |pending: usize| Some(pending + n).filter(|all| *all <= self.options.queue.max(1));
+        if self.has_failed() {
+            return Err(Refused::Gone);
+        }
+        // Those that run have slots; the others wait.
+        let most = self.options.parallel as usize + self.options.queue;
+        if n > most {
+            self.metrics.refused.add(n as u64);
+            return Err(Refused::TooMany(most));
+        }
+        let room = |pending: usize| Some(pending + n).filter(|all| *all <= most);
         if self.pending.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
             self.metrics.refused.add(n as u64);
-            return Err(Refused::Full);
+            return Err(Refused::Full(self.room_in()));
         }
         let commands = locked(&self.commands);
-        let Some(commands) = &*commands else { return Err(Refused::Stopping) };
         let now = Instant::now();
-        jobs.into_iter().try_for_each(|job| commands.send(Command::Job(job, now)).map_err(|_| Refused::Stopping))
+        let sent = match &*commands {
+            None => Err(Refused::Stopping),
+            Some(to) => jobs.into_iter().try_for_each(|job| to.send(Command::Job(job, now)).map_err(|_| Refused::Gone)),
+        };
+        if sent.is_err() {
+            self.pending.fetch_sub(n, Ordering::Relaxed);
+        }
+        sent
+    }
+
+    /// Seconds in which one that waits should have become one that runs, by the time that jobs took so far.
+    fn room_in(&self) -> u64 {
+        let one = self.metrics.run_ms.get() as f64 / 1e3 / self.metrics.ended.get().max(1) as f64;
+        (one / f64::from(self.options.parallel)).ceil().clamp(1.0, 600.0) as u64
     }
 
     /// Takes no more jobs; those that run end, those that wait are told, the cache is written.
@@ -228,7 +283,7 @@ impl Served {
             if stopping && !busy {
                 break;
             }
-            let mut waited = scheduler.as_ref().map_or(0, Scheduler::waiting);
+            let mut held = scheduler.as_ref().map_or(0, Scheduler::jobs);
             let mut first = true;
             loop {
                 let command = match self.options.idle_unload {
@@ -245,7 +300,7 @@ impl Served {
                 first = false;
                 match command {
                     Ok(Command::Job(job, since)) => {
-                        waited += 1;
+                        held += 1;
                         if scheduler.is_none() {
                             match self.load() {
                                 Ok(loaded) => scheduler = Some(loaded),
@@ -276,8 +331,8 @@ impl Served {
                 }
                 *locked(&self.gauges) = scheduler.gauges();
             }
-            let waits = scheduler.as_ref().map_or(0, Scheduler::waiting);
-            self.pending.fetch_sub(waited - waits, Ordering::Relaxed);
+            let holds = scheduler.as_ref().map_or(0, Scheduler::jobs);
+            self.pending.fetch_sub(held - holds, Ordering::Relaxed);
         }
         if let Some(scheduler) = scheduler {
             scheduler.finish();

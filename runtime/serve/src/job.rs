@@ -179,6 +179,8 @@ pub struct Answer {
     pub ids: Vec<u32>,
     /// Their text.
     pub text: String,
+    /// Where in the text each of them ended.
+    pub ends: Vec<usize>,
     /// Log-probabilities of the tokens, if they were asked for.
     pub probs: Vec<TokenProbs>,
     /// The same for the prompt.

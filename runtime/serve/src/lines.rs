@@ -1,19 +1,20 @@
 //! What is spoken on the Unix socket: HTTP as anywhere, and for scripts a JSON object a line.
 //!
 //! What begins with `{` is not HTTP. Each line is then a request, with the fields of `/v1/completions`, or with `messages` those of
-//! `/v1/chat/completions`; `stream` and what goes with it have no meaning here. The answer to a line is a line per event: `started`, `token`, `done` or
+//! `/v1/chat/completions`; what an answer a line has no place for (`stream`, `echo`, `tools`, `return_token_ids`) is refused by name. The answer to a line is a line per event: `started`, `token`, `done` or
 //! `error`, and `ping` when nothing happened for a while. Lines are answered one after another.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
+use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-use crate::api::{self, Request};
+use crate::api::{self, LINES, Request};
 use crate::fields::Refusal;
 use crate::job::Event;
 use crate::run::Run;
@@ -21,8 +22,8 @@ use crate::server::{Gate, Listener, connection};
 use crate::socket::Listening;
 use crate::wire::Wire;
 
-/// Time without an event after which a line says that the server is alive.
-const PING: Duration = Duration::from_secs(5);
+/// How often it is looked at whether the client of a line is still there.
+const LOOK: Duration = Duration::from_millis(20);
 
 impl Listener for Listening {
     type Stream = UnixStream;
@@ -40,27 +41,39 @@ impl Listener for Listening {
         if !matches!(read, Ok(Ok(_))) {
             return;
         }
-        let wire = Wire::new(stream, gate.options.writing, first.to_vec());
         if first[0] == b'{' {
             // A client that goes away is no error of ours.
-            let _ = lines(wire, &gate, stopped).await;
+            let _ = lines(stream, &gate, stopped).await;
         } else {
-            connection(wire, gate, false, stopped).await;
+            connection(Wire::new(stream, gate.options.writing, first.to_vec()), gate, false, stopped).await;
         }
     }
 }
 
-async fn lines(wire: Wire<UnixStream>, gate: &Gate, mut stopped: watch::Receiver<bool>) -> std::io::Result<()> {
-    let (reader, mut writer) = tokio::io::split(wire);
+/// Answers lines; the first byte, a brace, was read already.
+async fn lines(stream: UnixStream, gate: &Gate, mut stopped: watch::Receiver<bool>) -> std::io::Result<()> {
+    let (reader, writer) = stream.into_split();
+    let (reader, mut writer) =
+        (Wire::new(reader, gate.options.reading, b"{".to_vec()), Wire::new(writer, gate.options.writing, Vec::new()));
     let most = gate.options.body as u64;
     let mut reader = BufReader::new(reader);
     loop {
         let mut line = Vec::new();
+        // Between lines a client may take its time, within one it may not.
+        tokio::select! {
+            begun = reader.fill_buf() => drop(begun?),
+            _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+        }
         let mut limited = (&mut reader).take(most + 1);
         let read = tokio::select! {
-            read = limited.read_until(b'\n', &mut line) => read?,
+            read = timeout(gate.options.reading, limited.read_until(b'\n', &mut line)) => read,
             _ = stopped.wait_for(|stop| *stop) => return Ok(()),
         };
+        let Ok(read) = read else {
+            let refusal = Refusal::new(408, "line: expected its end sooner");
+            return write(&mut writer, &error(&refusal, &Value::Null)).await;
+        };
+        let read = read?;
         if read == 0 {
             return Ok(());
         }
@@ -72,9 +85,12 @@ async fn lines(wire: Wire<UnixStream>, gate: &Gate, mut stopped: watch::Receiver
             continue;
         }
         let mut id = Value::Null;
-        match start(gate, &line, &mut id).await {
+        match start(gate, line, &mut id).await {
             Ok(run) => events(run, &id, &mut writer).await?,
-            Err(refusal) => write(&mut writer, &error(&refusal, &id)).await?,
+            Err(refusal) => {
+                gate.log(LINES, &refusal);
+                write(&mut writer, &error(&refusal, &id)).await?;
+            }
         }
     }
 }
@@ -89,24 +105,47 @@ fn error(refusal: &Refusal, id: &Value) -> Value {
 }
 
 /// Hands the request of a line over. `id` becomes what the line calls itself.
-async fn start(gate: &Gate, line: &[u8], id: &mut Value) -> Result<Run, Refusal> {
-    let bad = |e: serde_json::Error| Refusal::new(400, format!("line: expected a JSON object: {e}"));
-    let mut value: Value = serde_json::from_slice(line).map_err(bad)?;
-    let mut chat = false;
-    if let Some(map) = value.as_object_mut() {
-        *id = map.shift_remove("id").unwrap_or_default();
-        chat = map.contains_key("messages");
-    }
+async fn start(gate: &Gate, line: Vec<u8>, id: &mut Value) -> Result<Run, Refusal> {
     let app = gate.app.clone();
-    let body = value.to_string().into_bytes();
-    let request = Request { id: app.id(&body), body, endpoint: "socket" };
-    api::blocking(move || if chat { api::chat::run(&app, &request) } else { api::completions::run(&app, &request) })
-        .await
+    let work = move || {
+        let bad = |e: serde_json::Error| Refusal::new(400, format!("line: expected a JSON object: {e}"));
+        let mut line = line;
+        line.truncate(line.trim_ascii_end().len());
+        let request = Request { id: app.id(), body: line, endpoint: LINES, _held: None };
+        let mut value = match crate::fields::json(&request.body) {
+            Ok(value) => value,
+            Err(e) => return Ok((Value::Null, Err(bad(e)))),
+        };
+        let chat = !value["messages"].is_null();
+        let run = if chat { api::chat::run(&app, &request) } else { api::completions::run(&app, &request) };
+        Ok((value["id"].take(), run))
+    };
+    let (named, run) = api::blocking(work).await?;
+    *id = named;
+    run
 }
 
-async fn events(mut run: Run, id: &Value, writer: &mut (impl AsyncWriteExt + Unpin)) -> std::io::Result<()> {
+/// Waits until a client is gone for good. One that only has nothing more to say may still listen.
+async fn gone(writer: &Wire<OwnedWriteHalf>) {
     loop {
-        let Ok(next) = timeout(PING, run.next()).await else {
+        // What the runtime was told last; looking at it asks nobody.
+        match timeout(Duration::ZERO, writer.stream().ready(Interest::WRITABLE)).await {
+            Ok(Ok(ready)) if !ready.is_write_closed() => (),
+            Err(_) => (),
+            Ok(_) => return,
+        }
+        sleep(LOOK).await;
+    }
+}
+
+async fn events(mut run: Run, id: &Value, writer: &mut Wire<OwnedWriteHalf>) -> std::io::Result<()> {
+    loop {
+        let ping = run.ping;
+        let next = tokio::select! {
+            next = timeout(ping, run.next()) => next,
+            () = gone(writer) => return Err(std::io::ErrorKind::BrokenPipe.into()),
+        };
+        let Ok(next) = next else {
             write(writer, &json!({ "event": "ping", "id": id })).await?;
             continue;
         };
@@ -120,8 +159,10 @@ async fn events(mut run: Run, id: &Value, writer: &mut (impl AsyncWriteExt + Unp
             }
             Some((index, Event::Token(token, text, probs))) => {
                 let mut line = json!({ "event": "token", "id": id, "index": index, "token": token, "text": text });
-                if let Some(p) = probs.and_then(|p| p.log_prob) {
+                if let Some((p, top)) = probs.and_then(|p| Some((p.log_prob?, p.top))) {
                     line["logprob"] = api::log_prob(p).into();
+                    let one = |(token, p)| json!({ "token": token, "logprob": api::log_prob(p) });
+                    line["top"] = top.into_iter().map(one).collect();
                 }
                 line
             }

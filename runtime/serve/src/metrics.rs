@@ -40,9 +40,13 @@ counters! {
     refused "Jobs that were refused because the queue was full.",
     started "Jobs that got a slot.",
     ended "Jobs that ran to their end.",
+    run_ms "Milliseconds that jobs which ended had their slots.",
     gone "Jobs that nobody listened to any more.",
     prompt_tokens "Tokens of prompts.",
     cached_tokens "Tokens of prompts that needed no evaluation.",
+    cached_in_slots "Those of them that lay in a slot.",
+    cached_in_memory "Those of them that lay in memory.",
+    cached_on_disk "Those of them that lay on disk.",
     answer_tokens "Tokens that were chosen.",
     embeddings "Vectors that were made.",
     steps "Steps of the engine.",
@@ -84,8 +88,8 @@ gauges! {
     disk_written "Files written to it.",
 }
 
-/// The text that Prometheus reads: a model's counts and what it has, labelled with its name.
-pub fn render(models: &[(String, &Metrics, Gauges)]) -> String {
+/// The text that Prometheus reads: a model's counts and what it has, labelled with its name; and the bytes of `responses` that are kept.
+pub fn render(models: &[(String, &Metrics, Gauges)], responses: u64) -> String {
     let mut out = String::new();
     let mut family = |kind: &str, name: &str, help: &str, values: Vec<(&str, u64)>| {
         let name = if kind == "counter" { format!("loaf_{name}_total") } else { format!("loaf_{name}") };
@@ -103,5 +107,10 @@ pub fn render(models: &[(String, &Metrics, Gauges)]) -> String {
     for (i, (name, help, _)) in gauges.all().into_iter().enumerate() {
         family("gauge", name, help, models.iter().map(|m| (m.0.as_str(), m.2.all()[i].2)).collect());
     }
+    let name = "loaf_responses_bytes";
+    let _ = writeln!(
+        out,
+        "# HELP {name} Bytes of responses that can be gone on from.\n# TYPE {name} gauge\n{name} {responses}"
+    );
     out
 }

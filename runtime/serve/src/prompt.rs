@@ -87,6 +87,7 @@ pub fn of_talk(loaded: &Loaded, talk: &Talk) -> Result<Prompt, Refusal> {
         parts.sort_unstable();
     }
     checked(loaded, Prompt { ids: whole.ids, parts, thinks: whole.thinks })
+        .map_err(|e| e.of_field("prompt", "messages"))
 }
 
 /// The prompt of a text, with what the tokenizer puts around one.
@@ -118,7 +119,7 @@ fn checked(loaded: &Loaded, prompt: Prompt) -> Result<Prompt, Refusal> {
     }
     if found > context {
         let message = format!("prompt: expected at most {context} tokens (the context), found {found}");
-        return Err(Refusal { status: 400, message, param: None });
+        return Err(Refusal { code: Some("context_length_exceeded"), ..Refusal::new(400, message) });
     }
     Ok(prompt)
 }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::audit::{Audit, Entry};
-use crate::job::{Answer, Event, Failure};
+use crate::job::{Answer, Event, Failure, Usage};
 
 /// A request that runs. Dropping it ends its jobs within a step.
 pub struct Run {
@@ -18,12 +19,21 @@ pub struct Run {
     pub failed: Option<Failure>,
     audit: Option<Arc<Audit>>,
     entry: Entry,
+    /// Time without an event after which its client is told that it runs.
+    pub ping: Duration,
 }
 
 impl Run {
-    /// A request of `jobs` jobs that send their events here.
-    pub fn new(events: UnboundedReceiver<(usize, Event)>, jobs: usize, audit: Option<Arc<Audit>>, entry: Entry) -> Run {
-        Run { events, answers: vec![Answer::default(); jobs], left: jobs, failed: None, audit, entry }
+    /// A request whose jobs, with prompts of so many tokens, send their events here.
+    pub fn new(
+        events: UnboundedReceiver<(usize, Event)>,
+        prompts: &[usize],
+        audit: Option<Arc<Audit>>,
+        entry: Entry,
+    ) -> Run {
+        let usage = |n: &usize| Usage { prompt: *n, ..Usage::default() };
+        let answers: Vec<Answer> = prompts.iter().map(|n| Answer { usage: usage(n), ..Answer::default() }).collect();
+        Run { events, left: answers.len(), answers, failed: None, audit, entry, ping: Duration::from_secs(5) }
     }
 
     /// Seed of its draws.
@@ -48,6 +58,7 @@ impl Run {
             Event::Token(id, text, probs) => {
                 answer.ids.push(*id);
                 answer.text.push_str(text);
+                answer.ends.push(answer.text.len());
                 answer.probs.extend(probs.clone());
             }
             Event::Done(tail, stop, usage) => {

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -24,7 +24,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
 use crate::api::{self, App};
-use crate::body::Content;
+use crate::body::{Content, Held};
 use crate::error::ServeError;
 use crate::fields::Refusal;
 use crate::flavour::Flavour;
@@ -62,7 +62,7 @@ impl Default for ServerOptions {
             socket: None,
             keys: Vec::new(),
             hosts: Vec::new(),
-            body: 32 << 20,
+            body: 8 << 20,
             connections: 256,
             reading: Duration::from_secs(30),
             writing: Duration::from_secs(30),
@@ -85,9 +85,20 @@ pub(crate) struct Gate {
     pub app: Arc<App>,
     pub options: ServerOptions,
     keys: Vec<[u8; 32]>,
-    /// Whether the names of clients' requests are looked at: someone else's page could reach this machine by another name.
-    names: bool,
+    /// Whether others can reach this machine, under any address that it has.
+    open: bool,
+    /// KiB that large bodies may have together, until they were read.
+    large: Arc<Semaphore>,
 }
+
+/// Bytes of a body that anyone may send at any time. Larger ones share [`LARGE_BODIES`].
+const SMALL_BODY: usize = 256 << 10;
+/// Bytes that larger ones may have together; or two of the largest, if that is more.
+const LARGE_BODIES: usize = 64 << 20;
+/// Time for what is half said when the server is to stop.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Bytes of a body that is too large which are read all the same, so that its sender comes to read why.
+const DRAINED: usize = 64 << 20;
 
 impl Server {
     /// Begins to listen.
@@ -113,7 +124,9 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let sender = stop.clone();
         let keys = options.keys.iter().map(|k| Sha256::digest(k.as_bytes()).into()).collect();
-        let gate = Arc::new(Gate { app: Arc::new(app), names: open.is_none(), keys, options });
+        let large =
+            Arc::new(Semaphore::new(LARGE_BODIES.max(2 * options.body).div_ceil(1024).min(Semaphore::MAX_PERMITS)));
+        let gate = Arc::new(Gate { app: Arc::new(app), open: open.is_some(), keys, large, options });
         let body = move || {
             runtime.block_on(async {
                 let mut signals = Signals::watch(gate.options.signals);
@@ -281,9 +294,15 @@ pub(crate) async fn connection(
     mut stopped: watch::Receiver<bool>,
 ) {
     let reading = gate.options.reading;
+    // Held by whatever is being answered.
+    let busy = Arc::new(());
+    let (count, stops) = (busy.clone(), stopped.clone());
     let service = service_fn(move |request| {
-        let gate = gate.clone();
-        async move { Ok::<_, std::convert::Infallible>(respond(&gate, request, remote).await) }
+        let (gate, held, stops) = (gate.clone(), busy.clone(), stops.clone());
+        async move {
+            let response = respond(&gate, request, remote, stops).await;
+            Ok::<_, std::convert::Infallible>(response.map(|content| Held(content, held)))
+        }
     });
     let mut builder = http1::Builder::new();
     builder
@@ -297,56 +316,141 @@ pub(crate) async fn connection(
         ended = served.as_mut() => Some(ended),
         _ = stopped.wait_for(|stop| *stop) => None,
     };
-    if ended.is_none() {
-        served.as_mut().graceful_shutdown();
+    if ended.is_some() {
+        return;
+    }
+    served.as_mut().graceful_shutdown();
+    loop {
         // A client that goes away is no error of ours.
-        let _ = served.await;
+        if timeout(LAST_WORDS, served.as_mut()).await.is_ok() {
+            return;
+        }
+        // The service has one of them, and this is another: nothing is being answered, and half a head is not waited for.
+        if Arc::strong_count(&count) <= 2 {
+            return;
+        }
     }
 }
 
-async fn respond(gate: &Gate, request: HttpRequest<Incoming>, remote: bool) -> Response<Content> {
+async fn respond(
+    gate: &Gate,
+    request: HttpRequest<Incoming>,
+    remote: bool,
+    stopped: watch::Receiver<bool>,
+) -> Response<Content> {
     let path = request.uri().path().to_owned();
     let flavour = Flavour::of(&path);
-    if let Err(refusal) = gate.check(request.headers(), &path, remote) {
-        return api::refuse(&refusal, flavour);
+    let refuse = |refusal: &Refusal| {
+        gate.log(&path, refusal);
+        api::refuse(refusal, flavour)
+    };
+    if let Err(refusal) = gate.check(&request, &path, remote) {
+        return refuse(&refusal);
     }
     let method = request.method().clone();
     if let Some(response) = api::place(&gate.app, &method, &path) {
         return response;
     }
-    let body = match read(request, &gate.options).await {
+    let body = match gate.read(request, stopped).await {
         Ok(body) => body,
-        Err(refusal) => return api::refuse(&refusal, flavour),
+        Err(refusal) => return refuse(&refusal),
     };
-    let response = api::route(&gate.app, &method, &path, body).await;
-    response.unwrap_or_else(|| {
-        let shown = loaf_formats::text::short(&path, 100);
-        api::refuse(&Refusal::new(404, format!("{shown}: no such place here")), flavour)
-    })
+    match api::route(&gate.app, &method, &path, body).await {
+        Some(Ok(response)) => response,
+        Some(Err(refusal)) => refuse(&refusal),
+        None => {
+            let shown = loaf_formats::text::short(&path, 100);
+            refuse(&Refusal::new(404, format!("{shown}: no such place here")))
+        }
+    }
 }
 
-async fn read(request: HttpRequest<Incoming>, options: &ServerOptions) -> Result<Vec<u8>, Refusal> {
-    let too_large = || Refusal::new(413, format!("body: expected at most {} bytes, found more", options.body));
-    let length =
-        request.headers().get(hyper::header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|n| n > options.body as u64) {
-        return Err(too_large());
-    }
-    if request.headers().contains_key(hyper::header::CONTENT_ENCODING) {
-        return Err(Refusal::new(415, "content-encoding: not supported; send the body as it is"));
-    }
-    let body = Limited::new(request.into_body(), options.body).collect();
-    match timeout(options.reading, body).await {
-        Ok(Ok(body)) => Ok(body.to_bytes().to_vec()),
-        Ok(Err(e)) if e.is::<LengthLimitError>() => Err(too_large()),
-        Ok(Err(e)) => Err(Refusal::new(400, format!("body: {e}"))),
-        Err(_) => Err(Refusal::new(408, "body: expected it sooner")),
-    }
+/// Reads what is left of a body that is refused, so that its sender comes to read why.
+async fn drain(mut body: impl Body<Data = hyper::body::Bytes> + Unpin) {
+    let mut left = DRAINED;
+    let all = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            let n = frame.data_ref().map_or(0, hyper::body::Bytes::len);
+            match left.checked_sub(n) {
+                Some(rest) => left = rest,
+                None => return,
+            }
+        }
+    };
+    // Who takes longer finds out by the end of the connection.
+    let _ = timeout(Duration::from_secs(1), all).await;
 }
 
 impl Gate {
-    /// Whether a request may be answered.
-    fn check(&self, headers: &HeaderMap, path: &str, remote: bool) -> Result<(), Refusal> {
+    /// A line in the audit log for a request that no model had work with.
+    pub(crate) fn log(&self, endpoint: &str, refusal: &Refusal) {
+        // What failed later has its line already.
+        if let Some(audit) = self.app.audit.as_ref().filter(|_| refusal.status < 500) {
+            audit.refused(&loaf_formats::text::short(endpoint, 100), refusal.status);
+        }
+    }
+
+    /// Reads a body, in time, of no more bytes than it may have.
+    async fn read(
+        &self,
+        request: HttpRequest<Incoming>,
+        mut stopped: watch::Receiver<bool>,
+    ) -> Result<api::Body, Refusal> {
+        let most = self.options.body;
+        let too_large = || Refusal::new(413, format!("body: expected at most {most} bytes, found more"));
+        let headers = request.headers();
+        let length = headers.get(hyper::header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+        let (coded, waits) =
+            (headers.contains_key(hyper::header::CONTENT_ENCODING), headers.contains_key(hyper::header::EXPECT));
+        let body = request.into_body();
+        if length.is_some_and(|n| n > most as u64) {
+            // Who waits to be asked for it has sent nothing yet.
+            if !waits {
+                drain(body).await;
+            }
+            return Err(too_large());
+        }
+        if coded {
+            return Err(Refusal::new(415, "content-encoding: not supported; send the body as it is"));
+        }
+        let size = body.size_hint().upper().map_or(most, |n| n.min(most as u64) as usize);
+        let late = async {
+            let begun = tokio::time::Instant::now();
+            let limit = tokio::time::sleep_until(begun + self.options.reading);
+            tokio::select! {
+                () = limit => (),
+                () = async {
+                    // If the server's end is gone there is no stop to come.
+                    let _ = stopped.wait_for(|stop| *stop).await;
+                    tokio::time::sleep(LAST_WORDS).await;
+                } => (),
+            }
+        };
+        let read = async {
+            let mut held = None;
+            if size > SMALL_BODY {
+                held = self.large.clone().acquire_many_owned(size.div_ceil(1024) as u32).await.ok();
+            }
+            let mut limited = Limited::new(body, most);
+            let mut bytes = Vec::new();
+            while let Some(frame) = limited.frame().await {
+                match frame {
+                    Ok(frame) => bytes.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data)),
+                    Err(e) if e.is::<LengthLimitError>() => return Err(too_large()),
+                    Err(e) => return Err(Refusal::new(400, format!("body: {e}"))),
+                }
+            }
+            Ok(api::Body { bytes, held })
+        };
+        tokio::select! {
+            read = read => read,
+            () = late => Err(Refusal::new(408, "body: expected it sooner")),
+        }
+    }
+
+    /// Whether a request may be answered. Over the Unix socket it may: who can open that is whom its mode lets.
+    fn check(&self, request: &HttpRequest<Incoming>, path: &str, remote: bool) -> Result<(), Refusal> {
+        let headers = request.headers();
         let one = |name: hyper::header::HeaderName| {
             let mut all = headers.get_all(&name).iter();
             let first = all.next().map(|v| v.to_str().unwrap_or("\u{fffd}"));
@@ -357,11 +461,10 @@ impl Gate {
             }
         };
         let host = one(HOST)?;
-        if remote && (self.names || !self.options.hosts.is_empty()) {
+        if remote {
             let Some(host) = host else { return Err(Refusal::new(400, "host: expected one, found none")) };
             let name = name_of(host);
-            let here = self.names && ["localhost", "127.0.0.1", "[::1]"].iter().any(|h| h.eq_ignore_ascii_case(name));
-            if !here && !self.options.hosts.iter().any(|h| h.eq_ignore_ascii_case(name)) {
+            if !self.is_named(name) {
                 let shown = loaf_formats::text::short(name, 100);
                 return Err(Refusal::new(403, format!("host: {shown} is no name of this server (--allow-host)")));
             }
@@ -376,17 +479,51 @@ impl Gate {
                 return Err(Refusal::new(403, "origin: pages of other origins are not answered"));
             }
         }
-        if self.keys.is_empty() || matches!(path, "/health" | "/v1/health" | "/") {
+        self.check_key(one(AUTHORIZATION)?, headers, path, remote)?;
+        // Anthropic's clients say it; it changes nothing.
+        let known = |part: &&str| !part.is_empty() && part.split('=').next() != Some("beta");
+        match request.uri().query().unwrap_or_default().split('&').find(known) {
+            None => Ok(()),
+            Some(part) => {
+                let name = loaf_formats::text::short(part.split('=').next().unwrap_or_default(), 60);
+                Err(Refusal::field(&name, "no such parameter here; what a request says stands in its body"))
+            }
+        }
+    }
+
+    fn check_key(
+        &self,
+        authorization: Option<&str>,
+        headers: &HeaderMap,
+        path: &str,
+        remote: bool,
+    ) -> Result<(), Refusal> {
+        if !remote || self.keys.is_empty() || matches!(path, "/health" | "/v1/health" | "/") {
             return Ok(());
         }
-        let bearer = one(AUTHORIZATION)?.and_then(|v| v.strip_prefix("Bearer ")).map(str::trim);
+        let bearer = authorization.and_then(|v| v.split_once(' '));
+        let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key.trim());
         let key = headers.get("x-api-key").and_then(|v| v.to_str().ok());
-        let given: Option<[u8; 32]> = bearer.or(key).map(|k| Sha256::digest(k.as_bytes()).into());
         // Hashes are compared, so that the time taken says nothing of a key.
-        if given.is_some_and(|given| self.keys.contains(&given)) {
+        let known = |key: &str| self.keys.contains(&Sha256::digest(key.as_bytes()).into());
+        if bearer.is_some_and(known) || key.is_some_and(known) {
             return Ok(());
         }
         Err(Refusal::new(401, "expected a key of this server in 'authorization: Bearer' or 'x-api-key'"))
+    }
+
+    /// Whether clients may call this server so. Somebody else's page could reach this machine by a name of its own, but by no address.
+    fn is_named(&self, name: &str) -> bool {
+        let bare = name.strip_prefix('[').and_then(|n| n.strip_suffix(']')).unwrap_or(name);
+        let address: Option<std::net::IpAddr> = bare.parse().ok();
+        let local = |a: std::net::IpAddr| matches!(bare, "127.0.0.1" | "::1") || self.is_listened_to(a);
+        name.eq_ignore_ascii_case("localhost")
+            || address.is_some_and(|a| self.open || local(a))
+            || self.options.hosts.iter().any(|h| h.eq_ignore_ascii_case(name))
+    }
+
+    fn is_listened_to(&self, address: std::net::IpAddr) -> bool {
+        self.options.listen.iter().any(|a| a.ip() == address)
     }
 }
 

@@ -9,6 +9,7 @@
 //! is looked at for one thing, whether a tagged parameter is to be a string.
 
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
 /// How a model writes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +67,31 @@ pub fn tagged(inside: &str, tools: &[Value]) -> Option<Call> {
         arguments.insert(key.to_owned(), parsed.unwrap_or_else(|| value.into()));
         rest = after;
     }
+}
+
+/// An id for a call: nine letters and digits, which is the one form that every template takes (Mistral's refuse others). It follows from `seed`.
+pub fn call_id(seed: &str) -> String {
+    const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    let hash = Sha256::digest(seed);
+    let mut n = hash[..8].iter().fold(0, |n, b| n << 8 | u64::from(*b));
+    let mut digit = || {
+        let digit = DIGITS[(n % 62) as usize];
+        n /= 62;
+        char::from(digit)
+    };
+    (0..9).map(|_| digit()).collect()
+}
+
+/// An id as it is, if it has that form; else one that follows from it, the same for a call and its result.
+pub fn nine(id: &str) -> String {
+    let fits = id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric());
+    if fits { id.to_owned() } else { call_id(id) }
+}
+
+/// Whether a template takes ids of nine characters alone.
+pub fn needs_nine(template: &str) -> bool {
+    let plain: String = template.split_whitespace().collect();
+    ["length!=9", "length==9"].iter().any(|check| plain.contains(check))
 }
 
 fn schema<'a>(tools: &'a [Value], name: &str, key: &str) -> Option<&'a Value> {
@@ -128,6 +154,15 @@ mod tests {
         let text =
             "<|python_tag|>{\"name\": \"weather\", \"parameters\": \"{\\\"city\\\":\\\"Rome\\\",\\\"days\\\":3}\"}";
         assert_eq!(json(text), Some(vec![call("weather", weather)]));
+    }
+
+    #[test]
+    fn ids_have_nine_letters_and_digits() {
+        let ids = ["call_a_0", "call_a_1", "toolu_x"].map(nine);
+        assert!(ids.iter().all(|id| id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric())), "{ids:?}");
+        assert!(ids[0] != ids[1] && ids[1] != ids[2]);
+        assert_eq!((nine(&ids[0]), nine("call_a_0")), (ids[0].clone(), ids[0].clone()));
+        assert!(needs_nine("{%- if tool_call.id|length != 9 %}") && !needs_nine("{%- if messages|length < 9 %}"));
     }
 
     #[test]

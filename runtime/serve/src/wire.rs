@@ -24,6 +24,11 @@ impl<S> Wire<S> {
         Wire { stream, before, limit, stuck: None }
     }
 
+    /// The connection itself.
+    pub fn stream(&self) -> &S {
+        &self.stream
+    }
+
     /// What a write came to, unless it has waited too long.
     fn watch<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if polled.is_ready() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hyper::Response;
 use serde_json::{Value, json};
 
+use super::switches::Switches;
 use super::{App, Plan, Request, blocking, messages_in, open, sampling, submit};
 use crate::answer::{Piece, Splitter, join};
 use crate::body::{Content, Stream};
@@ -12,8 +13,9 @@ use crate::fields::{Fields, Refusal, kind};
 use crate::flavour::Flavour;
 use crate::hub::{Loaded, Served};
 use crate::job::{Answer, Event, Failure, Stop, Wanted};
-use crate::prompt::{self, Prompt, Talk};
+use crate::prompt::{Prompt, Talk};
 use crate::run::Run;
+use crate::tools::call_id;
 
 struct Shape {
     id: String,
@@ -28,6 +30,7 @@ struct Read {
     served: Arc<Served>,
     loaded: Arc<Loaded>,
     talk: Talk,
+    switches: Switches,
 }
 
 /// Text of a list of text blocks, or a string.
@@ -102,8 +105,15 @@ fn messages(list: Vec<Value>) -> Result<Vec<Value>, Refusal> {
                 ("tool_result", "user") => {
                     let id = block.needed_text("tool_use_id")?;
                     let content = block.any("content").unwrap_or_else(|| "".into());
-                    let content = text_of(content, &format!("{place}.content"))?;
-                    block.labels(&["is_error"]);
+                    let mut content = text_of(content, &format!("{place}.content"))?;
+                    // Templates have no other place for it.
+                    if block.bool("is_error")? == Some(true) {
+                        content.insert_str(0, "Error: ");
+                    }
+                    // What was said before the result comes before it.
+                    if !text.is_empty() {
+                        out.push(json!({ "role": role, "content": std::mem::take(&mut text) }));
+                    }
                     out.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
                 }
                 (other, _) => return Err(no_block(&place, other)),
@@ -124,13 +134,7 @@ fn messages(list: Vec<Value>) -> Result<Vec<Value>, Refusal> {
         }
         out.push(message);
     }
-    if out.is_empty() {
-        return Err(Refusal::field("messages", "expected at least one message, found none"));
-    }
-    if out.last().is_some_and(|m| m["role"] == "assistant") {
-        let message = "expected the user's message last; the start of an answer cannot be given here";
-        return Err(Refusal::field("messages", message));
-    }
+    messages_in::ends_well(&out, "messages")?;
     Ok(out)
 }
 
@@ -171,17 +175,18 @@ fn read(app: &App, f: &mut Fields) -> Result<Read, Refusal> {
         choice.unsupported("disable_parallel_tool_use", &[false.into()])?;
         choice.done()?;
     }
+    let mut switches = Switches::default();
     if let Some(mut thinking) = f.object("thinking")? {
-        talk.thinking = match thinking.needed_text("type")?.as_str() {
-            "enabled" => Some(true),
-            "disabled" => Some(false),
+        switches.thinking = match thinking.needed_text("type")?.as_str() {
+            "enabled" => Some((true, "thinking.type")),
+            "disabled" => Some((false, "thinking.type")),
             _ => return Err(Refusal::field("thinking.type", "expected enabled or disabled")),
         };
         thinking.unsupported("budget_tokens", &[])?;
         thinking.done()?;
     }
     f.labels(&["cache_control"]);
-    Ok(Read { served, loaded, talk })
+    Ok(Read { served, loaded, talk, switches })
 }
 
 /// How many tokens a conversation has.
@@ -191,10 +196,10 @@ fn read(app: &App, f: &mut Fields) -> Result<Read, Refusal> {
 pub async fn count(app: &Arc<App>, request: Request) -> Result<Response<Content>, Refusal> {
     let app = app.clone();
     let tokens = blocking(move || {
-        let mut f = super::fields(&request.body)?;
-        let Read { loaded, talk, .. } = read(&app, &mut f)?;
+        let mut f = super::fields(&request)?;
+        let Read { loaded, mut talk, switches, .. } = read(&app, &mut f)?;
         f.done()?;
-        Ok(prompt::of_talk(&loaded, &talk)?.ids.len())
+        Ok(switches.render(&loaded, &mut talk)?.ids.len())
     })
     .await?;
     Ok(super::answer(200, &json!({ "input_tokens": tokens })))
@@ -212,12 +217,12 @@ pub async fn serve(app: &Arc<App>, request: Request) -> Result<Response<Content>
         return Ok(super::stream(run, Box::new(Blocks { shape, splitter, open: None, blocks: 0, calls: 0 })));
     }
     super::wait(&mut run).await?;
-    Ok(super::answer(200, &shape.whole(&run.answers[0])))
+    Ok(super::answer(200, &shape.whole(&run)))
 }
 
 fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> {
-    let mut f = super::fields(&request.body)?;
-    let Read { served, loaded, talk } = read(app, &mut f)?;
+    let mut f = super::fields(request)?;
+    let Read { served, loaded, mut talk, switches } = read(app, &mut f)?;
     let most = f.number("max_tokens", 1, 1 << 24)?.ok_or_else(|| f.missing("max_tokens", "a whole number"))?;
     let mut text = sampling::text(&mut f, &loaded, "stop_sequences", false)?;
     text.options.max_tokens = Some(most as usize);
@@ -225,7 +230,7 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
     f.unsupported("service_tier", &["auto".into(), "standard_only".into()])?;
     f.labels(&["metadata"]);
     f.done()?;
-    let prompt: Prompt = prompt::of_talk(&loaded, &talk)?;
+    let prompt: Prompt = switches.render(&loaded, &mut talk)?;
     let shape = Shape {
         id: format!("msg_{}", request.id),
         model: served.name().to_owned(),
@@ -261,14 +266,15 @@ impl Shape {
         Splitter::new(template, self.thinks, &self.tools)
     }
 
-    fn message(&self, content: Value, stop: (Value, Value), usage: Value) -> Value {
+    fn message(&self, content: Value, stop: (Value, Value), usage: Value, seed: Option<u64>) -> Value {
         json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
-            "stop_reason": stop.0, "stop_sequence": stop.1, "usage": usage,
+            "stop_reason": stop.0, "stop_sequence": stop.1, "usage": usage, "seed": seed,
         })
     }
 
-    fn whole(&self, answer: &Answer) -> Value {
+    fn whole(&self, run: &Run) -> Value {
+        let answer = &run.answers[0];
         let mut splitter = self.splitter();
         let pieces = splitter.push(&answer.text);
         let mut called = 0;
@@ -279,12 +285,12 @@ impl Shape {
                 Piece::Text(text) => json!({ "type": "text", "text": text }),
                 Piece::Call(call) => {
                     called += 1;
-                    let id = format!("toolu_{}_{}", self.id, called - 1);
+                    let id = call_id(&format!("{}_{}", self.id, called - 1));
                     json!({ "type": "tool_use", "id": id, "name": call.name, "input": call.arguments })
                 }
             });
         }
-        self.message(content.into(), stop(answer.stop.as_ref(), called > 0), usage(answer))
+        self.message(content.into(), stop(answer.stop.as_ref(), called > 0), usage(answer), run.seed())
     }
 }
 
@@ -338,7 +344,7 @@ impl Blocks {
                     out += &self.delta(json!({ "type": "text_delta", "text": text }));
                 }
                 Piece::Call(call) => {
-                    let id = format!("toolu_{}_{}", self.shape.id, self.calls);
+                    let id = call_id(&format!("{}_{}", self.shape.id, self.calls));
                     self.calls += 1;
                     let block = json!({ "type": "tool_use", "id": id, "name": call.name, "input": {} });
                     out += &self.open("tool_use", block);
@@ -359,12 +365,9 @@ impl Stream for Blocks {
     fn event(&mut self, run: &Run, _: usize, told: &Event) -> String {
         match told {
             Event::Started(_) => {
-                // Only now is it known how much of the prompt was remembered; what it has in all comes at the end.
-                let usage = json!({
-                    "input_tokens": 0, "cache_read_input_tokens": run.answers[0].usage.cached,
-                    "cache_creation_input_tokens": 0, "output_tokens": 0,
-                });
-                let message = self.shape.message(json!([]), (Value::Null, Value::Null), usage);
+                // Only now is it known how much of the prompt was remembered.
+                let usage = usage(&run.answers[0]);
+                let message = self.shape.message(json!([]), (Value::Null, Value::Null), usage, run.seed());
                 event("message_start", json!({ "type": "", "message": message }))
             }
             Event::Token(_, text, _) => {

@@ -6,15 +6,16 @@ use hyper::Response;
 use serde_json::{Value, json};
 
 use super::chunks::{Head, stream_options};
+use super::switches::Switches;
 use super::{App, Plan, Request, blocking, finish_reason, log_prob, messages_in, open, sampling, submit};
-use crate::answer::{Piece, Splitter, join};
+use crate::answer::{Piece, Sorter, Splitter, Told};
 use crate::body::{Content, Stream};
-use crate::fields::{Fields, Refusal};
+use crate::fields::Refusal;
 use crate::hub::Loaded;
 use crate::job::{Answer, Event, TokenProbs, Wanted};
-use crate::prompt::{self, Talk};
+use crate::prompt::Talk;
 use crate::run::Run;
-use crate::tools::Call;
+use crate::tools::{Call, call_id};
 
 /// How answers to a chat are read and written.
 pub struct Shape {
@@ -23,39 +24,6 @@ pub struct Shape {
     thinks: bool,
     tools: Vec<Value>,
     probs: bool,
-}
-
-/// Reads what chat-like requests say of the template.
-///
-/// # Errors
-/// What is not as it should be, by name.
-pub fn template_options(fields: &mut Fields, talk: &mut Talk) -> Result<(), Refusal> {
-    talk.thinking = fields.bool("enable_thinking")?;
-    if let Some(kwargs) = fields.any("chat_template_kwargs") {
-        let Value::Object(map) = kwargs else {
-            return Err(Refusal::field("chat_template_kwargs", "expected an object"));
-        };
-        for (name, value) in map {
-            match (name.as_str(), value.as_bool()) {
-                ("enable_thinking", Some(on)) => talk.thinking = Some(on),
-                ("messages" | "tools" | "add_generation_prompt" | "bos_token" | "eos_token" | "enable_thinking", _) => {
-                    let name = format!("chat_template_kwargs.{name}");
-                    return Err(Refusal::field(&name, "not to be set here"));
-                }
-                _ => talk.variables.push((name, value)),
-            }
-        }
-    }
-    if let Some(effort) = fields.text("reasoning_effort")? {
-        match effort.as_str() {
-            "none" => talk.thinking = Some(false),
-            "minimal" | "low" | "medium" | "high" => {
-                talk.variables.push(("reasoning_effort".to_owned(), effort.into()))
-            }
-            _ => return Err(Refusal::field("reasoning_effort", "expected none, minimal, low, medium or high")),
-        }
-    }
-    Ok(())
 }
 
 /// Answers a request.
@@ -71,8 +39,8 @@ pub async fn serve(app: &Arc<App>, request: Request) -> Result<Response<Content>
 async fn respond(mut run: Run, shape: Shape, streams: bool) -> Result<Response<Content>, Refusal> {
     if streams {
         let n = run.answers.len();
-        let splitters = (0..n).map(|_| shape.splitter()).collect();
-        return Ok(super::stream(run, Box::new(Chunks { calls: vec![0; n], splitters, shape })));
+        let sorters = (0..n).map(|_| Sorter::new(shape.splitter())).collect();
+        return Ok(super::stream(run, Box::new(Chunks { calls: vec![0; n], sorters, shape })));
     }
     super::wait(&mut run).await?;
     Ok(super::answer(200, &shape.whole(&run)))
@@ -87,19 +55,23 @@ pub fn run(app: &App, request: &Request) -> Result<Run, Refusal> {
 }
 
 fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> {
-    let mut f = super::fields(&request.body)?;
+    let mut f = super::fields(request)?;
     let served = app.model(&mut f)?;
     let loaded = open(&served)?;
     let list = f.list("messages")?.ok_or_else(|| f.missing("messages", "an array of messages"))?;
     let mut talk = Talk { messages: messages_in::messages(list)?, ..Talk::default() };
+    messages_in::ends_well(&talk.messages, "messages")?;
     let tools = messages_in::tools(f.list("tools")?.unwrap_or_default())?;
     if !messages_in::tool_choice(&mut f)? {
         talk.tools = tools;
     }
-    template_options(&mut f, &mut talk)?;
+    let switches = Switches::of_chat(&mut f)?;
     let mut text = sampling::text(&mut f, &loaded, "stop", false)?;
-    let most = f.number("max_tokens", 0, 1 << 24)?;
-    text.options.max_tokens = f.number("max_completion_tokens", 0, 1 << 24)?.or(most).map(|n| n as usize);
+    let most = [f.number("max_tokens", 0, 1 << 24)?, f.number("max_completion_tokens", 0, 1 << 24)?];
+    if let [Some(_), Some(_)] = most {
+        return Err(Refusal::field("max_tokens", "expected this or max_completion_tokens, found both"));
+    }
+    text.options.max_tokens = most.into_iter().flatten().next().map(|n| n as usize);
     let probs = f.bool("logprobs")?.unwrap_or(false);
     let top = f.number("top_logprobs", 0, sampling::MOST_TOP)?;
     if top.is_some() && !probs {
@@ -118,7 +90,7 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
     f.unsupported("service_tier", &["auto".into(), "default".into()])?;
     f.labels(&["user", "metadata", "safety_identifier", "prompt_cache_key"]);
     f.done()?;
-    let prompt = prompt::of_talk(&loaded, &talk)?;
+    let prompt = switches.render(&loaded, &mut talk)?;
     let thinks = prompt.thinks;
     let plan = Plan {
         prompts: vec![prompt; n],
@@ -138,7 +110,7 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
 /// A call as the wire has it.
 pub fn call_json(call: &Call, id: &str, i: usize) -> Value {
     json!({
-        "id": format!("call_{id}_{i}"), "type": "function",
+        "id": call_id(&format!("{id}_{i}")), "type": "function",
         "function": { "name": call.name, "arguments": call.arguments.to_string() },
     })
 }
@@ -162,14 +134,13 @@ impl Shape {
         json!({ "content": content.collect::<Value>(), "refusal": null })
     }
 
-    fn message(&self, answer: &Answer, index: usize) -> (Value, bool) {
-        let mut splitter = self.splitter();
-        let pieces = splitter.push(&answer.text);
-        let pieces = join(pieces.into_iter().chain(splitter.finish()));
+    /// The message, whether it calls a tool, and how many of its tokens were reasoning.
+    fn message(&self, answer: &Answer, index: usize) -> (Value, bool, usize) {
+        let (pieces, reasoned) = Sorter::all(self.splitter(), answer);
         let mut message = json!({ "role": "assistant", "content": null });
         let mut calls = Vec::new();
         let (mut text, mut reasoning) = (String::new(), String::new());
-        for piece in pieces {
+        for (piece, _) in pieces {
             match piece {
                 Piece::Reasoning(t) => reasoning.push_str(&t),
                 Piece::Text(t) => text.push_str(&t),
@@ -187,36 +158,44 @@ impl Shape {
             message["tool_calls"] = calls.into();
         }
         message["refusal"] = Value::Null;
-        (message, called)
+        (message, called, reasoned)
     }
 
     fn whole(&self, run: &Run) -> Value {
+        let mut reasoning = 0;
         let choices = run.answers.iter().enumerate().map(|(i, answer)| {
-            let (message, called) = self.message(answer, i);
+            let (message, called, reasoned) = self.message(answer, i);
+            reasoning += reasoned;
             let finish = finish_reason(answer.stop.as_ref(), called);
             let probs = if self.probs { self.probs(&answer.probs) } else { Value::Null };
             json!({ "index": i, "message": message, "logprobs": probs, "finish_reason": finish })
         });
-        self.head.whole(choices.collect(), run)
+        let choices = choices.collect();
+        self.head.whole(choices, run, reasoning)
     }
 }
 
 /// A stream of chunks.
 struct Chunks {
     shape: Shape,
-    splitters: Vec<Splitter>,
+    sorters: Vec<Sorter>,
     calls: Vec<usize>,
 }
 
 impl Chunks {
+    fn reasoning(&self) -> usize {
+        self.sorters.iter().map(|s| s.reasoning).sum()
+    }
+
     fn delta(&self, index: usize, delta: Value, probs: Value) -> String {
         self.shape.head.chunk(json!({ "index": index, "delta": delta, "logprobs": probs, "finish_reason": null }))
     }
 
-    fn pieces(&mut self, index: usize, pieces: Vec<Piece>, probs: Value) -> String {
+    /// Every token is told with the first piece at hand, whatever it is.
+    fn pieces(&mut self, index: usize, pieces: Vec<Told>, probs: Value) -> String {
         let mut out = String::new();
         let mut probs = Some(probs);
-        for piece in pieces {
+        for (piece, _) in pieces {
             let delta = match piece {
                 Piece::Reasoning(text) => json!({ "reasoning_content": text }),
                 Piece::Text(text) => json!({ "content": text }),
@@ -241,7 +220,7 @@ impl Chunks {
 impl Stream for Chunks {
     fn begin(&mut self) -> String {
         let role = json!({ "role": "assistant", "content": "" });
-        (0..self.splitters.len()).map(|i| self.delta(i, role.clone(), Value::Null)).collect()
+        (0..self.sorters.len()).map(|i| self.delta(i, role.clone(), Value::Null)).collect()
     }
 
     fn event(&mut self, run: &Run, index: usize, event: &Event) -> String {
@@ -249,21 +228,20 @@ impl Stream for Chunks {
             Event::Token(_, text, probs) => {
                 let probs = probs.as_ref().filter(|_| self.shape.probs);
                 let probs = probs.map_or(Value::Null, |p| self.shape.probs(std::slice::from_ref(p)));
-                let pieces = self.splitters[index].push(text);
+                let pieces = self.sorters[index].token(text, None);
                 self.pieces(index, pieces, probs)
             }
             Event::Done(tail, stop, _) => {
-                let mut pieces = self.splitters[index].push(tail);
-                pieces.extend(self.splitters[index].finish());
+                let pieces = self.sorters[index].end(tail);
                 let out = self.pieces(index, pieces, Value::Null);
                 let last = json!({ "index": index, "delta": {}, "logprobs": null });
-                out + &self.shape.head.last(run, last, stop, self.calls[index] > 0)
+                out + &self.shape.head.last(run, last, stop, self.calls[index] > 0, self.reasoning())
             }
             _ => String::new(),
         }
     }
 
     fn end(&mut self, run: &Run) -> String {
-        self.shape.head.end(run)
+        self.shape.head.end(run, self.reasoning())
     }
 }

@@ -83,9 +83,9 @@ impl Head {
     }
 
     /// A whole answer.
-    pub fn whole(&self, choices: Value, run: &Run) -> Value {
+    pub fn whole(&self, choices: Value, run: &Run, reasoning: usize) -> Value {
         let mut out = self.object(self.objects[0], choices);
-        (out["usage"], out["seed"]) = (usage(&run.answers, self.prompts), run.seed().into());
+        (out["usage"], out["seed"]) = (usage(&run.answers, self.prompts, reasoning), run.seed().into());
         out
     }
 
@@ -95,21 +95,22 @@ impl Head {
     }
 
     /// The chunk that ends a choice; `last` is what is in it beside the reason.
-    pub fn last(&self, run: &Run, mut last: Value, stop: &Stop, called: bool) -> String {
+    pub fn last(&self, run: &Run, mut last: Value, stop: &Stop, called: bool, reasoning: usize) -> String {
         last["finish_reason"] = finish_reason(Some(stop), called).into();
         let mut chunk = self.object(self.objects[1], json!([last]));
+        chunk["seed"] = run.seed().into();
         if self.include_usage.is_none() && run.answers.iter().all(|a| a.stop.is_some()) {
-            chunk["usage"] = usage(&run.answers, self.prompts);
+            chunk["usage"] = usage(&run.answers, self.prompts, reasoning);
         }
         sse(&chunk)
     }
 
     /// What comes after the last choice has ended.
-    pub fn end(&self, run: &Run) -> String {
+    pub fn end(&self, run: &Run, reasoning: usize) -> String {
         let mut out = String::new();
         if self.include_usage == Some(true) {
             let mut chunk = self.object(self.objects[1], json!([]));
-            chunk["usage"] = usage(&run.answers, self.prompts);
+            chunk["usage"] = usage(&run.answers, self.prompts, reasoning);
             out += &sse(&chunk);
         }
         out + "data: [DONE]\n\n"

@@ -43,15 +43,16 @@ pub fn prompts(value: Value, field: &str, loaded: &Loaded) -> Result<Vec<Prompt>
             .map(|v| read(v).ok_or_else(|| Refusal::field(field, format!("expected token ids, found {v}"))))
             .collect::<Result<Vec<u32>, _>>()
     };
+    let named = |refusal: Refusal| refusal.of_field("prompt", field);
     match &value {
-        Value::String(text) => Ok(vec![prompt::of_text(loaded, text)?]),
+        Value::String(text) => Ok(vec![prompt::of_text(loaded, text).map_err(named)?]),
         Value::Array(list) if list.first().is_some_and(Value::is_number) => {
-            Ok(vec![prompt::of_ids(loaded, ids(list)?)?])
+            Ok(vec![prompt::of_ids(loaded, ids(list)?).map_err(named)?])
         }
         Value::Array(list) if (1..=MOST_PROMPTS).contains(&list.len()) => {
             let one = |v: &Value| match v {
-                Value::String(text) => prompt::of_text(loaded, text),
-                Value::Array(list) => prompt::of_ids(loaded, ids(list)?),
+                Value::String(text) => prompt::of_text(loaded, text).map_err(named),
+                Value::Array(list) => prompt::of_ids(loaded, ids(list)?).map_err(named),
                 other => Err(bad(other)),
             };
             list.iter().map(one).collect()
@@ -87,7 +88,7 @@ pub fn run(app: &App, request: &Request) -> Result<Run, Refusal> {
 }
 
 fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> {
-    let mut f: Fields = super::fields(&request.body)?;
+    let mut f: Fields = super::fields(request)?;
     let served = app.model(&mut f)?;
     let loaded = open(&served)?;
     let given = f.any("prompt").ok_or_else(|| f.missing("prompt", "a string or token ids"))?;
@@ -158,7 +159,7 @@ impl Shape {
 
     fn whole(&self, run: &Run) -> Value {
         let choices = run.answers.iter().enumerate().map(|(i, answer)| self.choice(i, answer));
-        self.head.whole(choices.collect(), run)
+        self.head.whole(choices.collect(), run, 0)
     }
 }
 
@@ -201,13 +202,13 @@ impl Stream for Chunks {
             Event::Done(tail, stop, _) => {
                 let text = if tail.is_empty() { String::new() } else { self.text(index, tail, &[], &[]) };
                 let last = json!({ "index": index, "text": "", "logprobs": null });
-                text + &self.shape.head.last(run, last, stop, false)
+                text + &self.shape.head.last(run, last, stop, false, 0)
             }
             _ => String::new(),
         }
     }
 
     fn end(&mut self, run: &Run) -> String {
-        self.shape.head.end(run)
+        self.shape.head.end(run, 0)
     }
 }

@@ -21,7 +21,7 @@ use crate::job::{Pooling, Wanted};
 pub async fn serve(app: &Arc<App>, request: Request) -> Result<Response<Content>, Refusal> {
     let app = app.clone();
     let (mut run, model, base64, pooling) = blocking(move || {
-        let mut f = super::fields(&request.body)?;
+        let mut f = super::fields(&request)?;
         let served = app.model(&mut f)?;
         let loaded = open(&served)?;
         let input = f.any("input").ok_or_else(|| f.missing("input", "a string or token ids"))?;

@@ -75,6 +75,21 @@ pub fn messages(list: Vec<Value>) -> Result<Vec<Value>, Refusal> {
     list.into_iter().enumerate().map(one).collect()
 }
 
+/// That somebody else than the model spoke last.
+///
+/// # Errors
+/// Messages that end with the beginning of an answer, or none at all; the refusal is about `field`.
+pub fn ends_well(messages: &[Value], field: &str) -> Result<(), Refusal> {
+    match messages.last() {
+        Some(last) if last["role"] != "assistant" => Ok(()),
+        Some(_) => {
+            let message = "expected the user or a tool to speak last; the start of an answer cannot be given here";
+            Err(Refusal::field(field, message))
+        }
+        None => Err(Refusal::field(field, "expected at least one message, found none")),
+    }
+}
+
 /// One message, which stands at `place`.
 ///
 /// # Errors

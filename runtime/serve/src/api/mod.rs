@@ -12,13 +12,16 @@ pub mod messages_in;
 pub mod openapi;
 pub mod responses;
 pub mod sampling;
+pub mod switches;
 pub mod tokens;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use hyper::{Method, Response, StatusCode};
 use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::audit::{Audit, Entry, hash};
 use crate::body::Content;
@@ -41,6 +44,8 @@ pub struct App {
     pub counter: AtomicU64,
     /// Responses that can be gone on from.
     pub responses: responses::Store,
+    /// Time without a word after which an answer that streams says that it is alive.
+    pub ping: Duration,
 }
 
 /// A request whose body was read.
@@ -51,6 +56,17 @@ pub struct Request {
     pub endpoint: &'static str,
     /// An id of its own.
     pub id: String,
+    /// What its body holds of what large ones may, until it was read.
+    pub(crate) _held: Option<OwnedSemaphorePermit>,
+}
+
+/// A body that was read.
+#[derive(Debug, Default)]
+pub struct Body {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// What it holds of what large ones may.
+    pub held: Option<OwnedSemaphorePermit>,
 }
 
 /// A JSON response.
@@ -72,8 +88,12 @@ pub fn typed(status: u16, kind: &str, body: String) -> Response<Content> {
 /// A refusal as a response.
 pub fn refuse(refusal: &Refusal, flavour: Flavour) -> Response<Content> {
     let mut response = answer(refusal.status, &flavour.error(refusal));
-    if refusal.status == 429 || refusal.status == 503 {
-        response.headers_mut().insert("retry-after", hyper::header::HeaderValue::from_static("1"));
+    let after = refusal.retry_after.or((refusal.status == 503).then_some(1));
+    if let Some(after) = after {
+        response.headers_mut().insert("retry-after", after.into());
+    }
+    if refusal.status == 401 {
+        response.headers_mut().insert("www-authenticate", hyper::header::HeaderValue::from_static("Bearer"));
     }
     response
 }
@@ -88,7 +108,14 @@ pub fn stream(run: Run, stream: Box<dyn crate::body::Stream>) -> Response<Conten
 impl App {
     /// An app of these models, of which there is at least one.
     pub fn new(models: Vec<Arc<Served>>, audit: Option<Arc<Audit>>) -> App {
-        App { models, audit, most_choices: 16, counter: AtomicU64::new(0), responses: responses::Store::default() }
+        App {
+            models,
+            audit,
+            most_choices: 16,
+            counter: AtomicU64::new(0),
+            responses: responses::Store::default(),
+            ping: Duration::from_secs(5),
+        }
     }
 
     /// The model that a request names.
@@ -102,24 +129,44 @@ impl App {
             let names: Vec<&str> = self.models.iter().map(|m| m.name()).collect();
             let shown = loaf_formats::text::short(&name, 80);
             let message = format!("model: expected one of {}, found {shown}", names.join(", "));
-            Refusal { status: 404, message, param: Some("model".to_owned()) }
+            Refusal { param: Some("model".to_owned()), ..Refusal::new(404, message) }
         })
     }
 
-    /// An id for a request: what it says, and how many came before.
-    pub fn id(&self, body: &[u8]) -> String {
+    /// An id for a request, which nobody can guess.
+    pub fn id(&self) -> String {
         let n = self.counter.fetch_add(1, Ordering::Relaxed);
-        format!("{}{n:08x}", &hash(body)[..12])
+        format!("{:016x}{n:08x}", sampling::random())
     }
 }
 
-/// The fields of a body.
+/// The name of lines on the Unix socket as an endpoint.
+pub const LINES: &str = "socket";
+
+/// The fields of a request's body.
 ///
 /// # Errors
 /// What is not JSON, or no object.
-pub fn fields(body: &[u8]) -> Result<Fields, Refusal> {
-    let value = serde_json::from_slice(body).map_err(|e| Refusal::new(400, format!("body: expected JSON: {e}")))?;
-    Fields::of(value)
+pub fn fields(request: &Request) -> Result<Fields, Refusal> {
+    let value =
+        crate::fields::json(&request.body).map_err(|e| Refusal::new(400, format!("body: expected JSON: {e}")))?;
+    let mut fields = Fields::of(value)?;
+    if request.endpoint == LINES {
+        lines_only(&mut fields)?;
+    }
+    Ok(fields)
+}
+
+/// Takes what a line alone has, and refuses what only an answer over HTTP has a place for.
+fn lines_only(fields: &mut Fields) -> Result<(), Refusal> {
+    fields.labels(&["id"]);
+    for name in ["stream", "echo", "return_token_ids"] {
+        fields.unsupported(name, &[false.into()])?;
+    }
+    for name in ["tools", "stream_options"] {
+        fields.unsupported(name, &[])?;
+    }
+    Ok(())
 }
 
 /// What jobs of one request share.
@@ -138,11 +185,12 @@ pub struct Plan {
 /// A full queue, a server that stops.
 pub fn submit(app: &App, served: &Served, loaded: &Loaded, request: &Request, plan: Plan) -> Result<Run, Refusal> {
     let (events, received) = tokio::sync::mpsc::unbounded_channel();
-    let n = plan.prompts.len();
+    let lengths: Vec<usize> = plan.prompts.iter().map(|p| p.ids.len()).collect();
     let seed = plan.wanted.first().and_then(|w| match w {
         Wanted::Text(text) => Some(text.options.sampler.seed),
         Wanted::Embedding(_) => None,
     });
+    let n = lengths.len();
     let jobs = plan.prompts.into_iter().zip(plan.wanted).enumerate();
     let jobs = jobs.map(|(index, (prompt, wanted))| Job {
         prompt: prompt.ids,
@@ -153,7 +201,15 @@ pub fn submit(app: &App, served: &Served, loaded: &Loaded, request: &Request, pl
         events: events.clone(),
     });
     served.submit(jobs.collect()).map_err(|e| match e {
-        Refused::Full => Refusal::new(429, "the queue is full: try again later"),
+        Refused::Full(seconds) => {
+            Refusal { retry_after: Some(seconds), ..Refusal::new(429, "the queue is full: try again later") }
+        }
+        Refused::TooMany(most) => {
+            let (field, what) =
+                if request.endpoint == "/v1/embeddings" { ("input", "inputs") } else { ("n", "choices") };
+            Refusal::field(field, format!("expected at most {most} {what} in all (--parallel and --queue), found {n}"))
+        }
+        Refused::Gone => Refusal::new(503, "this model's thread has ended: the server has to be started again"),
         Refused::Stopping => Refusal::from(&Failure::Stopping),
     })?;
     let texts = app.audit.as_ref().is_some_and(|a| a.has_texts());
@@ -165,7 +221,9 @@ pub fn submit(app: &App, served: &Served, loaded: &Loaded, request: &Request, pl
         body: texts.then(|| String::from_utf8_lossy(&request.body).into_owned()),
         seed,
     };
-    Ok(Run::new(received, n, app.audit.clone(), entry))
+    let mut run = Run::new(received, &lengths, app.audit.clone(), entry);
+    run.ping = app.ping;
+    Ok(run)
 }
 
 /// An open model, or why it cannot be had.
@@ -188,8 +246,8 @@ pub async fn wait(run: &mut Run) -> Result<(), Refusal> {
     }
 }
 
-/// Usage as OpenAI has it, over all answers to one prompt each.
-pub fn usage(answers: &[Answer], prompts: usize) -> Value {
+/// Usage as OpenAI has it, over all answers to one prompt each; `reasoning` of the tokens were such.
+pub fn usage(answers: &[Answer], prompts: usize, reasoning: usize) -> Value {
     let of = |u: &Usage| (u.prompt, u.cached);
     // Several answers to one prompt: it is counted once.
     let each = (answers.len() / prompts.max(1)).max(1);
@@ -198,7 +256,7 @@ pub fn usage(answers: &[Answer], prompts: usize) -> Value {
     let answer: usize = answers.iter().map(|a| a.usage.answer).sum();
     json!({
         "prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer,
-        "prompt_tokens_details": { "cached_tokens": cached },
+        "prompt_tokens_details": { "cached_tokens": cached }, "completion_tokens_details": { "reasoning_tokens": reasoning },
     })
 }
 
@@ -234,7 +292,10 @@ pub fn place(app: &App, method: &Method, path: &str) -> Option<Response<Content>
     match path {
         "/health" | "/v1/health" => {
             let models = app.models.iter().map(|m| json!({ "id": m.name(), "loaded": m.is_loaded() }));
-            Some(answer(200, &json!({ "status": "ok", "models": models.collect::<Value>() })))
+            let models: Value = models.collect();
+            let failed = app.models.iter().any(|m| m.has_failed());
+            let (status, word) = if failed { (503, "failed") } else { (200, "ok") };
+            Some(answer(status, &json!({ "status": word, "models": models })))
         }
         "/" => Some(page()),
         "/openapi.json" => {
@@ -243,7 +304,7 @@ pub fn place(app: &App, method: &Method, path: &str) -> Option<Response<Content>
         }
         "/metrics" => {
             let all: Vec<_> = app.models.iter().map(|m| (m.name().to_owned(), &m.metrics, m.gauges())).collect();
-            Some(typed(200, "text/plain; version=0.0.4", crate::metrics::render(&all)))
+            Some(typed(200, "text/plain; version=0.0.4", crate::metrics::render(&all, app.responses.bytes())))
         }
         "/v1/models" => {
             let models = app.models.iter().map(|m| model_json(m));
@@ -251,7 +312,7 @@ pub fn place(app: &App, method: &Method, path: &str) -> Option<Response<Content>
         }
         _ => {
             if let Some(id) = path.strip_prefix("/v1/responses/") {
-                let kept = app.responses.get(&decoded(id)).map(|response| answer(200, &response));
+                let kept = app.responses.get(&decoded(id)).map(|kept| typed(200, "application/json", kept));
                 let missing =
                     || refuse(&Refusal::new(404, "response: none of this id here (any more)"), Flavour::OpenAi);
                 return Some(kept.unwrap_or_else(missing));
@@ -284,7 +345,8 @@ fn decoded(part: &str) -> String {
 /// The page to talk to a model: one file that loads nothing from elsewhere.
 fn page() -> Response<Content> {
     let mut response = typed(200, "text/html; charset=utf-8", include_str!("../page.html").to_owned());
-    let policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'";
+    let policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
+        frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
     response.headers_mut().insert("content-security-policy", hyper::header::HeaderValue::from_static(policy));
     response
 }
@@ -301,7 +363,12 @@ fn model_json(model: &Served) -> Value {
 }
 
 /// Answers a request whose body was read; `None` if there is no such place.
-pub async fn route(app: &Arc<App>, method: &Method, path: &str, body: Vec<u8>) -> Option<Response<Content>> {
+pub async fn route(
+    app: &Arc<App>,
+    method: &Method,
+    path: &str,
+    body: Body,
+) -> Option<Result<Response<Content>, Refusal>> {
     let flavour = Flavour::of(path);
     let allowed = if POSTED.contains(&path) {
         Method::POST
@@ -316,10 +383,10 @@ pub async fn route(app: &Arc<App>, method: &Method, path: &str, body: Vec<u8>) -
         if let Ok(allowed) = allowed.as_str().parse() {
             response.headers_mut().insert("allow", allowed);
         }
-        return Some(response);
+        return Some(Ok(response));
     }
     let endpoint = POSTED.into_iter().find(|p| *p == path)?;
-    let request = Request { id: app.id(&body), body, endpoint };
+    let request = Request { id: app.id(), body: body.bytes, endpoint, _held: body.held };
     let result = match endpoint {
         "/v1/chat/completions" => chat::serve(app, request).await,
         "/v1/completions" => completions::serve(app, request).await,
@@ -331,7 +398,7 @@ pub async fn route(app: &Arc<App>, method: &Method, path: &str, body: Vec<u8>) -
         "/detokenize" => tokens::detokenize(app, request).await,
         _ => return None,
     };
-    Some(result.unwrap_or_else(|refusal| refuse(&refusal, flavour)))
+    Some(result)
 }
 
 /// Places that are posted to.

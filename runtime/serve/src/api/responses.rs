@@ -7,25 +7,33 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hyper::Response;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use super::switches::Switches;
 use super::{App, Plan, Request, blocking, log_prob, messages_in, open, sampling, submit};
-use crate::answer::{Piece, Splitter, join};
+use crate::answer::{Piece, Sorter, Splitter, Told};
 use crate::body::{Content, Stream};
 use crate::fields::{Fields, Refusal, kind};
 use crate::hub::Loaded;
-use crate::job::{Answer, Event, Failure, Stop, Wanted};
-use crate::prompt::{self, Talk};
+use crate::job::{Answer, Event, Failure, Stop, TokenProbs, Wanted};
+use crate::prompt::Talk;
 use crate::run::Run;
+use crate::tools::call_id;
 
 /// Bytes of messages that are kept.
 const KEPT_BYTES: usize = 64 << 20;
 
+/// Both values as text: a value that was read has many times the bytes.
 struct Kept {
     id: String,
-    messages: Vec<Value>,
-    bytes: usize,
-    response: Value,
+    messages: Box<str>,
+    response: Box<str>,
+}
+
+impl Kept {
+    fn bytes(&self) -> usize {
+        self.id.len() + self.messages.len() + self.response.len()
+    }
 }
 
 /// Responses that can be gone on from.
@@ -38,21 +46,28 @@ impl Store {
     }
 
     fn messages(&self, id: &str) -> Option<Vec<Value>> {
-        self.with(|all| all.iter().find(|k| k.id == id).map(|k| k.messages.clone()))
+        let text = self.with(|all| all.iter().find(|k| k.id == id).map(|k| k.messages.clone()))?;
+        serde_json::from_str(&text).ok()
     }
 
-    /// A response that was kept.
-    pub fn get(&self, id: &str) -> Option<Value> {
-        self.with(|all| all.iter().find(|k| k.id == id).map(|k| k.response.clone()))
+    /// A response that was kept, as JSON.
+    pub fn get(&self, id: &str) -> Option<String> {
+        self.with(|all| all.iter().find(|k| k.id == id).map(|k| k.response.to_string()))
     }
 
-    fn put(&self, id: &str, messages: Vec<Value>, response: Value) {
-        let size = |v: &Value| v.to_string().len();
-        let bytes = messages.iter().map(size).sum::<usize>() + size(&response);
+    /// Bytes of all that is kept.
+    pub fn bytes(&self) -> u64 {
+        self.with(|all| (all.capacity() * size_of::<Kept>() + all.iter().map(Kept::bytes).sum::<usize>()) as u64)
+    }
+
+    fn put(&self, id: &str, messages: Vec<Value>, response: &Value) {
+        let text = |v: &dyn std::fmt::Display| v.to_string().into_boxed_str();
+        let kept = Kept { id: id.to_owned(), messages: text(&Value::Array(messages)), response: text(response) };
         self.with(|all| {
-            all.push_back(Kept { id: id.to_owned(), messages, bytes, response });
-            while all.iter().map(|k| k.bytes).sum::<usize>() > KEPT_BYTES {
-                all.pop_front();
+            all.push_back(kept);
+            let mut bytes: usize = all.iter().map(Kept::bytes).sum();
+            while bytes > KEPT_BYTES {
+                bytes -= all.pop_front().map_or(bytes, |k| k.bytes());
             }
         });
     }
@@ -64,8 +79,8 @@ struct Shape {
     loaded: Arc<Loaded>,
     thinks: bool,
     tools: Vec<Value>,
-    /// As they were given, to be given back.
-    echoed: Value,
+    /// Fields of the request that are given back.
+    echoed: Map<String, Value>,
     probs: bool,
     app: Arc<App>,
     /// The conversation so far, if it is to be kept.
@@ -117,7 +132,13 @@ fn input(value: Value) -> Result<Vec<Value>, Refusal> {
                     text.push_str(&part.needed_text("text")?);
                     part.done()?;
                 }
-                f.labels(&["summary", "encrypted_content"]);
+                let unread = ["encrypted_content", "summary"].map(|name| (name, f.any(name)));
+                for (name, value) in unread.into_iter().filter(|_| text.is_empty()) {
+                    if value.is_some_and(|v| v != json!([]) && v != json!("")) {
+                        let message = "not supported but beside content, which is what the model is told";
+                        return Err(Refusal::field(&format!("{place}.{name}"), message));
+                    }
+                }
                 f.done()?;
                 out.push(json!({ "role": "assistant", "content": "", "reasoning_content": text }));
             }
@@ -160,30 +181,30 @@ pub async fn serve(app: &Arc<App>, request: Request) -> Result<Response<Content>
     let this = app.clone();
     let (mut run, shape, streams) = blocking(move || prepare(&this, &request)).await?;
     if streams {
-        let splitter = shape.splitter();
-        return Ok(super::stream(run, Box::new(Items { shape, splitter, open: None, items: Vec::new(), number: 0 })));
+        let sorter = Sorter::new(shape.splitter());
+        return Ok(super::stream(run, Box::new(Items { shape, sorter, open: None, items: Vec::new(), number: 0 })));
     }
     super::wait(&mut run).await?;
-    let items = shape.items(&run.answers[0]);
-    Ok(super::answer(200, &shape.ended(&run.answers[0], items)))
+    let (items, reasoning) = shape.items(&run.answers[0]);
+    Ok(super::answer(200, &shape.ended(&run.answers[0], items, reasoning)))
 }
 
 fn prepare(app: &Arc<App>, request: &Request) -> Result<(Run, Shape, bool), Refusal> {
-    let mut f = super::fields(&request.body)?;
+    let mut f = super::fields(request)?;
     let served = app.model(&mut f)?;
     let loaded = open(&served)?;
     let mut talk = Talk::default();
-    if let Some(previous) = f.text("previous_response_id")? {
-        let kept = app.responses.messages(&previous);
-        let shown = loaf_formats::text::short(&previous, 80);
-        talk.messages = kept.ok_or_else(|| Refusal {
-            status: 404,
-            message: format!("previous_response_id: no {shown} here (any more)"),
-            param: Some("previous_response_id".to_owned()),
-        })?;
+    let previous = f.text("previous_response_id")?;
+    if let Some(previous) = &previous {
+        let kept = app.responses.messages(previous);
+        let shown = loaf_formats::text::short(previous, 80);
+        let message = || format!("no {shown} here (any more)");
+        talk.messages =
+            kept.ok_or_else(|| Refusal { status: 404, ..Refusal::field("previous_response_id", message()) })?;
     }
     let given = f.any("input").ok_or_else(|| f.missing("input", "a string or an array of items"))?;
     talk.messages.extend(input(given)?);
+    messages_in::ends_well(&talk.messages, "input")?;
     let keep = f.bool("store")?.unwrap_or(true).then(|| talk.messages.clone());
     // Instructions are this request's alone.
     let instructions = f.text("instructions")?;
@@ -191,20 +212,16 @@ fn prepare(app: &Arc<App>, request: &Request) -> Result<(Run, Shape, bool), Refu
         talk.messages.insert(0, json!({ "role": "system", "content": text }));
     }
     let given_tools = f.list("tools")?.unwrap_or_default();
-    let echoed = Value::Array(given_tools.clone());
+    let echoed_tools = Value::Array(given_tools.clone());
     let tools = messages_in::tools(given_tools)?;
-    if !messages_in::tool_choice(&mut f)? {
+    let calls_none = messages_in::tool_choice(&mut f)?;
+    if !calls_none {
         talk.tools = tools;
     }
+    let mut switches = Switches::default();
     if let Some(mut reasoning) = f.object("reasoning")? {
-        match reasoning.text("effort")?.as_deref() {
-            Some("none") => talk.thinking = Some(false),
-            Some(effort) if ["minimal", "low", "medium", "high"].contains(&effort) => {
-                talk.variables.push(("reasoning_effort".to_owned(), effort.into()));
-            }
-            None => (),
-            Some(_) => return Err(Refusal::field("reasoning.effort", "expected none, minimal, low, medium or high")),
-        }
+        let effort = reasoning.text("effort")?;
+        switches.effort(effort, "reasoning.effort")?;
         reasoning.unsupported("summary", &[])?;
         reasoning.unsupported("generate_summary", &[])?;
         reasoning.done()?;
@@ -226,14 +243,26 @@ fn prepare(app: &Arc<App>, request: &Request) -> Result<(Run, Shape, bool), Refu
         let shown = loaf_formats::text::short(other, 60);
         return Err(Refusal::field("include", format!("{shown} is not supported here")));
     }
+    if top.is_some() && !probs {
+        let message = "expected include to have message.output_text.logprobs beside it";
+        return Err(Refusal::field("top_logprobs", message));
+    }
     text.log_probs = probs.then_some(top.unwrap_or(0) as usize);
     let streams = f.bool("stream")?.unwrap_or(false);
     f.unsupported("background", &[false.into()])?;
     f.unsupported("truncation", &["disabled".into()])?;
     f.unsupported("service_tier", &["auto".into(), "default".into()])?;
-    f.labels(&["user", "metadata", "safety_identifier", "prompt_cache_key"]);
+    f.labels(&["user", "safety_identifier", "prompt_cache_key"]);
+    let sampler = &text.options.sampler;
+    let Value::Object(echoed) = json!({
+        "instructions": instructions, "metadata": f.any("metadata").unwrap_or_else(|| json!({})), "tools": echoed_tools,
+        "tool_choice": if calls_none { "none" } else { "auto" }, "temperature": shown(sampler.temperature), "top_p": shown(sampler.top_p),
+        "seed": sampler.seed, "max_output_tokens": text.options.max_tokens, "previous_response_id": previous,
+    }) else {
+        return Err(Refusal::new(500, "no object was made of fields"));
+    };
     f.done()?;
-    let prompt = prompt::of_talk(&loaded, &talk)?;
+    let prompt = switches.render(&loaded, &mut talk).map_err(|e| e.of_field("messages", "input"))?;
     let shape = Shape {
         id: format!("resp_{}", request.id),
         model: served.name().to_owned(),
@@ -255,12 +284,12 @@ impl Shape {
         Splitter::new(template, self.thinks, &self.tools)
     }
 
-    fn probs(&self, answer: &Answer) -> Value {
+    fn probs(&self, tokens: &[TokenProbs]) -> Value {
         let one = |id: u32, p: f64| {
             let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.token_bytes(id));
             json!({ "token": String::from_utf8_lossy(bytes), "logprob": log_prob(p), "bytes": bytes })
         };
-        let tokens = answer.probs.iter().map(|t| {
+        let tokens = tokens.iter().map(|t| {
             let mut entry = one(t.id, t.log_prob.unwrap_or(0.0));
             entry["top_logprobs"] = t.top.iter().map(|(id, p)| one(*id, *p)).collect();
             entry
@@ -280,41 +309,46 @@ impl Shape {
                 "content": [{ "type": "output_text", "text": text, "annotations": [], "logprobs": probs }],
             }),
             Piece::Call(call) => json!({
-                "type": "function_call", "id": format!("fc_{}_{i}", self.id), "call_id": format!("call_{}_{i}", self.id),
+                "type": "function_call", "id": format!("fc_{}_{i}", self.id), "call_id": call_id(&format!("{}_{i}", self.id)),
                 "name": call.name, "arguments": call.arguments.to_string(), "status": status,
             }),
         }
     }
 
-    fn items(&self, answer: &Answer) -> Vec<Value> {
-        let mut splitter = self.splitter();
-        let pieces = splitter.push(&answer.text);
-        let mut pieces = join(pieces.into_iter().chain(splitter.finish()));
+    /// The items of an answer, and how many of its tokens were reasoning.
+    fn items(&self, answer: &Answer) -> (Vec<Value>, usize) {
+        let (mut pieces, reasoning) = Sorter::all(self.splitter(), answer);
         if pieces.is_empty() {
-            pieces.push(Piece::Text(String::new()));
+            pieces.push((Piece::Text(String::new()), answer.probs.clone()));
         }
-        let probs = self.probs(answer);
-        pieces.iter().enumerate().map(|(i, p)| self.item(i, p, "completed", probs.clone())).collect()
+        let last = pieces.len() - 1;
+        let item = |(i, (piece, probs)): (usize, &Told)| {
+            let status = if i == last { status_of(answer) } else { "completed" };
+            self.item(i, piece, status, self.probs(probs))
+        };
+        (pieces.iter().enumerate().map(item).collect(), reasoning)
     }
 
     fn response(&self, status: &str, output: Value, usage: Value, incomplete: Value) -> Value {
-        json!({
+        let mut out = json!({
             "id": self.id, "object": "response", "created_at": 0, "status": status, "model": self.model, "output": output,
-            "error": null, "incomplete_details": incomplete, "instructions": null, "metadata": {}, "parallel_tool_calls": true,
-            "temperature": null, "top_p": null, "tool_choice": "auto", "tools": self.echoed, "usage": usage,
-        })
+            "error": null, "incomplete_details": incomplete, "parallel_tool_calls": true, "usage": usage,
+        });
+        for (name, value) in &self.echoed {
+            out[name] = value.clone();
+        }
+        out
     }
 
     /// A response that ended; it is kept if it is to be.
-    fn ended(&self, answer: &Answer, items: Vec<Value>) -> Value {
+    fn ended(&self, answer: &Answer, items: Vec<Value>, reasoning: usize) -> Value {
         let u = answer.usage;
         let usage = json!({
             "input_tokens": u.prompt, "input_tokens_details": { "cached_tokens": u.cached }, "output_tokens": u.answer,
-            "output_tokens_details": { "reasoning_tokens": 0 }, "total_tokens": u.prompt + u.answer,
+            "output_tokens_details": { "reasoning_tokens": reasoning }, "total_tokens": u.prompt + u.answer,
         });
-        let cut = matches!(answer.stop, Some(Stop::Length | Stop::Context));
-        let (status, why) =
-            if cut { ("incomplete", json!({ "reason": "max_output_tokens" })) } else { ("completed", Value::Null) };
+        let status = status_of(answer);
+        let why = if status == "completed" { Value::Null } else { json!({ "reason": "max_output_tokens" }) };
         let response = self.response(status, items.clone().into(), usage, why);
         if let Some(messages) = &self.keep {
             let mut messages = messages.clone();
@@ -322,18 +356,28 @@ impl Shape {
             if let Ok(answer) = input(Value::Array(items)) {
                 messages.extend(answer);
             }
-            self.app.responses.put(&self.id, messages, response.clone());
+            self.app.responses.put(&self.id, messages, &response);
         }
         response
     }
 }
 
+/// A number with the digits that it has, not with those that its bits have as a double.
+fn shown(x: f32) -> Value {
+    x.to_string().parse::<f64>().unwrap_or(f64::from(x)).into()
+}
+
+/// Whether an answer came to its end.
+fn status_of(answer: &Answer) -> &'static str {
+    if matches!(answer.stop, Some(Stop::Length | Stop::Context)) { "incomplete" } else { "completed" }
+}
+
 /// A stream of items.
 struct Items {
     shape: Shape,
-    splitter: Splitter,
-    /// The piece that is being written.
-    open: Option<Piece>,
+    sorter: Sorter,
+    /// The piece that is being written, with its tokens.
+    open: Option<Told>,
     items: Vec<Value>,
     number: u64,
 }
@@ -359,14 +403,15 @@ impl Items {
             let value = json!({ "item_id": id, "output_index": i, "content_index": 0, "part": part });
             out += &self.event("response.content_part.added", value);
         }
-        self.open = Some(piece);
+        self.open = Some((piece, Vec::new()));
         out
     }
 
-    fn close(&mut self, probs: Value) -> String {
-        let Some(piece) = self.open.take() else { return String::new() };
+    fn close(&mut self, status: &str) -> String {
+        let Some((piece, probs)) = self.open.take() else { return String::new() };
+        let probs = self.shape.probs(&probs);
         let i = self.items.len();
-        let item = self.shape.item(i, &piece, "completed", probs.clone());
+        let item = self.shape.item(i, &piece, status, probs.clone());
         let id = item["id"].clone();
         let mut out = String::new();
         match &piece {
@@ -393,15 +438,15 @@ impl Items {
         out
     }
 
-    fn pieces(&mut self, pieces: Vec<Piece>) -> String {
+    fn pieces(&mut self, pieces: Vec<Told>) -> String {
         let mut out = String::new();
-        for piece in pieces {
+        for (piece, probs) in pieces {
             let same = matches!(
                 (&self.open, &piece),
-                (Some(Piece::Text(_)), Piece::Text(_)) | (Some(Piece::Reasoning(_)), Piece::Reasoning(_))
+                (Some((Piece::Text(_), _)), Piece::Text(_)) | (Some((Piece::Reasoning(_), _)), Piece::Reasoning(_))
             );
             if !same {
-                out += &self.close(json!([]));
+                out += &self.close("completed");
                 out += &match &piece {
                     Piece::Text(_) => self.begin_item(Piece::Text(String::new())),
                     Piece::Reasoning(_) => self.begin_item(Piece::Reasoning(String::new())),
@@ -411,11 +456,12 @@ impl Items {
             let i = self.items.len();
             let id = self.shape.item(i, &piece, "", Value::Null)["id"].clone();
             let (name, delta) = match (&mut self.open, piece) {
-                (Some(Piece::Text(all)), Piece::Text(text)) => {
+                (Some((Piece::Text(all), told)), Piece::Text(text)) => {
                     all.push_str(&text);
+                    told.extend_from_slice(&probs);
                     ("response.output_text.delta", text)
                 }
-                (Some(Piece::Reasoning(all)), Piece::Reasoning(text)) => {
+                (Some((Piece::Reasoning(all), _)), Piece::Reasoning(text)) => {
                     all.push_str(&text);
                     ("response.reasoning_text.delta", text)
                 }
@@ -427,7 +473,7 @@ impl Items {
                 value["content_index"] = 0.into();
             }
             if name == "response.output_text.delta" {
-                value["logprobs"] = json!([]);
+                value["logprobs"] = self.shape.probs(&probs);
             }
             out += &self.event(name, value);
         }
@@ -444,13 +490,12 @@ impl Stream for Items {
 
     fn event(&mut self, _: &Run, _: usize, event: &Event) -> String {
         match event {
-            Event::Token(_, text, _) => {
-                let pieces = self.splitter.push(text);
+            Event::Token(_, text, probs) => {
+                let pieces = self.sorter.token(text, probs.as_ref());
                 self.pieces(pieces)
             }
             Event::Done(tail, ..) => {
-                let mut pieces = self.splitter.push(tail);
-                pieces.extend(self.splitter.finish());
+                let pieces = self.sorter.end(tail);
                 self.pieces(pieces)
             }
             _ => String::new(),
@@ -463,8 +508,13 @@ impl Stream for Items {
         if self.open.is_none() && self.items.is_empty() {
             out += &self.begin_item(Piece::Text(String::new()));
         }
-        out += &self.close(self.shape.probs(answer));
-        let response = self.shape.ended(answer, std::mem::take(&mut self.items));
+        let left = self.sorter.left();
+        if !left.is_empty() && matches!(self.open, Some((Piece::Text(_), _))) {
+            // Tokens without text of their own.
+            out += &self.pieces(vec![(Piece::Text(String::new()), left)]);
+        }
+        out += &self.close(status_of(answer));
+        let response = self.shape.ended(answer, std::mem::take(&mut self.items), self.sorter.reasoning);
         let name = if response["status"] == "completed" { "response.completed" } else { "response.incomplete" };
         out + &self.event(name, json!({ "response": response }))
     }

@@ -17,11 +17,10 @@ const MOST_BIASES: usize = 4096;
 /// Most alternatives of a token.
 pub const MOST_TOP: u64 = 20;
 
-/// A seed from the keys that the standard library draws for its hash maps.
-fn random_seed() -> u64 {
+/// A number from the keys that the standard library draws for its hash maps.
+pub fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
-    // JSON readers that have doubles alone keep it.
-    std::hash::RandomState::new().build_hasher().finish() >> 11
+    std::hash::RandomState::new().build_hasher().finish()
 }
 
 /// Reads sampling options over the model's defaults.
@@ -29,21 +28,19 @@ fn random_seed() -> u64 {
 /// # Errors
 /// What is out of range, by name.
 pub fn sampler(fields: &mut Fields, loaded: &Loaded) -> Result<SamplerOptions, Refusal> {
-    let seed = match fields.any("seed") {
-        None => random_seed(),
-        Some(value) => {
-            let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
-            seed.ok_or_else(|| Refusal::field("seed", format!("expected a whole number, found {value}")))?
-        }
+    let seed = match fields.number("seed", 0, u64::MAX)? {
+        // JSON readers that have doubles alone keep it.
+        None => random() >> 11,
+        Some(seed) => seed,
     };
     let mut o = SamplerOptions::new(&loaded.model.chat().sampling, seed);
     o.temperature = fields.float("temperature", 0.0, 100.0)?.unwrap_or(o.temperature);
-    o.top_p = fields.float("top_p", 0.0, 1.0)?.unwrap_or(o.top_p);
-    o.min_p = fields.float("min_p", 0.0, 1.0)?.unwrap_or(o.min_p);
+    o.top_p = fields.above("top_p", 0.0, 1.0)?.unwrap_or(o.top_p);
+    o.min_p = fields.below("min_p", 0.0, 1.0)?.unwrap_or(o.min_p);
     o.top_k = fields.number("top_k", 0, u64::from(u32::MAX))?.map_or(o.top_k, |k| k as u32);
     o.presence_penalty = fields.float("presence_penalty", -100.0, 100.0)?.unwrap_or(o.presence_penalty);
     o.frequency_penalty = fields.float("frequency_penalty", -100.0, 100.0)?.unwrap_or(o.frequency_penalty);
-    o.repetition_penalty = fields.float("repetition_penalty", 0.0, 100.0)?.unwrap_or(o.repetition_penalty);
+    o.repetition_penalty = fields.above("repetition_penalty", 0.0, 100.0)?.unwrap_or(o.repetition_penalty);
     o.check().map_err(|e| Refusal::new(400, e.to_string()))?;
     Ok(o)
 }

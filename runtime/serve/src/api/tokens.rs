@@ -6,10 +6,11 @@ use hyper::Response;
 use loaf_runtime::tokenizer::{EncodeOptions, Scratch};
 use serde_json::{Value, json};
 
-use super::{App, Request, answer, blocking, chat, messages_in, open};
+use super::switches::Switches;
+use super::{App, Request, blocking, messages_in, open, typed};
 use crate::body::Content;
 use crate::fields::Refusal;
-use crate::prompt::{self, Talk};
+use crate::prompt::Talk;
 
 /// Text, or messages, to ids.
 ///
@@ -18,15 +19,14 @@ use crate::prompt::{self, Talk};
 pub async fn tokenize(app: &Arc<App>, request: Request) -> Result<Response<Content>, Refusal> {
     let app = app.clone();
     let out = blocking(move || {
-        let mut f = super::fields(&request.body)?;
+        let mut f = super::fields(&request)?;
         let loaded = open(&*app.model(&mut f)?)?;
         let tokenizer = loaded.tokenizer.as_ref().ok_or_else(|| Refusal::new(400, "this model has no tokenizer"))?;
         let mut ids = Vec::new();
         if let Some(list) = f.list("messages")? {
             let mut talk = Talk { messages: messages_in::messages(list)?, ..Talk::default() };
             talk.tools = messages_in::tools(f.list("tools")?.unwrap_or_default())?;
-            chat::template_options(&mut f, &mut talk)?;
-            ids = prompt::of_talk(&loaded, &talk)?.ids;
+            ids = Switches::of_chat(&mut f)?.render(&loaded, &mut talk)?.ids;
         } else {
             let text = f.text("content")?;
             let text = match text {
@@ -48,10 +48,10 @@ pub async fn tokenize(app: &Arc<App>, request: Request) -> Result<Response<Conte
             };
             out["pieces"] = ids.iter().map(piece).collect();
         }
-        Ok(out)
+        Ok(out.to_string())
     })
     .await?;
-    Ok(answer(200, &out))
+    Ok(typed(200, "application/json", out))
 }
 
 /// Ids to text.
@@ -61,7 +61,7 @@ pub async fn tokenize(app: &Arc<App>, request: Request) -> Result<Response<Conte
 pub async fn detokenize(app: &Arc<App>, request: Request) -> Result<Response<Content>, Refusal> {
     let app = app.clone();
     let out = blocking(move || {
-        let mut f = super::fields(&request.body)?;
+        let mut f = super::fields(&request)?;
         let loaded = open(&*app.model(&mut f)?)?;
         let tokenizer = loaded.tokenizer.as_ref().ok_or_else(|| Refusal::new(400, "this model has no tokenizer"))?;
         let list = f.list("tokens")?.ok_or_else(|| f.missing("tokens", "an array of token ids"))?;
@@ -74,8 +74,8 @@ pub async fn detokenize(app: &Arc<App>, request: Request) -> Result<Response<Con
             read(v).ok_or_else(|| Refusal::field("tokens", format!("expected token ids below {vocab}, found {shown}")))
         });
         let ids: Vec<u32> = ids.collect::<Result<_, _>>()?;
-        Ok(json!({ "content": tokenizer.decode(&ids, skip) }))
+        Ok(json!({ "content": tokenizer.decode(&ids, skip) }).to_string())
     })
     .await?;
-    Ok(answer(200, &out))
+    Ok(typed(200, "application/json", out))
 }

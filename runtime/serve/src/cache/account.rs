@@ -1,5 +1,6 @@
 //! Bytes that count: what the cache holds is charged to an account before it is allocated, and credited when it is dropped.
 
+use std::io::Read;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,14 +33,48 @@ impl Account {
         self.used().checked_add(bytes).is_some_and(|all| all <= self.budget)
     }
 
+    /// Charges bytes that are allocated later, maybe by another thread; `None` if the budget says no.
+    pub fn reserve(self: &Arc<Account>, bytes: u64) -> Option<Reserved> {
+        let charge = |used: u64| used.checked_add(bytes).filter(|all| *all <= self.budget);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charge).ok()?;
+        Some(Reserved { left: bytes, account: self.clone() })
+    }
+
     /// Charges first, allocates then: `None` if the budget or the system says no.
     pub fn take(self: &Arc<Account>, bytes: usize) -> Option<Kept> {
-        let charge = |used: u64| used.checked_add(bytes as u64).filter(|all| *all <= self.budget);
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charge).ok()?;
-        let mut kept = Kept { bytes: Vec::new(), charged: bytes as u64, account: self.clone() };
-        kept.bytes.try_reserve_exact(bytes).ok()?;
+        let mut kept = self.reserve(bytes as u64)?.room(bytes)?;
         kept.bytes.resize(bytes, 0);
         Some(kept)
+    }
+}
+
+/// Bytes that were charged and not allocated.
+#[derive(Debug)]
+pub struct Reserved {
+    left: u64,
+    account: Arc<Account>,
+}
+
+impl Reserved {
+    /// Room for some of them; `None` if there are not so many, or the system says no.
+    fn room(&mut self, bytes: usize) -> Option<Kept> {
+        self.left = self.left.checked_sub(bytes as u64)?;
+        let mut kept = Kept { bytes: Vec::new(), charged: bytes as u64, account: self.account.clone() };
+        kept.bytes.try_reserve_exact(bytes).ok()?;
+        Some(kept)
+    }
+
+    /// Reads some of them; `None` if there are not so many. Nothing is written before it is read over.
+    pub fn read(&mut self, file: &mut impl Read, bytes: usize) -> Option<Kept> {
+        let mut kept = self.room(bytes)?;
+        file.take(bytes as u64).read_to_end(&mut kept.bytes).ok()?;
+        (kept.len() == bytes).then_some(kept)
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.account.used.fetch_sub(self.left, Ordering::Relaxed);
     }
 }
 
@@ -84,6 +119,13 @@ mod tests {
         assert_eq!(account.used(), 40);
         assert!(account.take(usize::MAX).is_none());
         drop(b);
+        assert_eq!(account.used(), 0);
+        let mut reserved = account.reserve(50).expect("room");
+        let read = reserved.read(&mut &[7; 60][..], 30).expect("bytes");
+        assert_eq!((&read[..], account.used()), (&[7; 30][..], 50));
+        assert!(reserved.read(&mut &[7; 5][..], 10).is_none() && reserved.read(&mut &[7; 60][..], 30).is_none());
+        assert!(account.reserve(61).is_none());
+        drop((reserved, read));
         assert_eq!(account.used(), 0);
     }
 }

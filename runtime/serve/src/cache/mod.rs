@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::ServeError;
 use account::{Account, Kept};
-use disk::{Disk, Sizes, Stored};
+use disk::{Coming, Disk, Sizes, Stored};
 use tree::{Chain, Hit, Item, Tree};
 
 /// How much may be kept, and where.
@@ -139,17 +139,42 @@ impl Cache {
         &mut self.tree
     }
 
-    /// A file's content, with room made for it; `None` is a miss.
-    pub fn read(&mut self, name: &str) -> Option<disk::Loaded> {
+    /// Begins to read a file. What there is no room for is a miss, and stays. Nothing is given up for one that is only read `ahead`.
+    pub fn read(&mut self, name: &str, ahead: bool) -> Option<Coming> {
         let bytes = self.disk.as_ref()?.bytes_of(name)?;
-        // What there is no room for is a miss, and stays.
-        if self.make_room(bytes) { self.disk.as_ref()?.get(name, &self.account) } else { None }
+        if !ahead && !self.make_room(bytes) {
+            return None;
+        }
+        let room = self.account.reserve(bytes)?;
+        Some(self.disk.as_ref()?.get(name.to_owned(), room))
+    }
+
+    /// Whether there is a folder, and the chain before the first token.
+    pub fn disk_seed(&self) -> Option<Chain> {
+        self.disk.as_ref().map(|_| self.tree.seed())
+    }
+
+    /// Whether an item lies on disk, rows and all.
+    pub fn is_on_disk(&self, item: &Item) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.has(item))
+    }
+
+    /// Has one item written, however many wait.
+    pub fn write(&self, item: Item) {
+        if let Some(disk) = &self.disk {
+            disk.put(item, true);
+        }
+    }
+
+    /// Has everything written that is in memory.
+    pub fn write_tree(&self) {
+        self.tree.all().into_iter().for_each(|item| self.write(item));
     }
 
     /// Writes everything that is in memory and waits for it.
     pub fn write_all(&mut self) {
+        self.write_tree();
         if let Some(disk) = &mut self.disk {
-            self.tree.all().into_iter().for_each(|item: Item| disk.put(item, true));
             disk.finish();
         }
     }

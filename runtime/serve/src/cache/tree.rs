@@ -135,6 +135,11 @@ impl Tree {
         Tree { block: block.max(1) as usize, recurrent, nodes: vec![Some(root)], growing: None, clock: 0 }
     }
 
+    /// The chain before the first token.
+    pub fn seed(&self) -> Chain {
+        self.node(ROOT).chain
+    }
+
     /// Tokens of a block.
     pub fn block(&self) -> usize {
         self.block
@@ -306,8 +311,10 @@ impl Tree {
                 if !(free(&snap.rows) && free(&snap.state.recurrent) && free(&snap.state.logits)) {
                     continue;
                 }
-                let passed = !node.children.is_empty()
-                    || node.snaps.iter().any(|s| s.tail.len() > snap.tail.len() && s.tail.starts_with(&snap.tail));
+                // Where several go on from it is no superseded end.
+                let passed = node.children.len() == 1
+                    || node.children.is_empty()
+                        && node.snaps.iter().any(|s| s.tail.len() > snap.tail.len() && s.tail.starts_with(&snap.tail));
                 let class = match snap.state.kind {
                     Kind::Timed => 0,
                     Kind::Turn if passed => 1,
@@ -423,6 +430,24 @@ mod tests {
         assert_eq!((usable(&mut plain, &ids), usable(&mut hybrid, &ids)), ((10, 11), (11, 11)));
         assert_eq!((usable(&mut plain, &ids[..6]), usable(&mut hybrid, &ids[..6])), ((5, 6), (0, 6)));
         assert_eq!((usable(&mut plain, &[7]), usable(&mut hybrid, &[])), ((0, 0), (0, 0)));
+    }
+
+    #[test]
+    fn an_end_that_several_go_on_from_is_no_superseded_one() {
+        let account = Account::new(1 << 20);
+        let mut tree = Tree::new([0; 32], 4, true);
+        // Two ends of turns, the first of which two conversations go on from and the second one.
+        let (a, b): (Vec<u32>, Vec<u32>) = ((0..4).collect(), (10..14).collect());
+        for ids in [&a, &b] {
+            put(&mut tree, &account, ids, Kind::Turn, false);
+        }
+        for (ids, next) in [(&a, 20), (&a, 30), (&b, 40)] {
+            let longer: Vec<u32> = ids.iter().copied().chain(next..next + 4).collect();
+            put(&mut tree, &account, &longer, Kind::Branch, false);
+        }
+        assert!(tree.has_snap(&b), "it is the last that was of use, and goes first all the same");
+        assert_eq!(tree.evict(), Some((4, true)));
+        assert!(tree.has_snap(&a) && !tree.has_snap(&b));
     }
 
     #[test]

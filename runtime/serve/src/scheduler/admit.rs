@@ -8,7 +8,7 @@ use loaf_runtime::generate::Constraint;
 use loaf_runtime::sequence::common_prefix;
 
 use super::restore::{Parking, Restore, Source};
-use super::{Live, Scheduler, Task, Waiting, Work};
+use super::{Live, Scheduler, Task, Tier, Waiting, Work};
 use crate::cache::Found;
 use crate::cache::tree::State;
 use crate::job::{Event, Failure, Wanted};
@@ -97,11 +97,7 @@ impl Scheduler {
                 common = common.max(seen);
                 let other = match other {
                     Found::Memory(hit) => Restore::of(hit),
-                    Found::Disk(stored) => Restore {
-                        usable: stored.usable,
-                        source: Source::Files(stored.blocks.into_iter().chain(stored.snap).collect()),
-                        state: None,
-                    },
+                    Found::Disk(stored) => Restore::from_disk(stored),
                 };
                 if in_slot.as_ref().is_none_or(|s| s.usable < other.usable) {
                     (found, in_slot) = (other, None);
@@ -173,11 +169,13 @@ impl Scheduler {
         }
         metrics.started.add(1);
         let begins = restore.is_none();
+        let tier = restore.as_ref().map_or(Tier::Slot, Restore::tier);
         self.tasks.push(Task {
             job,
             live,
             work,
             fed: 0,
+            tier,
             restore,
             cuts,
             kept_at: now,

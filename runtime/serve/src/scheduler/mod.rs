@@ -66,12 +66,21 @@ enum Work {
     Embedding(Vec<f64>),
 }
 
+/// Where the beginning of a prompt was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tier {
+    Slot,
+    Memory,
+    Disk,
+}
+
 struct Task {
     job: Job,
     live: Live,
     work: Work,
     /// Tokens of the prompt that the sequence was given.
     fed: usize,
+    tier: Tier,
     /// Being brought back.
     restore: Option<restore::Restore>,
     /// Positions at which the state is to be kept, rising.
@@ -106,6 +115,8 @@ pub struct Scheduler {
     clock: u64,
     /// Seconds a row of the last prefill step took.
     per_row: f64,
+    /// The same where every row is looked at.
+    per_looked: f64,
     /// Which row of decoding comes first, when there are more than a step takes.
     turn: usize,
     buffer: Vec<u8>,
@@ -129,6 +140,7 @@ impl Scheduler {
             keeps,
             clock: 0,
             per_row: 0.0,
+            per_looked: 0.0,
             turn: 0,
             buffer: Vec::new(),
         }
@@ -142,6 +154,11 @@ impl Scheduler {
     /// Whether there is anything to do.
     pub fn is_busy(&self) -> bool {
         !self.waiting.is_empty() || !self.tasks.is_empty() || self.parking.is_some()
+    }
+
+    /// Jobs that wait or run.
+    pub fn jobs(&self) -> usize {
+        self.waiting.len() + self.tasks.len()
     }
 
     /// Jobs that wait.
@@ -165,8 +182,10 @@ impl Scheduler {
         let limit = if self.decodes() { self.pace.stall } else { self.pace.alone };
         self.restore(start, limit / 2, metrics);
         self.park(start, limit / 2);
+        // Prompts get what is left of the time, and always a row.
+        let left = limit.saturating_sub(start.elapsed());
         self.decode(metrics);
-        self.prefill(limit, metrics);
+        self.prefill(left, metrics);
         self.settle(metrics);
     }
 
@@ -230,6 +249,7 @@ impl Scheduler {
         for i in (0..self.tasks.len()).rev() {
             if self.tasks[i].done {
                 metrics.ended.add(1);
+                metrics.run_ms.add(self.tasks[i].admitted.elapsed().as_millis() as u64);
                 self.end(i);
             }
         }
@@ -245,12 +265,13 @@ impl Scheduler {
         while !self.tasks.is_empty() {
             self.end(0);
         }
-        while let Some(mut parking) = self.parking.take() {
-            self.park_all(&mut parking);
+        // What is in memory first: then it may go to make room.
+        self.cache.write_tree();
+        if let Some(parking) = self.parking.take() {
+            self.write_out(parking.into());
         }
         while let Some(live) = self.idle.pop() {
-            let mut parking = restore::Parking::new(live);
-            self.park_all(&mut parking);
+            self.write_out(live);
         }
         self.cache.write_all();
     }

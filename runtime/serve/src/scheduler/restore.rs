@@ -8,21 +8,24 @@ use std::time::{Duration, Instant};
 
 use loaf_runtime::sequence::common_prefix;
 
-use super::{Live, Mark, Scheduler};
+use super::{Live, Mark, Scheduler, Tier};
 use crate::cache::Found;
-use crate::cache::tree::{Hit, Kind, Rows, State};
+use crate::cache::disk::{Coming, Stored};
+use crate::cache::tree::{Chain, Hit, Item, Kind, Rows, State, chain};
 use crate::job::{Event, Failure};
 use crate::metrics::Metrics;
 
 /// Tokens whose rows are copied from slot to slot at once.
 const PIECE: u32 = 256;
+/// Files of a beginning that are read at once, ahead of the one that is needed next.
+const AHEAD: usize = 8;
 
 /// Where a beginning comes from.
 pub(super) enum Source {
     /// Memory.
     Rows(VecDeque<Rows>),
-    /// Files: blocks, then a snapshot.
-    Files(VecDeque<String>),
+    /// Files: blocks, then a snapshot. Those that are being read stand before the others.
+    Files(VecDeque<(String, Option<Coming>)>),
     /// Another sequence, by name.
     Live(u64),
 }
@@ -36,8 +39,21 @@ pub(super) struct Restore {
 }
 
 impl Restore {
+    pub(super) fn tier(&self) -> Tier {
+        match self.source {
+            Source::Rows(_) => Tier::Memory,
+            Source::Files(_) => Tier::Disk,
+            Source::Live(_) => Tier::Slot,
+        }
+    }
+
     pub(super) fn of(hit: Hit) -> Restore {
         Restore { source: Source::Rows(hit.rows.into()), state: hit.state, usable: hit.usable }
+    }
+
+    pub(super) fn from_disk(stored: Stored) -> Restore {
+        let names = stored.blocks.into_iter().chain(stored.snap).map(|name| (name, None));
+        Restore { source: Source::Files(names.collect()), state: None, usable: stored.usable }
     }
 }
 
@@ -48,6 +64,12 @@ pub(super) struct Parking {
     ended: bool,
     /// Tokens whose blocks are in the cache.
     covered: usize,
+}
+
+impl From<Parking> for Live {
+    fn from(parking: Parking) -> Live {
+        parking.live
+    }
 }
 
 impl Parking {
@@ -66,9 +88,14 @@ impl Scheduler {
     /// Brings beginnings back until `limit` has passed; at least a piece each.
     pub(super) fn restore(&mut self, start: Instant, limit: Duration, metrics: &Metrics) {
         for i in 0..self.tasks.len() {
-            while self.tasks[i].restore.is_some() && !self.tasks[i].done {
-                if let Some(restore) = self.tasks[i].restore.take() {
-                    self.restore_piece(i, restore, metrics);
+            while !self.tasks[i].done {
+                let Some(mut restore) = self.tasks[i].restore.take() else { break };
+                self.read_ahead(&mut restore);
+                // With nothing else to do it is waited for; else it is looked at again in the next turn.
+                let others = self.tasks.iter().enumerate().any(|(k, t)| k != i && t.restore.is_none() && !t.done);
+                let wait = if others { Duration::ZERO } else { limit.saturating_sub(start.elapsed()) };
+                if !self.restore_piece(i, restore, wait, metrics) {
+                    break;
                 }
                 if start.elapsed() > limit {
                     return;
@@ -77,18 +104,42 @@ impl Scheduler {
         }
     }
 
-    /// Loads the next piece, or finishes.
-    fn restore_piece(&mut self, i: usize, mut restore: Restore, metrics: &Metrics) {
+    /// Has the next files read by others while the engine works.
+    fn read_ahead(&mut self, restore: &mut Restore) {
+        let Source::Files(names) = &mut restore.source else { return };
+        for (ahead, (name, coming)) in names.iter_mut().take(AHEAD).enumerate() {
+            if coming.is_none() {
+                *coming = self.cache.read(name, ahead > 0);
+            }
+            if coming.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Loads the next piece, or finishes; false if it is not there yet.
+    fn restore_piece(&mut self, i: usize, mut restore: Restore, wait: Duration, metrics: &Metrics) -> bool {
         let at = self.tasks[i].live.sequence.position();
         // A snapshot at the end of a block has no rows, but state.
         let more = |restore: &Restore| matches!(&restore.source, Source::Files(names) if !names.is_empty());
         if at == restore.usable && !more(&restore) {
-            return self.restored(i, restore, metrics);
+            self.restored(i, restore, metrics);
+            return true;
         }
         let loaded = match &mut restore.source {
             Source::Rows(rows) => rows.pop_front().is_some_and(|rows| self.load(i, &rows)),
-            Source::Files(names) => match names.pop_front().and_then(|name| self.cache.read(&name)) {
-                Some(file) => {
+            Source::Files(names) => match names.pop_front() {
+                Some((name, Some(coming))) => {
+                    let Some(read) = coming.wait(wait) else {
+                        names.push_front((name, Some(coming)));
+                        self.tasks[i].restore = Some(restore);
+                        return false;
+                    };
+                    let Some(file) = read else {
+                        self.unpin(&restore);
+                        self.missed(i, metrics);
+                        return true;
+                    };
                     let rest = &self.tasks[i].job.prompt[at as usize..];
                     let same = common_prefix(&file.ids, rest) as u32;
                     let take = same.min(restore.usable - at);
@@ -98,7 +149,8 @@ impl Scheduler {
                     let rows = rows.map(|bytes| Rows { bytes, of: file.ids.len() as u32, take });
                     (whole || !self.recurrent) && rows.is_none_or(|rows| self.load(i, &rows))
                 }
-                None => false,
+                // There is no room for it.
+                _ => false,
             },
             Source::Live(id) => {
                 let id = *id;
@@ -107,13 +159,15 @@ impl Scheduler {
         };
         if loaded {
             if self.tasks[i].live.sequence.position() == restore.usable && !more(&restore) {
-                return self.restored(i, restore, metrics);
+                self.restored(i, restore, metrics);
+                return true;
             }
             self.tasks[i].restore = Some(restore);
         } else {
             self.unpin(&restore);
             self.missed(i, metrics);
         }
+        true
     }
 
     /// A piece was not to be had: a hybrid starts again with what memory has, others go on from where they are.
@@ -137,6 +191,7 @@ impl Scheduler {
         if hit.usable == 0 {
             return self.restored(i, hit, metrics);
         }
+        self.tasks[i].tier = Tier::Memory;
         self.tasks[i].restore = Some(hit);
     }
 
@@ -191,6 +246,12 @@ impl Scheduler {
         task.kept_at = Instant::now();
         metrics.prompt_tokens.add(task.job.prompt.len() as u64);
         metrics.cached_tokens.add(task.fed as u64);
+        let tier = match task.tier {
+            Tier::Slot => &metrics.cached_in_slots,
+            Tier::Memory => &metrics.cached_in_memory,
+            Tier::Disk => &metrics.cached_on_disk,
+        };
+        tier.add(task.fed as u64);
         let fed = task.fed;
         if let super::Work::Text(generation) = &mut task.work {
             generation.fed(fed);
@@ -222,9 +283,67 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn park_all(&mut self, parking: &mut Parking) {
-        while self.park_piece(parking) {}
-        self.parked(parking);
+    /// Writes what a sequence holds to disk, a piece at a time: each takes memory until it is written, so the disk is not bound to what
+    /// memory has room for.
+    pub(super) fn write_out(&mut self, mut live: Live) {
+        let Some(mut before) = self.cache.disk_seed().filter(|_| self.keeps) else { return };
+        self.keep_end(&mut live);
+        let (ids, block) = (live.sequence.ids().to_vec(), self.cache.tree().block());
+        let mut marks = std::mem::take(&mut live.marks).into_iter().peekable();
+        // A hybrid's blocks are kept for snapshots alone.
+        let last = if self.recurrent { None } else { Some(ids.len()) };
+        let mut from = 0;
+        loop {
+            let end = from + block;
+            while let Some(mark) = marks.next_if(|m| (m.pos as usize) < end) {
+                self.write_piece(&live, &before, from..mark.pos as usize, Some(mark.state));
+            }
+            let useful = last.is_some_and(|last| end <= last) || marks.peek().is_some();
+            if !useful || !self.write_piece(&live, &before, from..end, None) {
+                break;
+            }
+            before = chain(&before, &ids[from..end]);
+            from = end;
+        }
+        if !self.recurrent && ids.len() > from && ids.len() < from + block {
+            let state = State { recurrent: None, logits: None, kind: Kind::Turn };
+            self.write_piece(&live, &before, from..ids.len(), Some(state));
+        }
+    }
+
+    /// Writes a block, or a snapshot with the rows before it; false if there is no room for it.
+    fn write_piece(
+        &mut self,
+        live: &Live,
+        before: &Chain,
+        range: std::ops::Range<usize>,
+        state: Option<State>,
+    ) -> bool {
+        let Some(ids) = live.sequence.ids().get(range.clone()) else { return false };
+        let mut item = Item { before: *before, pos: range.end as u32, ids: ids.into(), rows: None, state };
+        if self.cache.is_on_disk(&item) {
+            return true;
+        }
+        if !range.is_empty() {
+            let bytes = range.len() as u64 * self.engine.row_bytes();
+            let mut rows = loop {
+                match self.cache.take(bytes) {
+                    Some(rows) => break rows,
+                    // What was written just now may have made room.
+                    None if !self.no_room() => match self.cache.take(bytes) {
+                        Some(rows) => break rows,
+                        None => return false,
+                    },
+                    None => {}
+                }
+            };
+            if self.engine.save_rows(&live.sequence, range.start as u32..range.end as u32, &mut rows).is_err() {
+                return false;
+            }
+            item.rows = Some(rows.into());
+        }
+        self.cache.write(item);
+        true
     }
 
     /// What could be kept was: the disk gets it too.

@@ -13,7 +13,7 @@ use crate::job::{Event, Failure, Pooling, Stop, Text, TokenProbs, Wanted};
 use crate::metrics::Metrics;
 
 /// Rows of the first prefill step, before anything is known of the model's speed.
-const FIRST_ROWS: usize = 32;
+const FIRST_ROWS: usize = 4;
 
 impl Scheduler {
     /// One token for each job that has one to feed, as many as a step takes; each in turn where there are more.
@@ -62,14 +62,17 @@ impl Scheduler {
     }
 
     /// Rows that a prefill step may have to take no longer than `limit`.
-    fn rows_within(&self, limit: Duration) -> usize {
-        let rows = if self.per_row > 0.0 { (limit.as_secs_f64() / self.per_row) as usize } else { FIRST_ROWS };
+    fn rows_within(&self, limit: Duration, looks: bool) -> usize {
+        let per_row = if looks { self.per_looked } else { self.per_row };
+        let rows = if per_row > 0.0 { (limit.as_secs_f64() / per_row) as usize } else { FIRST_ROWS };
         rows.clamp(1, self.engine.chunk())
     }
 
     /// One step over pieces of prompts, the oldest jobs first.
     pub(super) fn prefill(&mut self, limit: Duration, metrics: &Metrics) {
-        let mut left = self.rows_within(limit);
+        // The oldest decides: rows that are looked at take longer, and come alone.
+        let looks = self.tasks.iter().find(|t| t.prefills()).is_some_and(Task::looks_at_rows);
+        let mut left = self.rows_within(limit, looks);
         let slots = self.engine.limits().slots as usize;
         // At most as many prompts can end in one step as there are rows of logits.
         let most = (self.engine.limits().decode_rows as usize).min(slots);
@@ -111,7 +114,9 @@ impl Scheduler {
         }
         metrics.steps.add(1);
         metrics.prefill_rows.add(rows as u64);
-        self.per_row = start.elapsed().as_secs_f64() / rows as f64;
+        if !looks {
+            self.per_row = start.elapsed().as_secs_f64() / rows as f64;
+        }
         let mut first = 0;
         let mut ended = Vec::new();
         for (i, n) in parts {
@@ -121,6 +126,7 @@ impl Scheduler {
             self.took(i, n);
             if looks {
                 self.look_at(i, rows.clone(), metrics);
+                self.per_looked = start.elapsed().as_secs_f64() / rows.len() as f64;
             }
             let task = &self.tasks[i];
             let pos = task.live.sequence.position();

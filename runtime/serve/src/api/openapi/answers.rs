@@ -38,12 +38,12 @@ fn all_of(fields: Value) -> Value {
 pub(super) fn schemas() -> Map<String, Value> {
     let mut all = Map::new();
     let mut add = |name: &str, schema: Value| drop(all.insert(name.to_owned(), schema));
-    let error = json!({ "message": text(), "type": text(), "param": or_null(text()), "code": { "type": "integer" } });
+    let error = json!({ "message": text(), "type": text(), "param": or_null(text()), "code": { "type": ["integer", "string"] } });
     add("Error", all_of(json!({ "error": all_of(error) })));
     let error = all_of(json!({ "type": text(), "message": text() }));
     add("AnthropicError", all_of(json!({ "type": one_of(&["error"]), "error": error })));
     let loaded = all_of(json!({ "id": text(), "loaded": { "type": "boolean" } }));
-    add("Health", all_of(json!({ "status": one_of(&["ok"]), "models": list(loaded) })));
+    add("Health", all_of(json!({ "status": one_of(&["ok", "failed"]), "models": list(loaded) })));
     let model = json!({
         "id": text(), "object": one_of(&["model"]), "created": count(), "owned_by": text(), "loaded": { "type": "boolean" },
     });
@@ -85,6 +85,7 @@ fn completions() -> Map<String, Value> {
     let details = all_of(json!({ "cached_tokens": count() }));
     let usage = json!({
         "prompt_tokens": count(), "completion_tokens": count(), "total_tokens": count(), "prompt_tokens_details": details,
+        "completion_tokens_details": all_of(json!({ "reasoning_tokens": count() })),
     });
     add("Usage", all_of(usage));
     let head = |object: &str, choice: Value| {
@@ -145,8 +146,9 @@ fn of_responses() -> Map<String, Value> {
         "id": text(), "object": one_of(&["response"]), "created_at": count(), "model": text(), "output": list(items),
         "status": one_of(&["completed", "incomplete"]), "usage": usage, "tools": list(json!({})), "tool_choice": text(),
         "incomplete_details": or_null(all_of(json!({ "reason": text() }))), "parallel_tool_calls": { "type": "boolean" },
-        "error": { "type": "null" }, "instructions": { "type": "null" }, "metadata": { "type": "object" },
-        "temperature": { "type": "null" }, "top_p": { "type": "null" },
+        "error": { "type": "null" }, "instructions": or_null(text()), "metadata": json!({}), "seed": or_null(count()),
+        "temperature": { "type": "number" }, "top_p": { "type": "number" }, "max_output_tokens": or_null(count()),
+        "previous_response_id": or_null(text()),
     });
     all.insert("ResponseAnswer".to_owned(), all_of(response));
     all
@@ -166,7 +168,7 @@ fn messages() -> Map<String, Value> {
     let reasons = ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"];
     let message = json!({
         "id": text(), "type": one_of(&["message"]), "role": one_of(&["assistant"]), "model": text(), "content": list(blocks),
-        "stop_reason": one_of(&reasons), "stop_sequence": or_null(text()), "usage": usage,
+        "stop_reason": one_of(&reasons), "stop_sequence": or_null(text()), "usage": usage, "seed": or_null(count()),
     });
     all.insert("MessageAnswer".to_owned(), all_of(message));
     all

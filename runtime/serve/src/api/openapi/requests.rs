@@ -79,7 +79,7 @@ fn sampling() -> Value {
         "top_p": { "type": "number", "exclusiveMinimum": 0, "maximum": 1 },
         "min_p": { "type": "number", "minimum": 0, "exclusiveMaximum": 1 },
         "top_k": whole(0, u64::from(u32::MAX)),
-        "seed": { "type": "integer", "minimum": i64::MIN, "maximum": u64::MAX },
+        "seed": { "type": "integer", "minimum": 0, "maximum": u64::MAX },
         "presence_penalty": number(-100.0, 100.0), "frequency_penalty": number(-100.0, 100.0),
         "repetition_penalty": { "type": "number", "exclusiveMinimum": 0, "maximum": 100 },
         "logit_bias": {
@@ -150,7 +150,7 @@ pub(super) fn schemas(models: &[&str]) -> Map<String, Value> {
     });
     add("CompletionRequest", object(&["prompt"], &[model(), sampling(), several(), completion]));
     let response = json!({
-        "input": any_of(&[text(), list(named("InputItem"))]), "instructions": text(), "previous_response_id": text(),
+        "input": any_of(&[text(), json!({ "type": "array", "items": named("InputItem"), "minItems": 1 })]), "instructions": text(), "previous_response_id": text(),
         "stop": stops(),
         "store": truth(), "max_output_tokens": whole(1, 1 << 24), "top_logprobs": whole(0, MOST_TOP),
         "include": any_of(&[logprobs(), list(logprobs())]),
@@ -249,7 +249,7 @@ fn anthropic(model: &Value) -> Map<String, Value> {
     add("TextBlocks", any_of(&[text(), list(words())]));
     let thinking = json!({ "thinking": text(), "signature": label() });
     let tool_use = json!({ "id": text(), "name": text(), "input": any_object(), "caller": label() });
-    let result = json!({ "tool_use_id": text(), "content": named("TextBlocks"), "is_error": label() });
+    let result = json!({ "tool_use_id": text(), "content": named("TextBlocks"), "is_error": truth() });
     let message = |role: &str, blocks: &[Value]| {
         let content = any_of(&[text(), list(any_of(blocks))]);
         object(&["role", "content"], &[json!({ "role": one_of(&[role]), "content": content })])
