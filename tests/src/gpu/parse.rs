@@ -140,6 +140,8 @@ pub enum Op {
     Shfl(Lane),
     /// A warp's largest number, or its sum.
     Redux(bool),
+    /// Which lanes' condition holds.
+    Ballot,
     Mma,
     Bra,
     Bar,
@@ -456,6 +458,10 @@ impl<'a> Body<'a> {
             "redux" => {
                 assert!(matches!(parts[2], "max" | "add"), "PTX: {text}");
                 one(self, Op::Redux(parts[2] == "max"), ty(1))
+            }
+            "vote" => {
+                assert_eq!(parts[2], "ballot", "PTX: {text}");
+                one(self, Op::Ballot, ty(1))
             }
             "mma" => {
                 assert!(

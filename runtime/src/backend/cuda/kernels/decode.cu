@@ -28,45 +28,152 @@ DEVICE u32 row_code(float q) {
     return __float_as_uint(fminf(fmaxf(q, -127.0f), 127.0f) + 12582912.0f);
 }
 
-// OUT outputs a warp of 1,024 * CHUNKS inputs. With PAIRS outputs are pairs (o, o + outputs / 2) of which silu(first) * second is kept;
-// with LOOP a block goes on to further outputs. A block's outputs are all there.
-//
-// Shared memory: [inputs] codes, [groups] scales, sums, then [8 * OUT][groups + 1] of what a group's fold takes: the product of scales, the
-// dot, bias and sum; twice of that with LOOP.
-template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row_product(const RowProduct &p) {
-    constexpr u32 GROUPS = 16 * CHUNKS, PITCH = GROUPS + 1, OUTS = ROW_WARPS * OUT;
-    i8 *codes = (i8 *)shared;
-    float *scales = (float *)(shared + 1024 * CHUNKS), *sums = scales + GROUPS;
-    float4 *folds = (float4 *)(sums + GROUPS);
-    u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    u32 first_out = blockIdx.x * OUTS, step = gridDim.x * OUTS;
-    uint4 raw[OUT][CHUNKS];
-    u32 scale_raw[OUT][CHUNKS], bias_raw[OUT][CHUNKS];
-    auto ask = [&](u32 first) {
+// What a lane has asked for of OUT rows of weights: its 32 codes of each 1,024, and the parameters of their group, as they are stored.
+template <int BITS, int OUT, int CHUNKS> struct RowWeights {
+    uint4 raw[OUT][CHUNKS][BITS / 4];
+    u32 scale[OUT][CHUNKS], bias[OUT][CHUNKS];
+};
+
+// Asks for row o, whose planes are at w, s and b; `unit` is which 32 codes of the first 1,024 are the lane's, and `units` the number of these.
+template <int BITS, int OUT, int CHUNKS>
+DEVICE void row_ask(RowWeights<BITS, OUT, CHUNKS> &a, u32 o, const u8 *w, const u8 *s, const u8 *b, u32 unit, u32 units) {
+    const uint4 *codes = (const uint4 *)w + unit * (BITS / 4);
+    const u16 *scale = (const u16 *)s + unit / 2, *bias = (const u16 *)b + unit / 2;
 #pragma unroll
-        for (u32 o = 0; o < OUT; o++) {
-            u32 row = PAIRS ? (o & 1) * (p.outputs / 2) + (first + o) / 2 : first + o;
-            // Cast before anything is added, so that the compiler sees memory of the device.
-            const uint4 *w = (const uint4 *)((const u8 *)p.w + (u64)row * p.w_row) + lane;
-            u64 params = (u64)row * p.s_row + lane / 2 * 2;
-            const u16 *s = (const u16 *)((const u8 *)p.s + params), *b = (const u16 *)((const u8 *)p.b + params);
+    for (u32 c = 0; c < CHUNKS; c++) {
 #pragma unroll
-            for (u32 c = 0; c < CHUNKS; c++) {
-                raw[o][c] = w[c * 32];
-                scale_raw[o][c] = s[c * 16];
-                bias_raw[o][c] = b[c * 16];
-            }
-        }
-    };
-    ask(first_out + warp * OUT);
-    // Of every 1,024 values a warp has two groups, and a lane four values of one.
-    u32 group = 2 * warp + (lane >> 4), first = group * ROW_GROUP + lane % 16 * 4;
-    uint2 factors[CHUNKS];
-    if (NORM) {
-#pragma unroll
-        for (u32 c = 0; c < CHUNKS; c++) factors[c] = *(const uint2 *)((const u16 *)p.y + first + c * 1024);
+        for (u32 i = 0; i < BITS / 4; i++) a.raw[o][c][i] = codes[c * units * (BITS / 4) + i];
+        a.scale[o][c] = scale[c * units / 2];
+        a.bias[o][c] = bias[c * units / 2];
     }
-    wait_for_earlier();
+}
+
+// The dot of 32 codes with as many of a staged row.
+template <int BITS> DEVICE int row_dot(const uint4 *raw, const uint4 &a, const uint4 &e) {
+    u32 q[8];
+    if (BITS == 4) {
+        unpack_q4(raw[0].x, q);
+        unpack_q4(raw[0].y, q + 2);
+        unpack_q4(raw[0].z, q + 4);
+        unpack_q4(raw[0].w, q + 6);
+    } else {
+        q[0] = raw[0].x, q[1] = raw[0].y, q[2] = raw[0].z, q[3] = raw[0].w;
+        q[4] = raw[BITS / 4 - 1].x, q[5] = raw[BITS / 4 - 1].y, q[6] = raw[BITS / 4 - 1].z, q[7] = raw[BITS / 4 - 1].w;
+    }
+    int low = dot_u8(q[3], a.w, dot_u8(q[2], a.z, dot_u8(q[1], a.y, dot_u8(q[0], a.x, 0))));
+    int high = dot_u8(q[7], e.w, dot_u8(q[6], e.z, dot_u8(q[5], e.y, dot_u8(q[4], e.x, 0))));
+    return low + high;
+}
+
+// Where a staged row lies in shared memory: its codes, and scales and sums of its groups.
+struct RowStaged {
+    i8 *codes;
+    float *scales, *sums;
+};
+
+// A place for a row of 1,024 * CHUNKS values; `rest` is what lies behind it.
+template <int CHUNKS> DEVICE RowStaged row_staged(float4 *&rest) {
+    RowStaged to;
+    to.codes = (i8 *)shared;
+    to.scales = (float *)(shared + 1024 * CHUNKS);
+    to.sums = to.scales + 16 * CHUNKS;
+    rest = (float4 *)(to.sums + 16 * CHUNKS);
+    return to;
+}
+
+// What a group's fold takes, of OUT rows of weights: the product of scales, the dot, bias and sum, at `to`[row][groups + 1].
+template <int BITS, int OUT, int CHUNKS> DEVICE void row_dots(const RowWeights<BITS, OUT, CHUNKS> &w, const RowStaged &x, float4 *to) {
+    constexpr u32 PITCH = 16 * CHUNKS + 1;
+    u32 lane = threadIdx.x & 31;
+    int d[OUT][CHUNKS];
+    float xs[CHUNKS], xm[CHUNKS];
+#pragma unroll
+    for (u32 c = 0; c < CHUNKS; c++) {
+        u32 u = c * 32 + lane;
+        uint4 a = ((const uint4 *)x.codes)[2 * u], e = ((const uint4 *)x.codes)[2 * u + 1];
+        xs[c] = x.scales[u / 2];
+        xm[c] = x.sums[u / 2];
+#pragma unroll
+        for (u32 o = 0; o < OUT; o++) d[o][c] = row_dot<BITS>(w.raw[o][c], a, e);
+    }
+#pragma unroll
+    for (u32 o = 0; o < OUT; o++)
+#pragma unroll
+        for (u32 c = 0; c < CHUNKS; c++) d[o][c] += __shfl_xor_sync(FULL, d[o][c], 1);
+    // Both lanes of a group have the same.
+    if (lane & 1) return;
+#pragma unroll
+    for (u32 o = 0; o < OUT; o++)
+#pragma unroll
+        for (u32 c = 0; c < CHUNKS; c++)
+            to[o * PITCH + c * 16 + lane / 2] = make_float4(brain(w.scale[o][c]) * xs[c], (float)d[o][c], brain(w.bias[o][c]), xm[c]);
+}
+
+// Folds the groups of an output in order.
+template <int GROUPS> DEVICE float row_fold(const float4 *fold) {
+    float acc = 0.0f;
+#pragma unroll 16
+    for (u32 g = 0; g < GROUPS; g++) acc = fmaf(fold[g].z, fold[g].w, fmaf(fold[g].x, fold[g].y, acc));
+    return acc;
+}
+
+// The int8 form of N groups, of each of which sixteen lanes have four values. The first group's four go to `codes`, those of the next `step` bytes
+// on; its scale and sum to `scales` and `sums`, the next's `places` on.
+template <int N> DEVICE void row_codes(const float4 *v, i8 *codes, u32 step, float *scales, float *sums, u32 places) {
+    u32 lane = threadIdx.x & 31;
+    // fmaxf ignores a NaN. Values past the largest float take the code of that, as the largest does itself.
+    float largest[N];
+#pragma unroll
+    for (u32 c = 0; c < N; c++) {
+        float m = fmaxf(fmaxf(fmaxf(fabsf(v[c].x), fabsf(v[c].y)), fmaxf(fabsf(v[c].z), fabsf(v[c].w))), 0.0f);
+        largest[c] = fminf(m, __uint_as_float(0x7f7fffffu));
+    }
+#pragma unroll
+    for (u32 d = 8; d; d >>= 1)
+#pragma unroll
+        for (u32 c = 0; c < N; c++) largest[c] = fmaxf(largest[c], __shfl_xor_sync(FULL, largest[c], d));
+    int total[N];
+#pragma unroll
+    for (u32 c = 0; c < N; c++) {
+        float inverse = 127.0f / largest[c];
+        u32 a = row_code(v[c].x * inverse), b = row_code(v[c].y * inverse), e = row_code(v[c].z * inverse), f = row_code(v[c].w * inverse);
+        u32 four = prmt(prmt(a, b, 0x0040), prmt(e, f, 0x0040), 0x5410);
+        *(u32 *)(codes + c * step) = four;
+        total[c] = dot_s8(four, 0x01010101, 0);
+    }
+#pragma unroll
+    for (u32 d = 8; d; d >>= 1)
+#pragma unroll
+        for (u32 c = 0; c < N; c++) total[c] += __shfl_xor_sync(FULL, total[c], d);
+    // A lane divides for one of the groups.
+    float top = largest[0];
+    int sum = total[0];
+#pragma unroll
+    for (u32 c = 1; c < N; c++) {
+        top = lane % 16 == c ? largest[c] : top;
+        sum = lane % 16 == c ? total[c] : sum;
+    }
+    if (lane % 16 < N) {
+        float scale = top / 127.0f;
+        scales[lane % 16 * places] = scale;
+        sums[lane % 16 * places] = scale * (float)sum;
+    }
+}
+
+// The first of a thread's four values of each 1,024, two groups of which are a warp's.
+DEVICE u32 row_first() { return threadIdx.x / 16 * ROW_GROUP + threadIdx.x % 16 * 4; }
+
+// A thread's factors of a norm, as they are stored.
+template <int CHUNKS> DEVICE void row_factors(const RowProduct &p, uint2 *factors) {
+#pragma unroll
+    for (u32 c = 0; c < CHUNKS; c++) factors[c] = *(const uint2 *)((const u16 *)p.y + row_first() + c * 1024);
+}
+
+// Stages the row of a product: sum, norm, int8 form. The block that leads leaves the sum and the normalised row where they are wanted; `held`
+// has room for a row.
+template <int CHUNKS, bool NORM>
+DEVICE void row_stage(const RowProduct &p, const uint2 *factors, const RowStaged &to, float *held, bool leads) {
+    u32 lane = threadIdx.x & 31, first = row_first();
     const float *x = (const float *)p.x;
     float4 v[CHUNKS];
 #pragma unroll
@@ -76,104 +183,73 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
         for (u32 c = 0; c < CHUNKS; c++) {
             float4 other = *(const float4 *)((const float *)p.x2 + first + c * 1024);
             v[c] = make_float4(v[c].x + other.x, v[c].y + other.y, v[c].z + other.z, v[c].w + other.w);
-            if (p.sum && blockIdx.x == 0) *(float4 *)((float *)p.sum + first + c * 1024) = v[c];
+            if (p.sum && leads) *(float4 *)((float *)p.sum + first + c * 1024) = v[c];
         }
     }
-    float added = !PAIRS && !LOOP && p.add && threadIdx.x < OUTS ? ((const float *)p.add)[first_out + threadIdx.x] : 0.0f;
     if (NORM) {
-        // Every warp for itself, which no barrier waits for.
-        float acc = 0.0f, all[32 * CHUNKS];
+        // Every warp for itself. A longer row passes through shared memory, since a lane would need too many registers to ask for all it takes.
+        float acc = 0.0f, all[32];
+        if (CHUNKS > 1) {
 #pragma unroll
-        for (u32 t = 0; t < 32 * CHUNKS; t++) all[t] = x[t * 32 + lane];
-        if (p.x2) {
-#pragma unroll
-            for (u32 t = 0; t < 32 * CHUNKS; t++) all[t] = all[t] + ((const float *)p.x2)[t * 32 + lane];
+            for (u32 c = 0; c < CHUNKS; c++) *(float4 *)(held + first + c * 1024) = v[c];
+            __syncthreads();
         }
 #pragma unroll
-        for (u32 t = 0; t < 32 * CHUNKS; t++) acc = fmaf(all[t], all[t], acc);
+        for (u32 c = 0; c < CHUNKS; c++) {
+            const float *from = (CHUNKS > 1 ? held : x) + c * 1024 + lane;
+#pragma unroll
+            for (u32 t = 0; t < 32; t++) all[t] = from[t * 32];
+            if (CHUNKS == 1 && p.x2) {
+#pragma unroll
+                for (u32 t = 0; t < 32; t++) all[t] = all[t] + ((const float *)p.x2)[t * 32 + lane];
+            }
+#pragma unroll
+            for (u32 t = 0; t < 32; t++) acc = fmaf(all[t], all[t], acc);
+        }
         float inv = rms_inverse(acc, 1024 * CHUNKS, __uint_as_float(p.eps)), offset = __uint_as_float(p.offset);
 #pragma unroll
         for (u32 c = 0; c < CHUNKS; c++) {
             u32 low = factors[c].x, high = factors[c].y;
             v[c] = make_float4((v[c].x * inv) * (offset + brain(low)), (v[c].y * inv) * (offset + brain(low >> 16)),
                                (v[c].z * inv) * (offset + brain(high)), (v[c].w * inv) * (offset + brain(high >> 16)));
-            if (p.normed && blockIdx.x == 0) *(float4 *)((float *)p.normed + first + c * 1024) = v[c];
+            if (p.normed && leads) *(float4 *)((float *)p.normed + first + c * 1024) = v[c];
         }
     }
-    // fmaxf ignores a NaN. Values past the largest float take the code of that, as the largest does itself.
-    float largest[CHUNKS];
+    u32 group = threadIdx.x / 16;
+    row_codes<CHUNKS>(v, to.codes + first, 1024, to.scales + group, to.sums + group, 16);
+}
+
+// OUT outputs a warp of 1,024 * CHUNKS inputs. With PAIRS outputs are pairs (o, o + outputs / 2) of which silu(first) * second is kept;
+// with LOOP a block goes on to further outputs. A block's outputs are all there.
+//
+// Shared memory: [inputs] codes, [groups] scales, sums, then [8 * OUT][groups + 1] of what a group's fold takes; twice of that with LOOP.
+template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row_product(const RowProduct &p) {
+    constexpr u32 GROUPS = 16 * CHUNKS, PITCH = GROUPS + 1, OUTS = ROW_WARPS * OUT;
+    float4 *folds;
+    RowStaged x = row_staged<CHUNKS>(folds);
+    u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    u32 first_out = blockIdx.x * OUTS, step = gridDim.x * OUTS;
+    RowWeights<4, OUT, CHUNKS> weights;
+    auto ask = [&](u32 first) {
 #pragma unroll
-    for (u32 c = 0; c < CHUNKS; c++) {
-        float m = fmaxf(fmaxf(fmaxf(fabsf(v[c].x), fabsf(v[c].y)), fmaxf(fabsf(v[c].z), fabsf(v[c].w))), 0.0f);
-        largest[c] = fminf(m, __uint_as_float(0x7f7fffffu));
-    }
-#pragma unroll
-    for (u32 d = 8; d; d >>= 1)
-#pragma unroll
-        for (u32 c = 0; c < CHUNKS; c++) largest[c] = fmaxf(largest[c], __shfl_xor_sync(FULL, largest[c], d));
-    int total[CHUNKS];
-#pragma unroll
-    for (u32 c = 0; c < CHUNKS; c++) {
-        float inverse = 127.0f / largest[c];
-        u32 a = row_code(v[c].x * inverse), b = row_code(v[c].y * inverse), e = row_code(v[c].z * inverse), f = row_code(v[c].w * inverse);
-        u32 four = prmt(prmt(a, b, 0x0040), prmt(e, f, 0x0040), 0x5410);
-        *(u32 *)(codes + first + c * 1024) = four;
-        total[c] = dot_s8(four, 0x01010101, 0);
-    }
-#pragma unroll
-    for (u32 d = 8; d; d >>= 1)
-#pragma unroll
-        for (u32 c = 0; c < CHUNKS; c++) total[c] += __shfl_xor_sync(FULL, total[c], d);
-    // A lane divides for one of the groups.
-    float top = largest[0];
-    int sum = total[0];
-#pragma unroll
-    for (u32 c = 1; c < CHUNKS; c++) {
-        top = lane % 16 == c ? largest[c] : top;
-        sum = lane % 16 == c ? total[c] : sum;
-    }
-    if (lane % 16 < CHUNKS) {
-        float scale = top / 127.0f;
-        scales[lane % 16 * 16 + group] = scale;
-        sums[lane % 16 * 16 + group] = scale * (float)sum;
-    }
+        for (u32 o = 0; o < OUT; o++) {
+            u32 row = PAIRS ? (o & 1) * (p.outputs / 2) + (first + o) / 2 : first + o;
+            // Cast before anything is added, so that the compiler sees memory of the device.
+            u64 params = (u64)row * p.s_row;
+            row_ask(weights, o, (const u8 *)p.w + (u64)row * p.w_row, (const u8 *)p.s + params, (const u8 *)p.b + params, lane, 32);
+        }
+    };
+    ask(first_out + warp * OUT);
+    uint2 factors[CHUNKS];
+    if (NORM) row_factors<CHUNKS>(p, factors);
+    wait_for_earlier();
+    float added = !PAIRS && !LOOP && p.add && threadIdx.x < OUTS ? ((const float *)p.add)[first_out + threadIdx.x] : 0.0f;
+    row_stage<CHUNKS, NORM>(p, factors, x, (float *)folds, blockIdx.x == 0);
     __syncthreads();
 #pragma unroll 1
     for (u32 turn = 0;; turn++) {
         float4 *mine = folds + (LOOP ? turn % 2 * OUTS * PITCH : 0);
-        int d[OUT][CHUNKS];
-        float xs[CHUNKS], xm[CHUNKS];
-#pragma unroll
-        for (u32 c = 0; c < CHUNKS; c++) {
-            u32 u = c * 32 + lane;
-            uint4 a = ((const uint4 *)codes)[2 * u], e = ((const uint4 *)codes)[2 * u + 1];
-            xs[c] = scales[u / 2];
-            xm[c] = sums[u / 2];
-#pragma unroll
-            for (u32 o = 0; o < OUT; o++) {
-                u32 q[8];
-                unpack_q4(raw[o][c].x, q);
-                unpack_q4(raw[o][c].y, q + 2);
-                unpack_q4(raw[o][c].z, q + 4);
-                unpack_q4(raw[o][c].w, q + 6);
-                int low = dot_u8(q[3], a.w, dot_u8(q[2], a.z, dot_u8(q[1], a.y, dot_u8(q[0], a.x, 0))));
-                int high = dot_u8(q[7], e.w, dot_u8(q[6], e.z, dot_u8(q[5], e.y, dot_u8(q[4], e.x, 0))));
-                d[o][c] = low + high;
-            }
-        }
-#pragma unroll
-        for (u32 o = 0; o < OUT; o++)
-#pragma unroll
-            for (u32 c = 0; c < CHUNKS; c++) d[o][c] += __shfl_xor_sync(FULL, d[o][c], 1);
-        // Both lanes of a group have the same.
-        if (!(lane & 1)) {
-#pragma unroll
-            for (u32 o = 0; o < OUT; o++)
-#pragma unroll
-                for (u32 c = 0; c < CHUNKS; c++)
-                    mine[(warp * OUT + o) * PITCH + c * 16 + lane / 2] =
-                        make_float4(brain(scale_raw[o][c]) * xs[c], (float)d[o][c], brain(bias_raw[o][c]), xm[c]);
-        }
+        row_dots(weights, x, mine + warp * OUT * PITCH);
         u32 now = first_out;
         first_out += step;
         if (LOOP && first_out < p.outputs) ask(first_out + warp * OUT);
@@ -181,10 +257,7 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
         // A lane folds an output: the first warps, or with LOOP one warp after the other, while the rest go on.
         u32 t = LOOP ? lane : threadIdx.x;
         if (LOOP ? warp == turn % ROW_WARPS : warp * 32 < OUTS) {
-            const float4 *fold = mine + (t < OUTS ? t : 0) * PITCH;
-            float acc = 0.0f;
-#pragma unroll 16
-            for (u32 g = 0; g < GROUPS; g++) acc = fmaf(fold[g].z, fold[g].w, fmaf(fold[g].x, fold[g].y, acc));
+            float acc = row_fold<GROUPS>(mine + (t < OUTS ? t : 0) * PITCH);
             if (PAIRS) {
                 float second = __shfl_xor_sync(FULL, acc, 1);
                 if (t < OUTS && !(t & 1)) ((float *)p.out)[(now + t) / 2] = silu_(acc) * second;
@@ -196,17 +269,21 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
     }
 }
 
-#define ROW_PRODUCT(name, out, chunks, norm, pairs, loop)                                                                       \
-    extern "C" __global__ void __launch_bounds__(256) name(const RowProduct p) { row_product<out, chunks, norm, pairs, loop>(p); }
-ROW_PRODUCT(row_norm_1, 4, 1, true, false, false)
-ROW_PRODUCT(row_norm_2, 4, 2, true, false, false)
-ROW_PRODUCT(row_pairs_1, 8, 1, true, true, false)
-ROW_PRODUCT(row_pairs_2, 2, 2, true, true, false)
-ROW_PRODUCT(row_plain_1, 2, 1, false, false, false)
-ROW_PRODUCT(row_plain_2, 1, 2, false, false, false)
-ROW_PRODUCT(row_plain_3, 1, 3, false, false, false)
-ROW_PRODUCT(row_head_1, 4, 1, true, false, true)
-ROW_PRODUCT(row_head_2, 4, 2, true, false, true)
+#define ROW_PRODUCT(name, out, chunks, norm, pairs, loop, blocks)                                                               \
+    extern "C" __global__ void __launch_bounds__(256, blocks) name(const RowProduct p) {                                        \
+        row_product<out, chunks, norm, pairs, loop>(p);                                                                         \
+    }
+ROW_PRODUCT(row_norm_1, 4, 1, true, false, false, 3)
+// So few registers that 96 outputs a multiprocessor are computed at once.
+ROW_PRODUCT(row_norm_2, 4, 2, true, false, false, 3)
+ROW_PRODUCT(row_pairs_1, 8, 1, true, true, false, 1)
+ROW_PRODUCT(row_pairs_2, 2, 2, true, true, false, 3)
+ROW_PRODUCT(row_plain_1, 2, 1, false, false, false, 1)
+ROW_PRODUCT(row_plain_2, 1, 2, false, false, false, 1)
+ROW_PRODUCT(row_plain_3, 1, 3, false, false, false, 1)
+ROW_PRODUCT(row_plain_4, 1, 4, false, false, false, 1)
+ROW_PRODUCT(row_head_1, 4, 1, true, false, true, 3)
+ROW_PRODUCT(row_head_2, 4, 2, true, false, true, 3)
 
 // A head's norm and rotation by one warp; lane l has elements l, l + 32 and so on.
 template <int DIM> DEVICE void row_head(float *x, const HeadNorm &norm, const float *factors, const float *co, const float *si) {
