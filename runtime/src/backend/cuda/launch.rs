@@ -80,6 +80,7 @@ kernels! {
     AttentionRow128 = "attention_row_128",
     AttentionLate64 = "attention_late_64",
     AttentionLate128 = "attention_late_128",
+    AttentionLate256 = "attention_late_256",
     AttentionRows64 = "attention_rows_64",
     AttentionRows128 = "attention_rows_128",
     AttentionRowsLate64 = "attention_rows_late_64",
@@ -1117,15 +1118,17 @@ impl Attend {
 
     /// The short kernel for one row that makes its queries, key and value, or for rows whose are made, if heads are of the usual kind.
     fn row(&self, bases: &Bases) -> Option<Launch> {
-        let [early, late] = match (self.dim, self.makes) {
-            (64, 1) => [Kernel::AttentionRow64, Kernel::AttentionLate64],
-            (128, 1) => [Kernel::AttentionRow128, Kernel::AttentionLate128],
-            (64, _) => [Kernel::AttentionRows64, Kernel::AttentionRowsLate64],
-            (128, _) => [Kernel::AttentionRows128, Kernel::AttentionRowsLate128],
+        // Kernels, elements of a head that are rotated in pairs, and most heads of a block.
+        let ([early, late], half, most) = match (self.dim, self.makes) {
+            (64, 1) => ([Kernel::AttentionRow64, Kernel::AttentionLate64], 32, ATTENTION_HEADS),
+            (128, 1) => ([Kernel::AttentionRow128, Kernel::AttentionLate128], 64, ATTENTION_HEADS),
+            (256, 1) => ([Kernel::AttentionLate256, Kernel::AttentionLate256], 32, 2),
+            (64, _) => ([Kernel::AttentionRows64, Kernel::AttentionRowsLate64], 32, ATTENTION_HEADS),
+            (128, _) => ([Kernel::AttentionRows128, Kernel::AttentionRowsLate128], 64, ATTENTION_HEADS),
             _ => return None,
         };
         let usual = |o: &Operand| o.dtype == DType::F16 as u32 && aligned(o);
-        let makes = self.rows == 1 && self.table != 0 && 2 * self.half == self.dim;
+        let makes = self.rows == 1 && self.table != 0 && self.half == half;
         if self.makes == 1 && !makes || ![&self.k, &self.v].into_iter().all(usual) {
             return None;
         }
@@ -1133,12 +1136,13 @@ impl Attend {
         let split = self.split(bases);
         let fits =
             |n: &u32| self.per_block.is_multiple_of(*n) && self.rows * split * self.heads / n <= bases.multiprocessors;
-        let per_block = (1..self.per_block).find(fits).unwrap_or(self.per_block);
+        let most = (1..=most.min(self.per_block)).rev().find(|n| self.per_block.is_multiple_of(*n)).unwrap_or(1);
+        let per_block = (1..most).find(fits).unwrap_or(most);
         let grid = [split, self.heads / per_block, self.rows];
         // Keys and values of a block, or half of its values, its scores, weights and queries.
         let block = ATTENTION_BLOCK as u32;
-        let (kernel, planes) =
-            if self.rows * split * self.heads / per_block > bases.multiprocessors { (late, 3) } else { (early, 4) };
+        let crowded = self.rows * split * self.heads / per_block > bases.multiprocessors;
+        let (kernel, planes) = if crowded || early == late { (late, 3) } else { (early, 4) };
         let shared = planes * block * self.dim + 4 * ATTENTION_HEADS * (2 * block + self.dim);
         let parameter = Parameter::Attend(Attend { per_block, ..*self });
         Some(Launch { kernel, shape: shape(grid, ROW_THREADS, shared), parameter })

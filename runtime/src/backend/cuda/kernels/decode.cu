@@ -285,8 +285,8 @@ ROW_PRODUCT(row_plain_4, 1, 4, false, false, false, 1)
 ROW_PRODUCT(row_head_1, 4, 1, true, false, true, 3)
 ROW_PRODUCT(row_head_2, 4, 2, true, false, true, 3)
 
-// A head's norm and rotation by one warp; lane l has elements l, l + 32 and so on.
-template <int DIM> DEVICE void row_head(float *x, const HeadNorm &norm, const float *factors, const float *co, const float *si) {
+// A head's norm and rotation of its first 2 * TURNED elements by one warp; lane l has elements l, l + 32 and so on.
+template <int DIM, int TURNED> DEVICE void row_head(float *x, const HeadNorm &norm, const float *factors, const float *co, const float *si) {
     constexpr u32 N = DIM / 32;
     if (norm.at) {
         float acc = 0.0f;
@@ -297,10 +297,10 @@ template <int DIM> DEVICE void row_head(float *x, const HeadNorm &norm, const fl
         for (u32 k = 0; k < N; k++) x[k] = (x[k] * inv) * factors[k];
     }
 #pragma unroll
-    for (u32 k = 0; k < N / 2; k++) {
-        float a = x[k], b = x[k + N / 2];
+    for (u32 k = 0; k < TURNED / 32; k++) {
+        float a = x[k], b = x[k + TURNED / 32];
         x[k] = fmaf(a, co[k], -(b * si[k]));
-        x[k + N / 2] = fmaf(b, co[k], a * si[k]);
+        x[k + TURNED / 32] = fmaf(b, co[k], a * si[k]);
     }
 }
 
@@ -392,8 +392,8 @@ template <int DIM> DEVICE float2 row_sums(float2 sum, const u32 *value, const fl
     return sum;
 }
 
-// Attention of one row that makes its queries, new key and value: heads of DIM elements, all of them rotated, caches in F16. The new
-// key and value take their place among the others in shared memory, where a block of 256 lies whole. Sixteen bytes c of key j lie at
+// Attention of one row that makes its queries, new key and value: heads of DIM elements, of which the first 2 * TURNED are rotated, caches in
+// F16. The new key and value take their place among the others in shared memory, where a block of 256 lies whole. Sixteen bytes c of key j lie at
 // c ^ (j & 7), so that eight keys are read without two in one bank.
 //
 // A kernel of few registers, so that there is room for it beside the one before, and its keys and values are there when that one ends. With
@@ -403,7 +403,7 @@ template <int DIM> DEVICE float2 row_sums(float2 sum, const u32 *value, const fl
 // Without MAKES there may be several rows, whose queries are made and whose keys and values are in the caches.
 //
 // Shared memory: [256][DIM] keys, [256][DIM] or with LATE [128][DIM] values, [HEADS][256] scores, the same of weights, [HEADS][DIM] queries.
-template <int DIM, bool MAKES, bool LATE> DEVICE void attention_row(const Attend &p) {
+template <int DIM, int TURNED, bool MAKES, bool LATE> DEVICE void attention_row(const Attend &p) {
     __shared__ float block_max[HEADS], block_sum[HEADS], max_so_far[HEADS], sum_so_far[HEADS];
     __shared__ u32 last;
     __shared__ __align__(16) u16 fresh[DIM];
@@ -455,7 +455,7 @@ template <int DIM, bool MAKES, bool LATE> DEVICE void attention_row(const Attend
     u32 there = known <= start ? 0 : known - start < to ? known - start : to;
     hold(0, there, false);
     bool is_query = MAKES && warp < n, is_key = warp == HEADS && makes;
-    float x[N], y[N], co[N / 2], si[N / 2], factors[N];
+    float x[N], y[N], co[TURNED / 32], si[TURNED / 32], factors[N];
     if (is_query || is_key) {
         const HeadNorm &norm = is_query ? p.q_norm : p.k_norm;
         if (norm.at) {
@@ -475,11 +475,11 @@ template <int DIM, bool MAKES, bool LATE> DEVICE void attention_row(const Attend
             y[k] = is_key ? at<float>(p.new_v, 0, kvh)[lane + 32 * k] : 0.0f;
         }
 #pragma unroll
-        for (u32 k = 0; k < N / 2; k++) {
+        for (u32 k = 0; k < TURNED / 32; k++) {
             co[k] = table[lane + 32 * k];
-            si[k] = table[DIM / 2 + lane + 32 * k];
+            si[k] = table[TURNED + lane + 32 * k];
         }
-        row_head<DIM>(x, is_query ? p.q_norm : p.k_norm, factors, co, si);
+        row_head<DIM, TURNED>(x, is_query ? p.q_norm : p.k_norm, factors, co, si);
         if (is_query) {
 #pragma unroll
             for (u32 k = 0; k < N; k++) q[warp * DIM + lane + 32 * k] = x[k];
@@ -654,13 +654,15 @@ template <int DIM, bool MAKES, bool LATE> DEVICE void attention_row(const Attend
     }
 }
 
-#define ATTENTION_ROW(name, dim, makes, late)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256, 2) name(const Attend p) { attention_row<dim, makes, late>(p); }
-ATTENTION_ROW(attention_row_64, 64, true, false)
-ATTENTION_ROW(attention_row_128, 128, true, false)
-ATTENTION_ROW(attention_late_64, 64, true, true)
-ATTENTION_ROW(attention_late_128, 128, true, true)
-ATTENTION_ROW(attention_rows_64, 64, false, false)
-ATTENTION_ROW(attention_rows_128, 128, false, false)
-ATTENTION_ROW(attention_rows_late_64, 64, false, true)
-ATTENTION_ROW(attention_rows_late_128, 128, false, true)
+#define ATTENTION_ROW(name, dim, turned, makes, late, blocks)                                                                   \
+    extern "C" __global__ void __launch_bounds__(256, blocks) name(const Attend p) { attention_row<dim, turned, makes, late>(p); }
+ATTENTION_ROW(attention_row_64, 64, 32, true, false, 2)
+ATTENTION_ROW(attention_row_128, 128, 64, true, false, 2)
+ATTENTION_ROW(attention_late_64, 64, 32, true, true, 2)
+ATTENTION_ROW(attention_late_128, 128, 64, true, true, 2)
+// Heads of which a quarter is rotated. There is no room for all values beside the keys, and a thread's two neighbours are of one of two heads.
+ATTENTION_ROW(attention_late_256, 256, 32, true, true, 1)
+ATTENTION_ROW(attention_rows_64, 64, 32, false, false, 2)
+ATTENTION_ROW(attention_rows_128, 128, 64, false, false, 2)
+ATTENTION_ROW(attention_rows_late_64, 64, 32, false, true, 2)
+ATTENTION_ROW(attention_rows_late_128, 128, 64, false, true, 2)
