@@ -676,10 +676,15 @@ fn places(mut shape: Shape, n: u64) -> Shape {
     shape
 }
 
-/// Bytes of shared memory of a short kernel: a staged row, and what the folds of so many outputs take.
-fn row_shared(inputs: u32, folds: u32) -> u32 {
+/// Bytes of shared memory of a short kernel: a staged row, and what the folds of so many outputs take, or the row itself.
+fn row_shared(inputs: u32, outputs: u32) -> u32 {
     let groups = inputs / 64;
-    inputs + 8 * groups + 16 * folds * (groups + 1)
+    inputs + 8 * groups + (outputs * fold_bytes(groups)).max(4 * inputs)
+}
+
+/// Bytes that the fold of an output with so many groups takes.
+fn fold_bytes(groups: u32) -> u32 {
+    4 * (groups + 4) + 16 * (groups / 4 + 1)
 }
 
 impl RouteIn {
@@ -703,7 +708,7 @@ impl ExpertsOut {
     /// How it is cut.
     pub fn launch(self) -> Launch {
         let groups = EXPERT_INNER / 64;
-        let shared = EXPERT_SLOTS * (EXPERT_INNER + 8 * groups + 16 * 16 * (groups + 1));
+        let shared = EXPERT_SLOTS * (EXPERT_INNER + 8 * groups + 16 * fold_bytes(groups));
         let shape = shape([MIXTURE_WIDTH / 16, 1, 1], 512, shared);
         Launch { kernel: Kernel::ExpertsOut, shape, parameter: Parameter::ExpertsOut(self) }
     }
@@ -885,12 +890,13 @@ impl Linear {
         })
     }
 
-    /// Whether the weight has so many bits in groups of 64, parameters in BF16, and rows that sixteen bytes are loaded of at once.
+    /// Whether the weight has so many bits in groups of 64, parameters in BF16, and rows of which sixteen bytes are loaded at once.
     pub fn is_usual(&self, bits: u8) -> bool {
         let usual = WeightFormat::Affine { bits, group: 64, params: DType::BF16 };
         let codes = [self.planes[0], self.plane_row[0], self.plane_expert[0]];
+        let params = [self.planes[1], self.planes[2], self.plane_row[1], self.plane_expert[1]];
         self.format == usual.code()
-            && codes.iter().all(|n| n.is_multiple_of(16))
+            && codes.iter().chain(&params).all(|n| n.is_multiple_of(16))
             && self.plane_row[1] == self.plane_row[2]
             && self.plane_expert[1] == self.plane_expert[2]
     }

@@ -28,23 +28,35 @@ DEVICE u32 row_code(float q) {
     return __float_as_uint(fminf(fmaxf(q, -127.0f), 127.0f) + 12582912.0f);
 }
 
-// What a lane has asked for of OUT rows of weights: its 32 codes of each 1,024, and the parameters of their group, as they are stored.
-template <int BITS, int OUT, int CHUNKS> struct RowWeights {
-    uint4 raw[OUT][CHUNKS][BITS / 4];
-    u32 scale[OUT][CHUNKS], bias[OUT][CHUNKS];
+// Where a row of weights is: codes, scales, biases.
+struct RowAt {
+    const u8 *w, *s, *b;
 };
 
-// Asks for row o, whose planes are at w, s and b; `unit` is which 32 codes of the first 1,024 are the lane's, and `units` the number of these.
-template <int BITS, int OUT, int CHUNKS>
-DEVICE void row_ask(RowWeights<BITS, OUT, CHUNKS> &a, u32 o, const u8 *w, const u8 *s, const u8 *b, u32 unit, u32 units) {
-    const uint4 *codes = (const uint4 *)w + unit * (BITS / 4);
-    const u16 *scale = (const u16 *)s + unit / 2, *bias = (const u16 *)b + unit / 2;
+// What a lane has asked for of OUT rows of weights, as it is stored: its 32 codes of each 1,024, and sixteen bytes of all rows' parameters.
+template <int BITS, int OUT, int CHUNKS> struct RowWeights {
+    uint4 raw[OUT][CHUNKS][BITS / 4];
+    uint4 params;
+};
+
+// Sixteen bytes are eight groups' scales, or biases: PIECES of a row.
+#define PIECES (2 * CHUNKS)
+
+// Asks for rows; `at` says where row o is.
+template <int BITS, int OUT, int CHUNKS, class At> DEVICE void row_ask(RowWeights<BITS, OUT, CHUNKS> &a, At at) {
+    u32 lane = threadIdx.x & 31;
 #pragma unroll
-    for (u32 c = 0; c < CHUNKS; c++) {
+    for (u32 o = 0; o < OUT; o++) {
+        const uint4 *codes = (const uint4 *)at(o).w + lane * (BITS / 4);
 #pragma unroll
-        for (u32 i = 0; i < BITS / 4; i++) a.raw[o][c][i] = codes[c * units * (BITS / 4) + i];
-        a.scale[o][c] = scale[c * units / 2];
-        a.bias[o][c] = bias[c * units / 2];
+        for (u32 c = 0; c < CHUNKS; c++)
+#pragma unroll
+            for (u32 i = 0; i < BITS / 4; i++) a.raw[o][c][i] = codes[c * 32 * (BITS / 4) + i];
+    }
+    static_assert(2 * PIECES * OUT <= 32, "a piece a lane");
+    if (lane < 2 * PIECES * OUT) {
+        RowAt row = at(lane / (2 * PIECES));
+        a.params = *((const uint4 *)(lane / PIECES % 2 ? row.b : row.s) + lane % PIECES);
     }
 }
 
@@ -81,18 +93,32 @@ template <int CHUNKS> DEVICE RowStaged row_staged(float4 *&rest) {
     return to;
 }
 
-// What a group's fold takes, of OUT rows of weights: the product of scales, the dot, bias and sum, at `to`[row][groups + 1].
-template <int BITS, int OUT, int CHUNKS> DEVICE void row_dots(const RowWeights<BITS, OUT, CHUNKS> &w, const RowStaged &x, float4 *to) {
-    constexpr u32 PITCH = 16 * CHUNKS + 1;
+// What the folds of outputs take, in shared memory: of each the dots of its groups, then its scales and biases. Sixteen bytes are over, so that
+// eight outputs are read without two in one bank.
+template <int GROUPS> struct RowFolds {
+    static constexpr u32 DOTS = GROUPS + 4, PARAMS = GROUPS / 4 + 1;
+    float *dots;
+    uint4 *params;
+};
+
+// Room for so many outputs' folds.
+template <int GROUPS> DEVICE RowFolds<GROUPS> row_folds(float4 *room, u32 outputs) {
+    RowFolds<GROUPS> to;
+    to.dots = (float *)room;
+    to.params = (uint4 *)(to.dots + outputs * RowFolds<GROUPS>::DOTS);
+    return to;
+}
+
+// Leaves what the folds take of OUT rows of weights, from output `first` of the block on.
+template <int BITS, int OUT, int CHUNKS>
+DEVICE void row_dots(const RowWeights<BITS, OUT, CHUNKS> &w, const RowStaged &x, const RowFolds<16 * CHUNKS> &to, u32 first) {
+    typedef RowFolds<16 * CHUNKS> Folds;
     u32 lane = threadIdx.x & 31;
     int d[OUT][CHUNKS];
-    float xs[CHUNKS], xm[CHUNKS];
 #pragma unroll
     for (u32 c = 0; c < CHUNKS; c++) {
         u32 u = c * 32 + lane;
         uint4 a = ((const uint4 *)x.codes)[2 * u], e = ((const uint4 *)x.codes)[2 * u + 1];
-        xs[c] = x.scales[u / 2];
-        xm[c] = x.sums[u / 2];
 #pragma unroll
         for (u32 o = 0; o < OUT; o++) d[o][c] = row_dot<BITS>(w.raw[o][c], a, e);
     }
@@ -100,20 +126,35 @@ template <int BITS, int OUT, int CHUNKS> DEVICE void row_dots(const RowWeights<B
     for (u32 o = 0; o < OUT; o++)
 #pragma unroll
         for (u32 c = 0; c < CHUNKS; c++) d[o][c] += __shfl_xor_sync(FULL, d[o][c], 1);
+    if (lane < 2 * PIECES * OUT) to.params[(first + lane / (2 * PIECES)) * Folds::PARAMS + lane % (2 * PIECES)] = w.params;
     // Both lanes of a group have the same.
     if (lane & 1) return;
 #pragma unroll
     for (u32 o = 0; o < OUT; o++)
 #pragma unroll
-        for (u32 c = 0; c < CHUNKS; c++)
-            to[o * PITCH + c * 16 + lane / 2] = make_float4(brain(w.scale[o][c]) * xs[c], (float)d[o][c], brain(w.bias[o][c]), xm[c]);
+        for (u32 c = 0; c < CHUNKS; c++) to.dots[(first + o) * Folds::DOTS + c * 16 + lane / 2] = (float)d[o][c];
 }
 
-// Folds the groups of an output in order.
-template <int GROUPS> DEVICE float row_fold(const float4 *fold) {
+DEVICE float row_fold_two(float acc, u32 s, u32 b, float2 d, float2 scale, float2 sum) {
+    acc = fmaf(brain(b), sum.x, fmaf(brain(s) * scale.x, d.x, acc));
+    return fmaf(brain(b >> 16), sum.y, fmaf(brain(s >> 16) * scale.y, d.y, acc));
+}
+
+// Folds the groups of an output in order; `scales` and `sums` are the row's.
+template <int GROUPS> DEVICE float row_fold(const RowFolds<GROUPS> &from, u32 output, const float *scales, const float *sums) {
+    typedef RowFolds<GROUPS> Folds;
+    const float4 *dots = (const float4 *)(from.dots + output * Folds::DOTS), *scale = (const float4 *)scales, *sum = (const float4 *)sums;
+    const uint4 *params = from.params + output * Folds::PARAMS;
     float acc = 0.0f;
-#pragma unroll 16
-    for (u32 g = 0; g < GROUPS; g++) acc = fmaf(fold[g].z, fold[g].w, fmaf(fold[g].x, fold[g].y, acc));
+#pragma unroll 4
+    for (u32 i = 0; i < GROUPS / 8; i++) {
+        uint4 s = params[i], b = params[GROUPS / 8 + i];
+        float4 d = dots[2 * i], e = dots[2 * i + 1], q = scale[2 * i], r = scale[2 * i + 1], m = sum[2 * i], n = sum[2 * i + 1];
+        acc = row_fold_two(acc, s.x, b.x, make_float2(d.x, d.y), make_float2(q.x, q.y), make_float2(m.x, m.y));
+        acc = row_fold_two(acc, s.y, b.y, make_float2(d.z, d.w), make_float2(q.z, q.w), make_float2(m.z, m.w));
+        acc = row_fold_two(acc, s.z, b.z, make_float2(e.x, e.y), make_float2(r.x, r.y), make_float2(n.x, n.y));
+        acc = row_fold_two(acc, s.w, b.w, make_float2(e.z, e.w), make_float2(r.z, r.w), make_float2(n.z, n.w));
+    }
     return acc;
 }
 
@@ -146,12 +187,12 @@ template <int N> DEVICE void row_codes(const float4 *v, i8 *codes, u32 step, flo
 #pragma unroll
         for (u32 c = 0; c < N; c++) total[c] += __shfl_xor_sync(FULL, total[c], d);
     // A lane divides for one of the groups.
-    float top = largest[0];
-    int sum = total[0];
+    float top = largest[N - 1];
+    int sum = total[N - 1];
 #pragma unroll
-    for (u32 c = 1; c < N; c++) {
-        top = lane % 16 == c ? largest[c] : top;
-        sum = lane % 16 == c ? total[c] : sum;
+    for (int c = N - 2; c >= 0; c--) {
+        top = lane % 16 <= c ? largest[c] : top;
+        sum = lane % 16 <= c ? total[c] : sum;
     }
     if (lane % 16 < N) {
         float scale = top / 127.0f;
@@ -222,34 +263,35 @@ DEVICE void row_stage(const RowProduct &p, const uint2 *factors, const RowStaged
 // OUT outputs a warp of 1,024 * CHUNKS inputs. With PAIRS outputs are pairs (o, o + outputs / 2) of which silu(first) * second is kept;
 // with LOOP a block goes on to further outputs. A block's outputs are all there.
 //
-// Shared memory: [inputs] codes, [groups] scales, sums, then [8 * OUT][groups + 1] of what a group's fold takes; twice of that with LOOP.
+// Shared memory: [inputs] codes, [groups] scales, sums, then what the folds of 8 * OUT outputs take, twice with LOOP; in its place the row
+// itself before.
 template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row_product(const RowProduct &p) {
-    constexpr u32 GROUPS = 16 * CHUNKS, PITCH = GROUPS + 1, OUTS = ROW_WARPS * OUT;
-    float4 *folds;
-    RowStaged x = row_staged<CHUNKS>(folds);
+    constexpr u32 GROUPS = 16 * CHUNKS, OUTS = ROW_WARPS * OUT;
+    float4 *room;
+    RowStaged x = row_staged<CHUNKS>(room);
+    RowFolds<GROUPS> folds = row_folds<GROUPS>(room, LOOP ? 2 * OUTS : OUTS);
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     u32 first_out = blockIdx.x * OUTS, step = gridDim.x * OUTS;
     RowWeights<4, OUT, CHUNKS> weights;
     auto ask = [&](u32 first) {
-#pragma unroll
-        for (u32 o = 0; o < OUT; o++) {
+        row_ask(weights, [&](u32 o) {
             u32 row = PAIRS ? (o & 1) * (p.outputs / 2) + (first + o) / 2 : first + o;
             // Cast before anything is added, so that the compiler sees memory of the device.
             u64 params = (u64)row * p.s_row;
-            row_ask(weights, o, (const u8 *)p.w + (u64)row * p.w_row, (const u8 *)p.s + params, (const u8 *)p.b + params, lane, 32);
-        }
+            return RowAt{(const u8 *)p.w + (u64)row * p.w_row, (const u8 *)p.s + params, (const u8 *)p.b + params};
+        });
     };
     ask(first_out + warp * OUT);
     uint2 factors[CHUNKS];
     if (NORM) row_factors<CHUNKS>(p, factors);
     wait_for_earlier();
     float added = !PAIRS && !LOOP && p.add && threadIdx.x < OUTS ? ((const float *)p.add)[first_out + threadIdx.x] : 0.0f;
-    row_stage<CHUNKS, NORM>(p, factors, x, (float *)folds, blockIdx.x == 0);
+    row_stage<CHUNKS, NORM>(p, factors, x, (float *)room, blockIdx.x == 0);
     __syncthreads();
 #pragma unroll 1
     for (u32 turn = 0;; turn++) {
-        float4 *mine = folds + (LOOP ? turn % 2 * OUTS * PITCH : 0);
-        row_dots(weights, x, mine + warp * OUT * PITCH);
+        u32 mine = LOOP ? turn % 2 * OUTS : 0;
+        row_dots(weights, x, folds, mine + warp * OUT);
         u32 now = first_out;
         first_out += step;
         if (LOOP && first_out < p.outputs) ask(first_out + warp * OUT);
@@ -257,7 +299,7 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
         // A lane folds an output: the first warps, or with LOOP one warp after the other, while the rest go on.
         u32 t = LOOP ? lane : threadIdx.x;
         if (LOOP ? warp == turn % ROW_WARPS : warp * 32 < OUTS) {
-            float acc = row_fold<GROUPS>(mine + (t < OUTS ? t : 0) * PITCH);
+            float acc = row_fold(folds, mine + (t < OUTS ? t : 0), x.scales, x.sums);
             if (PAIRS) {
                 float second = __shfl_xor_sync(FULL, acc, 1);
                 if (t < OUTS && !(t & 1)) ((float *)p.out)[(now + t) / 2] = silu_(acc) * second;

@@ -84,12 +84,6 @@ extern "C" __global__ void expert_linear_dense(const Call c) {
     dense_dot(p, c.a[5], c.a[3]);
 }
 
-// Whether a probability y ranks before x; of equals the lower index does, and a NaN after all else.
-DEVICE bool is_better(float y, float x, bool lower) {
-    bool nan = !(x == x), other = !(y == y);
-    return nan != other ? nan : nan || x == y ? lower : y > x;
-}
-
 // A block for a row: an expert's rank is the number of experts that are better, or as good and before it.
 extern "C" __global__ void top_k(const Call c) {
     wait_for_earlier();
@@ -100,9 +94,13 @@ extern "C" __global__ void top_k(const Call c) {
     __syncthreads();
     for (u32 e = threadIdx.x; e < experts; e += blockDim.x) {
         float x = p[e];
+        bool nan = !(x == x);
         u32 rank = 0;
         for (u32 j = 0; j < experts; j++) {
-            rank += is_better(p[j], x, j < e) ? 1 : 0;
+            float y = p[j];
+            bool other = !(y == y);
+            bool before = nan != other ? nan : nan || x == y ? j < e : y > x;
+            rank += before ? 1 : 0;
         }
         if (rank < k) {
             ((u32 *)c.o[1].at)[r * c.o[1].row + rank] = e;
