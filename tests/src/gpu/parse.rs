@@ -479,7 +479,7 @@ impl<'a> Body<'a> {
             "bar" if parts[1] == "warp" => empty(Op::BarWarp),
             "bar" | "barrier" => empty(Op::Bar),
             "ret" | "exit" => empty(Op::Ret),
-            "membar" | "fence" => empty(Op::Nop),
+            "membar" | "fence" | "prefetch" => empty(Op::Nop),
             _ => panic!("PTX, line {line}: unknown instruction: {text}"),
         }
     }

@@ -289,12 +289,14 @@ pub struct RowProduct {
     pub x2: Address,
     pub sum: Address,
     pub normed: Address,
+    pub ahead: Address,
+    pub runs: Address,
     pub w_row: u32,
     pub s_row: u32,
     pub outputs: u32,
     pub eps: u32,
     pub offset: u32,
-    pub unused: u32,
+    pub ahead_bytes: u32,
 }
 
 /// `struct RouteIn`.
@@ -392,7 +394,6 @@ pub struct DeltaRow {
     pub runs: Address,
     pub counters: Address,
     pub state_head: u64,
-    pub state_row: u32,
     pub gate_dim: u32,
     pub z_dim: u32,
     pub out_dim: u32,
@@ -405,7 +406,6 @@ pub struct DeltaRow {
     pub k_scale: u32,
     pub norm_eps: u32,
     pub norm_offset: u32,
-    pub unused: u32,
 }
 
 /// `struct Begin`.
@@ -641,6 +641,8 @@ pub const EXPERT_INNER: u32 = 512;
 pub const MOST_EXPERTS: u32 = 512;
 /// See [`MIXTURE_WIDTH`].
 pub const EXPERT_SLOTS: u32 = 12;
+/// Bytes of shared memory that a block takes beside what it asks for, at most.
+const STATIC_SHARED: u32 = 8 << 10;
 /// Elements of a head, and taps, of the short kernel for the delta rule.
 pub const DELTA_DIM: u32 = 128;
 /// See [`DELTA_DIM`].
@@ -698,8 +700,12 @@ impl RouteIn {
 
 impl ExpertsIn {
     /// How it is cut.
-    pub fn launch(self) -> Launch {
-        let shape = shape([EXPERT_INNER / 16, self.k, 1], THREADS, row_shared(MIXTURE_WIDTH, 32));
+    pub fn launch(self, bases: &Bases) -> Launch {
+        let blocks = EXPERT_INNER / 16 * self.k;
+        // So much shared memory that no multiprocessor takes more blocks than its part, and there is room for the next kernel beside them.
+        let spread = (bases.shared - STATIC_SHARED) / (blocks.div_ceil(bases.multiprocessors) + 1);
+        let shared = row_shared(MIXTURE_WIDTH, 32).max(spread);
+        let shape = shape([EXPERT_INNER / 16, self.k, 1], THREADS, shared);
         Launch { kernel: Kernel::ExpertsIn2, shape, parameter: Parameter::ExpertsIn(self) }
     }
 }
@@ -715,6 +721,14 @@ impl ExpertsOut {
 }
 
 impl DeltaRow {
+    /// Lets the product before it ask for the state, whose heads lie side by side.
+    pub fn ahead(&self, product: &mut Launch) {
+        if let Parameter::RowProduct(product) = &mut product.parameter {
+            (product.ahead, product.runs) = (self.state, self.runs);
+            product.ahead_bytes = (u64::from(self.v_heads) * self.state_head * 4) as u32;
+        }
+    }
+
     /// How it is cut.
     pub fn launch(self) -> Launch {
         let shape = shape([self.v_heads, 1, 1], DELTA_DIM + 32, 0);
@@ -855,7 +869,8 @@ impl Linear {
         let parameter = self.row_product()?;
         // A block of the last product goes on to further outputs, so that what it stages is used often; it then has two turns' dots at a time.
         let loops = matches!(kernel, K::RowHead1 | K::RowHead2);
-        let most = if loops { 4 * bases.multiprocessors } else { u32::MAX };
+        // As many as fit on a multiprocessor at once.
+        let most = if loops { 3 * bases.multiprocessors } else { u32::MAX };
         let grid = [(self.outputs / (8 * out)).min(most), 1, 1];
         let shape = shape(grid, THREADS, row_shared(self.inputs, 8 * out * if loops { 2 } else { 1 }));
         Some(Launch { kernel, shape, parameter: Parameter::RowProduct(parameter) })
@@ -886,7 +901,7 @@ impl Linear {
             outputs: self.outputs,
             eps: self.eps,
             offset: self.offset,
-            unused: 0,
+            ..RowProduct::default()
         })
     }
 

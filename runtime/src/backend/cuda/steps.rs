@@ -16,7 +16,9 @@ use std::collections::HashMap;
 use loaf_formats::op::{self, OpAttrs, OpKind};
 use loaf_formats::plan::{Record, Region, records};
 
-use super::launch::{Bases, HeadNorm, Launch, Linear, Operand, Step, attention, begin, launch_with, stage};
+use super::launch::{
+    Bases, HeadNorm, Launch, Linear, Operand, Parameter, Step, attention, begin, launch_with, stage,
+};
 use crate::schedule::{
     Arena, Attend, Draft, Maker, Product, RecordId, Route, Schedule, Source, Step as Fused, ValueId, Work,
 };
@@ -70,7 +72,12 @@ pub(super) fn few_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Ba
     let mut out: Vec<Launch> = Vec::new();
     for (fused, made) in schedule.steps.iter().zip(made) {
         match made {
-            Some(launches) => out.extend(launches),
+            Some(launches) => {
+                if let (Some(before), [Launch { parameter: Parameter::DeltaRow(delta), .. }]) = (out.last_mut(), &launches[..]) {
+                    delta.ahead(before);
+                }
+                out.extend(launches);
+            }
             None => {
                 for launch in fused.records.iter().filter_map(|&i| all.single(i)) {
                     match out.last().and_then(|last| begin(last, &launch).or_else(|| begin(&launch, last))) {

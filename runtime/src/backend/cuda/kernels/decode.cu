@@ -14,9 +14,11 @@ struct RowProduct {
     u64 x, y, out, add;
     // What is added to the values before their norm, and where the sum and the normalised row go; 0 where not.
     u64 x2, sum, normed;
+    // State that the next kernel reads, from the version on that the first of these runs reads, and its bytes; 0 where not.
+    u64 ahead, runs;
     // Bytes from a row of codes, and of parameters, to the next.
     u32 w_row, s_row;
-    u32 outputs, eps, offset, unused;
+    u32 outputs, eps, offset, ahead_bytes;
 };
 
 DEVICE float brain(u32 bits) { return __uint_as_float(bits << 16); }
@@ -284,9 +286,12 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
     ask(first_out + warp * OUT);
     uint2 factors[CHUNKS];
     if (NORM) row_factors<CHUNKS>(p, factors);
+    u64 ahead = NORM && !LOOP && p.ahead ? p.ahead + ((const Run *)p.runs)->from : 0;
     wait_for_earlier();
     float added = !PAIRS && !LOOP && p.add && threadIdx.x < OUTS ? ((const float *)p.add)[first_out + threadIdx.x] : 0.0f;
     row_stage<CHUNKS, NORM>(p, factors, x, (float *)room, blockIdx.x == 0);
+    u32 line = (blockIdx.x * ROW_THREADS + threadIdx.x) * 128;
+    if (ahead && line < p.ahead_bytes) asm volatile("prefetch.global.L2 [%0];" ::"l"(ahead + line));
     __syncthreads();
 #pragma unroll 1
     for (u32 turn = 0;; turn++) {

@@ -17,12 +17,11 @@ struct DeltaRow {
     u64 state, runs;
     // A counter for each key head, 0 before and after.
     u64 counters;
-    // Elements from a head of the state, and a row of it, to the next.
+    // Elements from a head of the state, whose rows are side by side, to the next.
     u64 state_head;
-    u32 state_row;
     // Elements of a head of `a` and `b`, of `z`, and of `out`.
     u32 gate_dim, z_dim, out_dim;
-    u32 k_heads, v_heads, tiled, q_eps, q_scale, k_eps, k_scale, norm_eps, norm_offset, unused;
+    u32 k_heads, v_heads, tiled, q_eps, q_scale, k_eps, k_scale, norm_eps, norm_offset;
 };
 
 // A channel of a convolution: where its input is, its weights, and what came before.
@@ -79,11 +78,10 @@ extern "C" __global__ void __launch_bounds__(160) delta_row_128(const DeltaRow p
     float state[DELTA_DIM];
     Channel cq, ck, cv;
     float factor = 0.0f, a_log = 0.0f, dt = 0.0f;
-    u32 step = p.state_row;
     if (column) {
         const float *old = (const float *)(p.state + run.from) + head * p.state_head + j;
 #pragma unroll
-        for (u32 i = 0; i < DELTA_DIM; i++) state[i] = old[(u64)i * step];
+        for (u32 i = 0; i < DELTA_DIM; i++) state[i] = old[i * DELTA_DIM];
         cq = channel_of(p.q, run, kh, j);
         ck = channel_of(p.k, run, kh, j);
         cv = channel_of(p.v, run, head, j);
@@ -104,11 +102,8 @@ extern "C" __global__ void __launch_bounds__(160) delta_row_128(const DeltaRow p
         v = convolved(cv, xv);
         keep_taps(p.v, run, head, j, cv, xv);
     } else {
-        float a = element(p.a, p.gate_dim, head), b = element(p.b, p.gate_dim, head);
-        if (lane == 0) {
-            gates[0] = exp_(-(exp_(a_log) * softplus(a + dt)));
-            gates[1] = sigmoid_(b);
-        }
+        float a = element(p.a, p.gate_dim, head);
+        if (lane == 0) gates[0] = exp_(-(exp_(a_log) * softplus(a + dt)));
     }
     __syncthreads();
     if (warp < 2) {
@@ -117,6 +112,8 @@ extern "C" __global__ void __launch_bounds__(160) delta_row_128(const DeltaRow p
         __syncwarp();
 #pragma unroll
         for (u32 i = 0; i < DELTA_DIM / 32; i++) x[lane + 32 * i] = (x[lane + 32 * i] * inv) * scale;
+    } else if (j == 64) {
+        gates[1] = sigmoid_(element(p.b, p.gate_dim, head));
     } else if (j == DELTA_DIM) {
         // Whoever is the last to have read the taps of queries and keys writes the new ones, which may take the place of the old.
         __threadfence();
@@ -153,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(160) delta_row_128(const DeltaRow p
             out = fmaf(state[i + 2], query.z, out);
             out = fmaf(state[i + 3], query.w, out);
 #pragma unroll
-            for (u32 t = 0; t < 4; t++) now[(u64)(i + t) * step] = state[i + t];
+            for (u32 t = 0; t < 4; t++) now[(i + t) * DELTA_DIM] = state[i + t];
         }
         result[j] = out;
     }

@@ -34,6 +34,7 @@ impl Steps<'_> {
         let fits = self.rows == 1
             && (scan.k_dim, scan.v_dim) == (dim, dim)
             && g.heads * g.dim == scan.v_heads
+            && (o.state.head, o.state.row) == (DELTA_DIM, u64::from(DELTA_DIM * DELTA_DIM))
             && (n.heads, n.dim) == (scan.v_heads, dim)
             && s.heads * s.dim == width
             && Self::are_all(fused, &[self.value(gate, z.out)]);
@@ -51,7 +52,6 @@ impl Steps<'_> {
             runs: self.step.runs,
             counters: self.bases.counters,
             state_head: o.state.row,
-            state_row: o.state.head,
             gate_dim: g.dim as u32,
             z_dim: s.dim as u32,
             out_dim: s.dim as u32,
@@ -64,7 +64,6 @@ impl Steps<'_> {
             k_scale,
             norm_eps: n.eps.to_bits(),
             norm_offset: n.offset.to_bits(),
-            unused: 0,
         };
         Some(vec![parameter.launch()])
     }
