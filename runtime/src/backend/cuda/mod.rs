@@ -144,7 +144,10 @@ impl CudaDevice {
         let memory = memory.fit(free, &card.name)?;
         let functions = driver.load(options.image.as_deref().unwrap_or(own), Kernel::NAMES)?;
         for (function, name) in functions.iter().zip(Kernel::NAMES) {
-            if ["linear_", "attention", "top_k", "expert_sort", "few_", "experts_in"].iter().any(|with| name.starts_with(with)) {
+            if ["linear_", "attention", "top_k", "expert_sort", "few_", "experts_in"]
+                .iter()
+                .any(|with| name.starts_with(with))
+            {
                 driver.allow_shared(*function, memory::shared_room(&card))?;
             }
         }

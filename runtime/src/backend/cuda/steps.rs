@@ -16,9 +16,7 @@ use std::collections::HashMap;
 use loaf_formats::op::{self, OpAttrs, OpKind};
 use loaf_formats::plan::{Record, Region, records};
 
-use super::launch::{
-    Bases, HeadNorm, Launch, Linear, Operand, Parameter, Step, attention, begin, launch_with, stage,
-};
+use super::launch::{Bases, HeadNorm, Launch, Linear, Operand, Parameter, Step, attention, begin, launch_with, stage};
 use crate::schedule::{
     Arena, Attend, Draft, Maker, Product, RecordId, Route, Schedule, Source, Step as Fused, ValueId, Work,
 };
@@ -73,7 +71,9 @@ pub(super) fn few_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Ba
     for (fused, made) in schedule.steps.iter().zip(made) {
         match made {
             Some(launches) => {
-                if let (Some(before), [Launch { parameter: Parameter::DeltaRow(delta), .. }]) = (out.last_mut(), &launches[..]) {
+                if let (Some(before), [Launch { parameter: Parameter::DeltaRow(delta), .. }]) =
+                    (out.last_mut(), &launches[..])
+                {
                     delta.ahead(before);
                 }
                 out.extend(launches);
@@ -121,7 +121,8 @@ impl Steps<'_> {
         // Per place: the last step that reads what is there.
         let mut taken: [Option<usize>; SUMS as usize] = [None; SUMS as usize];
         for (after, fused) in schedule.steps.iter().enumerate() {
-            let (Work::Product(Product { norm: Some(norm), .. }) | Work::Route(Route { norm: Some(norm), .. })) = &fused.work
+            let (Work::Product(Product { norm: Some(norm), .. }) | Work::Route(Route { norm: Some(norm), .. })) =
+                &fused.work
             else {
                 continue;
             };

@@ -107,42 +107,56 @@ impl Steps<'_> {
         group == 64 && self.value(product, codes) == self.value(quantize, at.codes)
     }
 
-    fn router(&self, m: &Mixture<'_>) -> Option<Launch> {
-        let (fused, codes) = (&self.schedule.steps[m.steps[0]], op::linear_quant::Operands::indices().codes);
-        let router = self.quant(m.route.router).filter(|r| r.inputs == MIXTURE_WIDTH && r.is_usual(8))?;
-        let shared = m.experts.shared.as_ref();
+    /// The row that a mixture begins with, and of the shared expert, if there is one, gate and up; and what values that makes.
+    fn row(&self, m: &Mixture<'_>) -> Option<(Linear, Vec<Option<ValueId>>)> {
+        let (fused, at) = (&self.schedule.steps[m.steps[0]], op::linear_quant::Operands::indices());
         let usual = WeightFormat::Affine { bits: 4, group: 64, params: DType::BF16 };
         let mut row = Linear { inputs: MIXTURE_WIDTH, rows: 1, format: usual.code(), ..Linear::default() };
         let mut p = Product { norm: m.route.norm, quantizes: m.route.quantizes.clone(), ..Product::default() };
         let mut made = Vec::new();
-        if let Some(Gated { products, gate }) = shared {
+        if let Some(Gated { products, gate }) = &m.experts.shared {
             let [product] = products[..] else { return None };
             row = self.quant(product).filter(|r| r.inputs == MIXTURE_WIDTH && r.outputs == 2 * EXPERT_INNER)?;
             (p.products, p.gate) = (products.clone(), Some(*gate));
-            self.finish(&mut row, &p, product, op::linear_quant::Operands::indices().out, &mut made)?;
-            self.reads(product, codes, m.quantize).then_some(())?;
+            self.finish(&mut row, &p, product, at.out, &mut made)?;
+            self.reads(product, at.codes, m.quantize).then_some(())?;
         }
         self.staged(&mut row, fused, &p, m.quantize, true, &mut made)?;
+        (row.stage == stage::NORM).then_some((row, made))
+    }
+
+    /// Where the int8 form of the row is: codes, scales, sums.
+    fn form(&self, m: &Mixture<'_>) -> [Address; 3] {
         let at = op::quantize::Operands::indices();
-        let [form, scales, sums] = [at.codes, at.scales, at.sums].map(|i| {
-            made.push(self.value(m.quantize, i));
-            self.place(m.quantize, i).at
-        });
-        made.push(self.value(m.route.router, op::linear_quant::Operands::indices().out));
+        [at.codes, at.scales, at.sums].map(|i| self.place(m.quantize, i).at)
+    }
+
+    fn router(&self, m: &Mixture<'_>) -> Option<Launch> {
+        let (fused, at) = (&self.schedule.steps[m.steps[0]], op::linear_quant::Operands::indices());
+        let router = self.quant(m.route.router).filter(|r| r.inputs == MIXTURE_WIDTH && r.is_usual(8))?;
+        let (row, mut made) = self.row(m)?;
+        let form = op::quantize::Operands::indices();
+        made.extend([form.codes, form.scales, form.sums].map(|i| self.value(m.quantize, i)));
+        made.push(self.value(m.route.router, at.out));
+        let [codes, scales, sums] = self.form(m);
         // The choice is made again by those that need it.
-        let unseen = |v: &&ValueId| !made.contains(&Some(**v)) && !self.is_within(m, **v);
-        let fits = row.stage == stage::NORM
-            && self.reads(m.route.router, codes, m.quantize)
-            && form.is_multiple_of(16)
-            && fused.results.iter().find(unseen).is_none();
+        let fits = self.reads(m.route.router, at.codes, m.quantize)
+            && codes.is_multiple_of(16)
+            && fused.results.iter().all(|v| made.contains(&Some(*v)) || self.is_within(m, *v));
         fits.then_some(())?;
-        let outputs = router.outputs;
-        let [w_row, s_row] = [router.plane_row[0], router.plane_row[1]].map(u32::try_from);
-        let [planes, codes] = [router.planes, [form, scales, sums]];
-        let [codes, scales, sums] = codes;
-        let (row, scores, unused) = (row.row_product()?, router.out, 0);
-        let (w_row, s_row) = (w_row.ok()?, s_row.ok()?);
-        Some(RouteIn { row, planes, scores, codes, scales, sums, w_row, s_row, outputs, unused }.launch())
+        let parameter = RouteIn {
+            row: row.row_product()?,
+            planes: router.planes,
+            scores: router.out,
+            codes,
+            scales,
+            sums,
+            w_row: router.plane_row[0].try_into().ok()?,
+            s_row: router.plane_row[1].try_into().ok()?,
+            outputs: router.outputs,
+            unused: 0,
+        };
+        Some(parameter.launch())
     }
 
     fn gates(&self, m: &Mixture<'_>) -> Option<Launch> {
@@ -163,8 +177,7 @@ impl Steps<'_> {
             && (first.plane_row, first.plane_expert) == (second.plane_row, second.plane_expert)
             && Self::are_all(fused, &[self.value(*gate, at.out), shared]);
         fits.then_some(())?;
-        let at = op::quantize::Operands::indices();
-        let [codes, scales, sums] = [at.codes, at.scales, at.sums].map(|i| self.place(m.quantize, i).at);
+        let [codes, scales, sums] = self.form(m);
         let parameter = launch::ExpertsIn {
             gate: first.planes,
             up: second.planes,
@@ -223,20 +236,9 @@ impl Steps<'_> {
             ..launch::ExpertsOut::default()
         };
         let (mut last, mut result) = (*sum, at.out);
-        if let (Some(SharedOut { quantize, down, scale, add }), Some(first)) = (shared, &m.experts.shared) {
-            let x = self.hidden(*quantize, first.gate, 1)?;
-            let down = self.quant(*down).filter(|d| (d.inputs, d.outputs) == (EXPERT_INNER, MIXTURE_WIDTH))?;
-            down.is_usual(4).then_some(())?;
-            (parameter.shared, parameter.shared_x) = (down.planes, x.at);
-            parameter.shared_w_row = down.plane_row[0].try_into().ok()?;
-            parameter.shared_s_row = down.plane_row[1].try_into().ok()?;
-            parameter.gate = scale.map_or(0, |[open, _]| self.place(open, op::sigmoid::Operands::indices().x).at);
-            (last, result) = (*add, op::add::Operands::indices().out);
-            // A score that the router makes.
-            if let Some([open, _]) = scale {
-                let (made, _) = self.maker(*open, op::sigmoid::Operands::indices().x)?;
-                (made == m.route.router).then_some(())?;
-            }
+        if let (Some(shared), Some(first)) = (shared, &m.experts.shared) {
+            self.shared(m, &mut parameter, shared, first.gate)?;
+            (last, result) = (shared.add, op::add::Operands::indices().out);
         }
         parameter.out = self.place(last, result).at;
         if let Some(&(norm, other)) = self.sums.of.get(&last) {
@@ -244,5 +246,21 @@ impl Steps<'_> {
             (parameter.add, parameter.out) = (self.place(norm, other).at, self.place(norm, sum).at);
         }
         Self::are_all(fused, &[self.value(last, result)]).then(|| parameter.launch())
+    }
+
+    /// Lets the second half compute that of the shared expert, too.
+    fn shared(&self, m: &Mixture<'_>, to: &mut launch::ExpertsOut, out: &SharedOut, gate: RecordId) -> Option<()> {
+        let x = self.hidden(out.quantize, gate, 1)?;
+        let down = self.quant(out.down).filter(|d| (d.inputs, d.outputs) == (EXPERT_INNER, MIXTURE_WIDTH))?;
+        (to.shared, to.shared_x) = (down.planes, x.at);
+        to.shared_w_row = down.plane_row[0].try_into().ok()?;
+        to.shared_s_row = down.plane_row[1].try_into().ok()?;
+        if let Some([open, _]) = out.scale {
+            let at = op::sigmoid::Operands::indices();
+            to.gate = self.place(open, at.x).at;
+            // A score that the router makes.
+            (self.maker(open, at.x)?.0 == m.route.router).then_some(())?;
+        }
+        down.is_usual(4).then_some(())
     }
 }
