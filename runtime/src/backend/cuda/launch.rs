@@ -641,8 +641,8 @@ pub const EXPERT_INNER: u32 = 512;
 pub const MOST_EXPERTS: u32 = 512;
 /// See [`MIXTURE_WIDTH`].
 pub const EXPERT_SLOTS: u32 = 12;
-/// Bytes of shared memory that a block takes beside what it asks for, at most.
-const STATIC_SHARED: u32 = 8 << 10;
+/// Bytes of shared memory that a block of experts takes beside what it asks for, at most.
+pub const STATIC_SHARED: u32 = 8 << 10;
 /// Elements of a head, and taps, of the short kernel for the delta rule.
 pub const DELTA_DIM: u32 = 128;
 /// See [`DELTA_DIM`].
