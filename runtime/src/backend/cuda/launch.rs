@@ -641,8 +641,6 @@ pub const EXPERT_INNER: u32 = 512;
 pub const MOST_EXPERTS: u32 = 512;
 /// See [`MIXTURE_WIDTH`].
 pub const EXPERT_SLOTS: u32 = 12;
-/// Bytes of shared memory that a block of experts takes beside what it asks for, at most.
-pub const STATIC_SHARED: u32 = 8 << 10;
 /// Elements of a head, and taps, of the short kernel for the delta rule.
 pub const DELTA_DIM: u32 = 128;
 /// See [`DELTA_DIM`].
@@ -700,12 +698,8 @@ impl RouteIn {
 
 impl ExpertsIn {
     /// How it is cut.
-    pub fn launch(self, bases: &Bases) -> Launch {
-        let blocks = EXPERT_INNER / 16 * self.k;
-        // So much shared memory that no multiprocessor takes more blocks than its part, and there is room for the next kernel beside them.
-        let spread = (bases.shared - STATIC_SHARED) / (blocks.div_ceil(bases.multiprocessors) + 1);
-        let shared = row_shared(MIXTURE_WIDTH, 32).max(spread);
-        let shape = shape([EXPERT_INNER / 16, self.k, 1], THREADS, shared);
+    pub fn launch(self) -> Launch {
+        let shape = shape([EXPERT_INNER / 16, self.k, 1], THREADS, row_shared(MIXTURE_WIDTH, 32));
         Launch { kernel: Kernel::ExpertsIn2, shape, parameter: Parameter::ExpertsIn(self) }
     }
 }

@@ -23,7 +23,7 @@ use loaf_formats::op::OpKind;
 use loaf_formats::plan::{Operand, Phase, Plan, Record, Template, records};
 
 use self::driver::{Driver, DriverError, Function, Graph, Pinned};
-use self::launch::{FEW_ROWS, Kernel, Launch, STATIC_SHARED, launch};
+use self::launch::{FEW_ROWS, Kernel, Launch, launch};
 use self::memory::Memory;
 use super::{Choice, Chooser, Device, DeviceError, Limits, Part, SlotRun};
 use crate::model::Model;
@@ -144,11 +144,8 @@ impl CudaDevice {
         let memory = memory.fit(free, &card.name)?;
         let functions = driver.load(options.image.as_deref().unwrap_or(own), Kernel::NAMES)?;
         for (function, name) in functions.iter().zip(Kernel::NAMES) {
-            // What a function may ask for, less what it has without asking.
-            let own = if name.starts_with("experts_in") { STATIC_SHARED } else { 0 };
-            let asks = ["linear_", "attention", "top_k", "expert_sort", "few_", "experts_in"];
-            if asks.iter().any(|with| name.starts_with(with)) {
-                driver.allow_shared(*function, memory::shared_room(&card) - own)?;
+            if ["linear_", "attention", "top_k", "expert_sort", "few_"].iter().any(|with| name.starts_with(with)) {
+                driver.allow_shared(*function, memory::shared_room(&card))?;
             }
         }
         let limits = Limits {
