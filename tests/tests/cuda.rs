@@ -258,17 +258,46 @@ fn short_attention_has_the_bits_of_the_cpu_over_many_blocks() {
     for (dim, n, last) in [(128, 127, 2), (64, 255, 2), (128, 257, 2), (64, 515, 2)] {
         let baked = one_layer(64, 64, [2, 1, dim], &options);
         let ids = text(512, n + last);
-        let mut cpu = loaf_tests::engine(&baked.loaf, Kernels::detect(), 2, 1);
-        let mut sequence = cpu.sequence().expect("a slot");
-        cpu.eval(&mut sequence, &ids[..n]).expect("a prompt");
-        let snapshot = cpu.snapshot(&sequence).expect("memory");
-        let mut engine = engine(&baked.loaf, self::options());
-        let mut other = engine.restore(&snapshot).expect("a slot");
-        for id in &ids[n..] {
-            let want = cpu.decode_one(&mut sequence, *id).expect("one token").to_vec();
-            let got = engine.decode_one(&mut other, *id).expect("one token").to_vec();
-            assert_bits(&format!("{dim}"), &[got], &[want]);
-        }
+        follows_a_prompt(&format!("{dim}"), &baked.loaf, &ids, n);
+    }
+}
+
+/// Tokens after a prompt of `n` that the CPU has computed.
+fn follows_a_prompt(what: &str, model: &Model, ids: &[u32], n: usize) {
+    let mut cpu = loaf_tests::engine(model, Kernels::detect(), 2, 1);
+    let mut sequence = cpu.sequence().expect("a slot");
+    cpu.eval(&mut sequence, &ids[..n]).expect("a prompt");
+    let snapshot = cpu.snapshot(&sequence).expect("memory");
+    let mut engine = engine(model, self::options());
+    let mut other = engine.restore(&snapshot).expect("a slot");
+    for id in &ids[n..] {
+        let want = cpu.decode_one(&mut sequence, *id).expect("one token").to_vec();
+        let got = engine.decode_one(&mut other, *id).expect("one token").to_vec();
+        assert_bits(what, &[got], &[want]);
+    }
+}
+
+/// Heads of 256 elements of which a quarter is rotated, over blocks that are merged, two heads of a block and one.
+#[test]
+fn short_attention_of_wide_heads_has_the_bits_of_the_cpu() {
+    let numbers = [
+        ("hidden_size", 64),
+        ("num_hidden_layers", 1),
+        ("full_attention_interval", 1),
+        ("num_attention_heads", 4),
+        ("num_key_value_heads", 2),
+        ("head_dim", 256),
+        ("num_experts", 4),
+        ("num_experts_per_tok", 2),
+        ("moe_intermediate_size", 64),
+        ("shared_expert_intermediate_size", 64),
+        ("vocab_size", 512),
+        ("max_position_embeddings", 600),
+    ];
+    let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
+    let baked = random("configs/qwen3_coder_next", &numbers, &options);
+    for (n, last) in [(127, 2), (255, 2), (515, 2)] {
+        follows_a_prompt("256", &baked.loaf, &text(512, n + last), n);
     }
 }
 
@@ -773,13 +802,13 @@ fn quantised_hybrids_have_the_bits_of_the_cpu() {
 /// rule's projections make, routers of one and several lots of 32 experts, and a width that the short kernels do not take.
 #[test]
 fn short_kernels_of_mixtures_have_the_bits_of_the_cpu() {
-    let numbers = |experts, k, inner, dim| {
+    let numbers = |experts, k, inner, dim, head_dim| {
         vec![
             ("num_hidden_layers", 2),
             ("full_attention_interval", 2),
             ("num_attention_heads", 2),
             ("num_key_value_heads", 1),
-            ("head_dim", 64),
+            ("head_dim", head_dim),
             ("num_experts", experts),
             ("num_experts_per_tok", k),
             ("moe_intermediate_size", inner),
@@ -792,13 +821,13 @@ fn short_kernels_of_mixtures_have_the_bits_of_the_cpu() {
             ("max_position_embeddings", 600),
         ]
     };
-    let all = ["route_2", "experts_in_2", "experts_out", "delta_row_128"];
+    let all = ["route_2", "experts_in_2", "experts_out", "delta_row_128", "attention_late_256"];
     let cases: [(&str, _, &[&str]); 4] = [
-        ("configs/qwen3_coder_next", numbers(96, 10, 512, 128), &all),
-        ("configs/qwen3_6_35b_a3b", numbers(32, 3, 512, 128), &all),
+        ("configs/qwen3_coder_next", numbers(96, 10, 512, 128, 256), &all),
+        ("configs/qwen3_6_35b_a3b", numbers(32, 3, 512, 128, 64), &all[..4]),
         // Experts that are no whole lot of 32, heads that the rule's kernel does not take.
-        ("configs/qwen3_coder_next", numbers(40, 3, 512, 64), &[]),
-        ("configs/qwen3_coder_next", numbers(32, 3, 256, 128), &["delta_row_128"]),
+        ("configs/qwen3_coder_next", numbers(40, 3, 512, 64, 64), &[]),
+        ("configs/qwen3_coder_next", numbers(32, 3, 256, 128, 64), &["delta_row_128"]),
     ];
     let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
     for (config, numbers, kernels) in cases {
