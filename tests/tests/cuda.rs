@@ -139,10 +139,14 @@ fn random(config: &str, numbers: &[(&str, u64)], options: &BuildOptions) -> Bake
     let source = tempfile::tempdir().expect("a temporary folder");
     let text = std::fs::read(fixture(config).join("config.json")).expect("a fixture");
     let mut json: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    let inner = match json.get("text_config") {
+        Some(_) => &mut json["text_config"],
+        None => &mut json,
+    };
     for (key, value) in numbers {
-        json[*key] = (*value).into();
+        inner[*key] = (*value).into();
     }
-    json["eos_token_id"] = 1.into();
+    inner["eos_token_id"] = 1.into();
     std::fs::write(source.path().join("config.json"), json.to_string()).expect("a file");
     bake_dir(source.path(), &BuildOptions { random: Some(7), ..options.clone() })
 }
@@ -255,17 +259,46 @@ fn short_attention_has_the_bits_of_the_cpu_over_many_blocks() {
     for (dim, n, last) in [(128, 127, 2), (64, 255, 2), (128, 257, 2), (64, 515, 2)] {
         let baked = one_layer(64, 64, [2, 1, dim], &options);
         let ids = text(512, n + last);
-        let mut cpu = loaf_tests::engine(&baked.loaf, Kernels::detect(), 2, 1);
-        let mut sequence = cpu.sequence().expect("a slot");
-        cpu.eval(&mut sequence, &ids[..n]).expect("a prompt");
-        let snapshot = cpu.snapshot(&sequence).expect("memory");
-        let mut engine = engine(&baked.loaf, self::options());
-        let mut other = engine.restore(&snapshot).expect("a slot");
-        for id in &ids[n..] {
-            let want = cpu.decode_one(&mut sequence, *id).expect("one token").to_vec();
-            let got = engine.decode_one(&mut other, *id).expect("one token").to_vec();
-            assert_bits(&format!("{dim}"), &[got], &[want]);
-        }
+        follows_a_prompt(&format!("{dim}"), &baked.loaf, &ids, n);
+    }
+}
+
+/// Tokens after a prompt of `n` that the CPU has computed.
+fn follows_a_prompt(what: &str, model: &Model, ids: &[u32], n: usize) {
+    let mut cpu = loaf_tests::engine(model, Kernels::detect(), 2, 1);
+    let mut sequence = cpu.sequence().expect("a slot");
+    cpu.eval(&mut sequence, &ids[..n]).expect("a prompt");
+    let snapshot = cpu.snapshot(&sequence).expect("memory");
+    let mut engine = engine(model, self::options());
+    let mut other = engine.restore(&snapshot).expect("a slot");
+    for id in &ids[n..] {
+        let want = cpu.decode_one(&mut sequence, *id).expect("one token").to_vec();
+        let got = engine.decode_one(&mut other, *id).expect("one token").to_vec();
+        assert_bits(what, &[got], &[want]);
+    }
+}
+
+/// Heads of 256 elements of which a quarter is rotated, over blocks that are merged, two heads of a block and one.
+#[test]
+fn short_attention_of_wide_heads_has_the_bits_of_the_cpu() {
+    let numbers = [
+        ("hidden_size", 64),
+        ("num_hidden_layers", 1),
+        ("full_attention_interval", 1),
+        ("num_attention_heads", 4),
+        ("num_key_value_heads", 2),
+        ("head_dim", 256),
+        ("num_experts", 4),
+        ("num_experts_per_tok", 2),
+        ("moe_intermediate_size", 64),
+        ("shared_expert_intermediate_size", 64),
+        ("vocab_size", 512),
+        ("max_position_embeddings", 600),
+    ];
+    let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
+    let baked = random("configs/qwen3_coder_next", &numbers, &options);
+    for (n, last) in [(127, 2), (255, 2), (515, 2)] {
+        follows_a_prompt("256", &baked.loaf, &text(512, n + last), n);
     }
 }
 
@@ -787,5 +820,61 @@ fn quantised_hybrids_have_the_bits_of_the_cpu() {
     for name in ["hf/qwen3_next", "hf/qwen3_5_moe", "hf/qwen3"] {
         let baked = bake(name, &BuildOptions { quant: four_bits(32), ..BuildOptions::default() });
         check(name, &baked.loaf, &text(baked.loaf.plan().vocab, length(4)));
+    }
+}
+
+/// A mixture of the widths that have kernels of their own, of one layer with the delta rule and one with attention: both ways to lay out what the
+/// rule's projections make, routers of one and several lots of 32 experts, and a width that the short kernels do not take.
+#[test]
+fn short_kernels_of_mixtures_have_the_bits_of_the_cpu() {
+    let numbers = |experts, k, inner, dim, head_dim| {
+        vec![
+            ("num_hidden_layers", 2),
+            ("full_attention_interval", 2),
+            ("num_attention_heads", 2),
+            ("num_key_value_heads", 1),
+            ("head_dim", head_dim),
+            ("num_experts", experts),
+            ("num_experts_per_tok", k),
+            ("moe_intermediate_size", inner),
+            ("shared_expert_intermediate_size", inner),
+            ("linear_num_key_heads", 2),
+            ("linear_num_value_heads", 4),
+            ("linear_key_head_dim", dim),
+            ("linear_value_head_dim", dim),
+            ("vocab_size", 512),
+            ("max_position_embeddings", 600),
+        ]
+    };
+    let all = ["route_2", "experts_in_2", "experts_out", "delta_row_128", "attention_late_256"];
+    let cases: [(&str, _, &[&str]); 4] = [
+        ("configs/qwen3_coder_next", numbers(96, 10, 512, 128, 256), &all),
+        ("configs/qwen3_6_35b_a3b", numbers(32, 3, 512, 128, 64), &all[..4]),
+        // Experts that are no whole lot of 32, heads that the rule's kernel does not take.
+        ("configs/qwen3_coder_next", numbers(40, 3, 512, 64, 64), &[]),
+        ("configs/qwen3_coder_next", numbers(32, 3, 256, 128, 64), &["delta_row_128"]),
+    ];
+    let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
+    for (config, numbers, kernels) in cases {
+        let baked = random(config, &numbers, &options);
+        let what = format!("{config} {:?}", &numbers[5..8]);
+        if has_card() {
+            check(&what, &baked.loaf, &text(512, 12));
+            continue;
+        }
+        // The second token finds states that the first has left.
+        let ids = text(512, 2);
+        let want = decode_logits(&mut session(&baked.loaf, Kernels::detect(), 1), &ids);
+        let (mut engine, record) = recorded(&baked.loaf, self::options()).expect("room");
+        let mut sequence = engine.sequence().expect("a slot");
+        for (id, want) in ids.iter().zip(&want) {
+            let got = engine.decode_one(&mut sequence, *id).expect("one token").to_vec();
+            assert_bits(&what, &[got], std::slice::from_ref(want));
+        }
+        let launched = launched(&record);
+        for kernel in all {
+            let found = launched.contains(&kernel.to_owned());
+            assert_eq!(found, kernels.contains(&kernel), "{what}: {kernel}, found {launched:?}");
+        }
     }
 }

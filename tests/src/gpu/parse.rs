@@ -140,6 +140,8 @@ pub enum Op {
     Shfl(Lane),
     /// A warp's largest number, or its sum.
     Redux(bool),
+    /// Which lanes' condition holds.
+    Ballot,
     Mma,
     Bra,
     Bar,
@@ -457,6 +459,10 @@ impl<'a> Body<'a> {
                 assert!(matches!(parts[2], "max" | "add"), "PTX: {text}");
                 one(self, Op::Redux(parts[2] == "max"), ty(1))
             }
+            "vote" => {
+                assert_eq!(parts[2], "ballot", "PTX: {text}");
+                one(self, Op::Ballot, ty(1))
+            }
             "mma" => {
                 assert!(
                     name == "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"
@@ -473,7 +479,7 @@ impl<'a> Body<'a> {
             "bar" if parts[1] == "warp" => empty(Op::BarWarp),
             "bar" | "barrier" => empty(Op::Bar),
             "ret" | "exit" => empty(Op::Ret),
-            "membar" | "fence" => empty(Op::Nop),
+            "membar" | "fence" | "prefetch" => empty(Op::Nop),
             _ => panic!("PTX, line {line}: unknown instruction: {text}"),
         }
     }

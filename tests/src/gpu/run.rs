@@ -166,6 +166,10 @@ impl Block<'_> {
                 let v = if largest { values.max().unwrap_or(0) } else { values.fold(0, u32::wrapping_add) };
                 live.iter().for_each(|l| warp[*l].registers[i.d[0] as usize] = v.into());
             }
+            Op::Ballot => {
+                let v: u64 = live.iter().filter(|l| value(&warp[**l], i.s[0]) != 0).map(|l| 1 << l).sum();
+                live.iter().for_each(|l| warp[*l].registers[i.d[0] as usize] = v);
+            }
             _ => unreachable!(),
         }
         for l in live {
@@ -234,7 +238,7 @@ impl Block<'_> {
                     t.state = State::Barrier;
                     return;
                 }
-                Op::Shfl(_) | Op::Redux(_) | Op::Mma | Op::BarWarp => {
+                Op::Shfl(_) | Op::Redux(_) | Op::Ballot | Op::Mma | Op::BarWarp => {
                     t.state = State::Together;
                     return;
                 }

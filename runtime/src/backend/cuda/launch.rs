@@ -73,12 +73,14 @@ kernels! {
     RowPlain1 = "row_plain_1",
     RowPlain2 = "row_plain_2",
     RowPlain3 = "row_plain_3",
+    RowPlain4 = "row_plain_4",
     RowHead1 = "row_head_1",
     RowHead2 = "row_head_2",
     AttentionRow64 = "attention_row_64",
     AttentionRow128 = "attention_row_128",
     AttentionLate64 = "attention_late_64",
     AttentionLate128 = "attention_late_128",
+    AttentionLate256 = "attention_late_256",
     AttentionRows64 = "attention_rows_64",
     AttentionRows128 = "attention_rows_128",
     AttentionRowsLate64 = "attention_rows_late_64",
@@ -96,6 +98,10 @@ kernels! {
     FewHead2 = "few_head_2",
     FewHeads = "few_heads",
     Choose = "choose",
+    Route2 = "route_2",
+    ExpertsIn2 = "experts_in_2",
+    ExpertsOut = "experts_out",
+    DeltaRow128 = "delta_row_128",
 }
 
 /// `struct Operand` of the kernels.
@@ -283,12 +289,123 @@ pub struct RowProduct {
     pub x2: Address,
     pub sum: Address,
     pub normed: Address,
+    pub ahead: Address,
+    pub runs: Address,
     pub w_row: u32,
     pub s_row: u32,
     pub outputs: u32,
     pub eps: u32,
     pub offset: u32,
+    pub ahead_bytes: u32,
+}
+
+/// `struct RouteIn`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RouteIn {
+    pub row: RowProduct,
+    pub planes: [Address; 3],
+    pub scores: Address,
+    pub codes: Address,
+    pub scales: Address,
+    pub sums: Address,
+    pub w_row: u32,
+    pub s_row: u32,
+    pub outputs: u32,
     pub unused: u32,
+}
+
+/// `struct ExpertsIn`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ExpertsIn {
+    pub gate: [Address; 3],
+    pub up: [Address; 3],
+    pub w_expert: u64,
+    pub s_expert: u64,
+    pub codes: Address,
+    pub scales: Address,
+    pub sums: Address,
+    pub scores: Address,
+    pub out: Address,
+    pub w_row: u32,
+    pub s_row: u32,
+    pub experts: u32,
+    pub k: u32,
+    pub out_slot: u32,
+    pub unused: u32,
+}
+
+/// `struct ExpertsOut`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ExpertsOut {
+    pub planes: [Address; 3],
+    pub w_expert: u64,
+    pub s_expert: u64,
+    pub shared: [Address; 3],
+    pub x: Address,
+    pub shared_x: Address,
+    pub scores: Address,
+    pub gate: Address,
+    pub add: Address,
+    pub out: Address,
+    pub w_row: u32,
+    pub s_row: u32,
+    pub shared_w_row: u32,
+    pub shared_s_row: u32,
+    pub x_slot: u32,
+    pub experts: u32,
+    pub k: u32,
+    pub renorm: u32,
+}
+
+/// `struct DeltaPart`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct DeltaPart {
+    pub x: Address,
+    pub w: Address,
+    pub state: Address,
+    pub first: u32,
+    pub dim: u32,
+    pub x_head: u32,
+    pub tap: u32,
+}
+
+/// `struct DeltaRow`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct DeltaRow {
+    pub parts: [DeltaPart; 3],
+    pub a: Operand,
+    pub b: Operand,
+    pub a_log: Operand,
+    pub dt: Operand,
+    pub z: Operand,
+    pub norm: Operand,
+    pub out: Operand,
+    pub state: Address,
+    pub runs: Address,
+    pub counters: Address,
+    pub state_head: u64,
+    pub gate_dim: u32,
+    pub z_dim: u32,
+    pub out_dim: u32,
+    pub k_heads: u32,
+    pub v_heads: u32,
+    pub tiled: u32,
+    pub q_eps: u32,
+    pub q_scale: u32,
+    pub k_eps: u32,
+    pub k_scale: u32,
+    pub norm_eps: u32,
+    pub norm_offset: u32,
 }
 
 /// `struct Begin`.
@@ -395,20 +512,35 @@ pub enum Parameter {
     FewProduct(FewProduct),
     /// A choice.
     Choose(Choose),
+    /// A router, and what is computed beside it.
+    RouteIn(RouteIn),
+    /// The first half of a mixture's experts.
+    ExpertsIn(ExpertsIn),
+    /// The second.
+    ExpertsOut(ExpertsOut),
+    /// The delta rule of one row.
+    DeltaRow(DeltaRow),
 }
 
 impl Parameter {
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
+        fn of<T>(p: &T) -> (*const u8, usize) {
+            (std::ptr::from_ref(p).cast(), size_of::<T>())
+        }
         let (at, len) = match self {
-            Parameter::Call(p) => (std::ptr::from_ref(p).cast::<u8>(), size_of::<Call>()),
-            Parameter::Linear(p) => (std::ptr::from_ref(p).cast(), size_of::<Linear>()),
-            Parameter::Attend(p) => (std::ptr::from_ref(p).cast(), size_of::<Attend>()),
-            Parameter::RowProduct(p) => (std::ptr::from_ref(p).cast(), size_of::<RowProduct>()),
-            Parameter::Begin(p) => (std::ptr::from_ref(p).cast(), size_of::<Begin>()),
-            Parameter::FewCodes(p) => (std::ptr::from_ref(p).cast(), size_of::<FewCodes>()),
-            Parameter::FewProduct(p) => (std::ptr::from_ref(p).cast(), size_of::<FewProduct>()),
-            Parameter::Choose(p) => (std::ptr::from_ref(p).cast(), size_of::<Choose>()),
+            Parameter::Call(p) => of(p),
+            Parameter::Linear(p) => of(p),
+            Parameter::Attend(p) => of(p),
+            Parameter::RowProduct(p) => of(p),
+            Parameter::Begin(p) => of(p),
+            Parameter::FewCodes(p) => of(p),
+            Parameter::FewProduct(p) => of(p),
+            Parameter::Choose(p) => of(p),
+            Parameter::RouteIn(p) => of(p),
+            Parameter::ExpertsIn(p) => of(p),
+            Parameter::ExpertsOut(p) => of(p),
+            Parameter::DeltaRow(p) => of(p),
         };
         // SAFETY: a plain struct without padding (fields are ordered so), borrowed as long as `self`.
         unsafe { std::slice::from_raw_parts(at, len) }
@@ -500,6 +632,19 @@ const MOST_AT_ONCE: u32 = 4096;
 /// Queries of a tile of attention, and rows from which on attention is computed by tiles.
 const TILE_QUERIES: u32 = 64;
 const ATTENTION_TILES_FROM: u32 = 16;
+/// What the short kernels of mixtures take: values of a row, values between an expert's two halves, experts, and experts of a row, a shared
+/// one among them.
+pub const MIXTURE_WIDTH: u32 = 2048;
+/// See [`MIXTURE_WIDTH`].
+pub const EXPERT_INNER: u32 = 512;
+/// See [`MIXTURE_WIDTH`].
+pub const MOST_EXPERTS: u32 = 512;
+/// See [`MIXTURE_WIDTH`].
+pub const EXPERT_SLOTS: u32 = 12;
+/// Elements of a head, and taps, of the short kernel for the delta rule.
+pub const DELTA_DIM: u32 = 128;
+/// See [`DELTA_DIM`].
+pub const DELTA_TAPS: usize = 4;
 /// Rows of a convolution that one thread computes.
 const CONV_TILE: u64 = 32;
 
@@ -529,6 +674,60 @@ fn places(mut shape: Shape, n: u64) -> Shape {
     shape.grid[2] = up(n, 32768);
     shape.grid[1] = up(n, shape.grid[2].into());
     shape
+}
+
+/// Bytes of shared memory of a short kernel: a staged row, and what the folds of so many outputs take, or the row itself.
+fn row_shared(inputs: u32, outputs: u32) -> u32 {
+    let groups = inputs / 64;
+    inputs + 8 * groups + (outputs * fold_bytes(groups)).max(4 * inputs)
+}
+
+/// Bytes that the fold of an output with so many groups takes.
+fn fold_bytes(groups: u32) -> u32 {
+    4 * (groups + 4) + 16 * (groups / 4 + 1)
+}
+
+impl RouteIn {
+    /// How it is cut.
+    pub fn launch(self) -> Launch {
+        let blocks = self.row.outputs / 16 + self.outputs.div_ceil(8);
+        let shape = shape([blocks, 1, 1], THREADS, row_shared(MIXTURE_WIDTH, 16));
+        Launch { kernel: Kernel::Route2, shape, parameter: Parameter::RouteIn(self) }
+    }
+}
+
+impl ExpertsIn {
+    /// How it is cut.
+    pub fn launch(self) -> Launch {
+        let shape = shape([EXPERT_INNER / 16, self.k, 1], THREADS, row_shared(MIXTURE_WIDTH, 32));
+        Launch { kernel: Kernel::ExpertsIn2, shape, parameter: Parameter::ExpertsIn(self) }
+    }
+}
+
+impl ExpertsOut {
+    /// How it is cut.
+    pub fn launch(self) -> Launch {
+        let groups = EXPERT_INNER / 64;
+        let shared = EXPERT_SLOTS * (EXPERT_INNER + 8 * groups + 16 * fold_bytes(groups));
+        let shape = shape([MIXTURE_WIDTH / 16, 1, 1], 512, shared);
+        Launch { kernel: Kernel::ExpertsOut, shape, parameter: Parameter::ExpertsOut(self) }
+    }
+}
+
+impl DeltaRow {
+    /// Lets the product before it ask for the state, whose heads lie side by side.
+    pub fn ahead(&self, product: &mut Launch) {
+        if let Parameter::RowProduct(product) = &mut product.parameter {
+            (product.ahead, product.runs) = (self.state, self.runs);
+            product.ahead_bytes = (u64::from(self.v_heads) * self.state_head * 4) as u32;
+        }
+    }
+
+    /// How it is cut.
+    pub fn launch(self) -> Launch {
+        let shape = shape([self.v_heads, 1, 1], DELTA_DIM + 32, 0);
+        Launch { kernel: Kernel::DeltaRow128, shape, parameter: Parameter::DeltaRow(self) }
+    }
 }
 
 /// The launch of a record, or none if the op moves nothing. `few` says that attention's parts have room, as in decode steps.
@@ -652,9 +851,10 @@ impl Linear {
     /// One of the short kernels for one row, if the product is of the usual kind: whole lots of 1,024 inputs, four bits, groups of 64.
     fn row(&self, bases: &Bases) -> Option<Launch> {
         use Kernel as K;
-        let usual = WeightFormat::Affine { bits: 4, group: 64, params: DType::BF16 };
         let norm = self.stage == stage::NORM;
-        let head = self.outputs > MOST_AT_ONCE;
+        // Of 2,048 inputs three blocks of 32 outputs fit on a multiprocessor.
+        let at_once = if self.inputs == 2048 { 96 * bases.multiprocessors } else { 0 };
+        let head = self.outputs > MOST_AT_ONCE.max(at_once);
         let (kernel, out) = match (self.inputs, norm, self.flags & stage::PAIRS != 0) {
             (1024, true, false) if head && self.add == 0 => (K::RowHead1, 4),
             (2048, true, false) if head && self.add == 0 => (K::RowHead2, 4),
@@ -665,21 +865,34 @@ impl Linear {
             (1024, false, false) => (K::RowPlain1, 2),
             (2048, false, false) => (K::RowPlain2, 1),
             (3072, false, false) => (K::RowPlain3, 1),
+            (4096, false, false) => (K::RowPlain4, 1),
             _ => return None,
         };
-        let fits = [self.planes[0], self.plane_row[0], self.x[0]].iter().all(|n| n.is_multiple_of(16))
-            && self.plane_row[1] == self.plane_row[2]
-            && self.rows == 1
-            && self.order == 0
-            && self.format == usual.code()
-            && self.outputs.is_multiple_of(8 * out)
-            && [self.x[0], self.x2, self.sum, self.normed].iter().all(|at| at.is_multiple_of(16))
-            && (norm || [self.x2, self.normed] == [0; 2]);
-        let normed = !norm || self.y_dtype == DType::BF16 as u32 && self.y.is_multiple_of(8);
-        if !fits || !normed || !norm && self.stage != stage::PLAIN {
+        if !self.outputs.is_multiple_of(8 * out) || !norm && self.stage != stage::PLAIN {
             return None;
         }
-        let parameter = RowProduct {
+        let parameter = self.row_product()?;
+        // A block of the last product goes on to further outputs, so that what it stages is used often; it then has two turns' dots at a time.
+        let loops = matches!(kernel, K::RowHead1 | K::RowHead2);
+        // As many as fit on a multiprocessor at once.
+        let most = if loops { 3 * bases.multiprocessors } else { u32::MAX };
+        let grid = [(self.outputs / (8 * out)).min(most), 1, 1];
+        let shape = shape(grid, THREADS, row_shared(self.inputs, 8 * out * if loops { 2 } else { 1 }));
+        Some(Launch { kernel, shape, parameter: Parameter::RowProduct(parameter) })
+    }
+
+    /// What the short kernels are told, if planes and activations are of the kind they take.
+    pub fn row_product(&self) -> Option<RowProduct> {
+        let norm = self.stage == stage::NORM;
+        let fits = self.is_usual(4)
+            && self.rows == 1
+            && self.order == 0
+            && self.x[0].is_multiple_of(16)
+            && [self.x2, self.sum, self.normed].iter().all(|at| at.is_multiple_of(16))
+            && (norm || [self.x2, self.normed] == [0; 2])
+            && (!norm || self.y_dtype == DType::BF16 as u32 && self.y.is_multiple_of(8));
+        fits.then_some(())?;
+        Some(RowProduct {
             planes: self.planes,
             x: self.x[0],
             y: self.y,
@@ -693,16 +906,19 @@ impl Linear {
             outputs: self.outputs,
             eps: self.eps,
             offset: self.offset,
-            unused: 0,
-        };
-        // A block of the last product goes on to further outputs, so that what it stages is used often; it then has two turns' dots at a time.
-        let loops = matches!(kernel, K::RowHead1 | K::RowHead2);
-        let groups = self.inputs / 64;
-        let shared = self.inputs + 8 * groups + 8 * out * (groups + 1) * if loops { 32 } else { 16 };
-        let most = if loops { 4 * bases.multiprocessors } else { u32::MAX };
-        let grid = [(self.outputs / (8 * out)).min(most), 1, 1];
-        let parameter = Parameter::RowProduct(parameter);
-        Some(Launch { kernel, shape: shape(grid, THREADS, shared), parameter })
+            ..RowProduct::default()
+        })
+    }
+
+    /// Whether the weight has so many bits in groups of 64, parameters in BF16, and rows of which sixteen bytes are loaded at once.
+    pub fn is_usual(&self, bits: u8) -> bool {
+        let usual = WeightFormat::Affine { bits, group: 64, params: DType::BF16 };
+        let codes = [self.planes[0], self.plane_row[0], self.plane_expert[0]];
+        let params = [self.planes[1], self.planes[2], self.plane_row[1], self.plane_expert[1]];
+        self.format == usual.code()
+            && codes.iter().chain(&params).all(|n| n.is_multiple_of(16))
+            && self.plane_row[1] == self.plane_row[2]
+            && self.plane_expert[1] == self.plane_expert[2]
     }
 
     /// The launches of a product of few rows that makes its activations itself, in `codes`, scales and sums with the rows that are told, unless
@@ -928,15 +1144,17 @@ impl Attend {
 
     /// The short kernel for one row that makes its queries, key and value, or for rows whose are made, if heads are of the usual kind.
     fn row(&self, bases: &Bases) -> Option<Launch> {
-        let [early, late] = match (self.dim, self.makes) {
-            (64, 1) => [Kernel::AttentionRow64, Kernel::AttentionLate64],
-            (128, 1) => [Kernel::AttentionRow128, Kernel::AttentionLate128],
-            (64, _) => [Kernel::AttentionRows64, Kernel::AttentionRowsLate64],
-            (128, _) => [Kernel::AttentionRows128, Kernel::AttentionRowsLate128],
+        // Kernels, elements of a head that are rotated in pairs, and most heads of a block.
+        let ([early, late], half, most) = match (self.dim, self.makes) {
+            (64, 1) => ([Kernel::AttentionRow64, Kernel::AttentionLate64], 32, ATTENTION_HEADS),
+            (128, 1) => ([Kernel::AttentionRow128, Kernel::AttentionLate128], 64, ATTENTION_HEADS),
+            (256, 1) => ([Kernel::AttentionLate256, Kernel::AttentionLate256], 32, 2),
+            (64, _) => ([Kernel::AttentionRows64, Kernel::AttentionRowsLate64], 32, ATTENTION_HEADS),
+            (128, _) => ([Kernel::AttentionRows128, Kernel::AttentionRowsLate128], 64, ATTENTION_HEADS),
             _ => return None,
         };
         let usual = |o: &Operand| o.dtype == DType::F16 as u32 && aligned(o);
-        let makes = self.rows == 1 && self.table != 0 && 2 * self.half == self.dim;
+        let makes = self.rows == 1 && self.table != 0 && self.half == half;
         if self.makes == 1 && !makes || ![&self.k, &self.v].into_iter().all(usual) {
             return None;
         }
@@ -944,12 +1162,13 @@ impl Attend {
         let split = self.split(bases);
         let fits =
             |n: &u32| self.per_block.is_multiple_of(*n) && self.rows * split * self.heads / n <= bases.multiprocessors;
-        let per_block = (1..self.per_block).find(fits).unwrap_or(self.per_block);
+        let most = (1..=most.min(self.per_block)).rev().find(|n| self.per_block.is_multiple_of(*n)).unwrap_or(1);
+        let per_block = (1..most).find(fits).unwrap_or(most);
         let grid = [split, self.heads / per_block, self.rows];
         // Keys and values of a block, or half of its values, its scores, weights and queries.
         let block = ATTENTION_BLOCK as u32;
-        let (kernel, planes) =
-            if self.rows * split * self.heads / per_block > bases.multiprocessors { (late, 3) } else { (early, 4) };
+        let crowded = self.rows * split * self.heads / per_block > bases.multiprocessors;
+        let (kernel, planes) = if crowded || early == late { (late, 3) } else { (early, 4) };
         let shared = planes * block * self.dim + 4 * ATTENTION_HEADS * (2 * block + self.dim);
         let parameter = Parameter::Attend(Attend { per_block, ..*self });
         Some(Launch { kernel, shape: shape(grid, ROW_THREADS, shared), parameter })

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use loaf_formats::op::{ATTENTION_BLOCK, OpAttrs, OpKind, attention};
+use loaf_formats::op::{ATTENTION_BLOCK, OpAttrs, OpKind, attention, gdn_scan};
 use loaf_formats::plan::{Phase, Plan, State, StateKind, records};
 
 use super::driver::{Address, Card, Driver, Pinned, Result};
@@ -88,8 +88,13 @@ impl Memory {
         let mut words = Vec::new();
         for template in plan.templates_of(Phase::Decode) {
             template.expand(template.max_rows.into(), &mut words);
-            for r in records(&words).flatten().filter(|r| r.kind == OpKind::Attention) {
-                let room = attention_room(&attention::Attrs::of(r.attrs), template.max_rows.into());
+            for r in records(&words).flatten() {
+                let room = match r.kind {
+                    OpKind::Attention => attention_room(&attention::Attrs::of(r.attrs), template.max_rows.into()),
+                    // A counter for each head of keys.
+                    OpKind::GdnScan => (0, 4 * gdn_scan::Attrs::of(r.attrs).k_heads as u64),
+                    _ => continue,
+                };
                 (parts, counters) = (room.0.max(parts), room.1.max(counters));
             }
         }

@@ -1,19 +1,25 @@
 //! Decode steps of few rows: the shared schedule's steps as few launches.
 //!
 //! Of one row a product makes its activations itself (norm, sum, int8 form) and adds what follows; attention makes its queries, the new key and
-//! value and the gate. Of several rows activations are made once, before their products, and queries, keys and values before attention. What has
-//! no kernel of its own is launched record by record, with operands where the schedule places them.
+//! value and the gate; the delta rule is one launch, a mixture of experts three. Of several rows activations are made once, before their products,
+//! and queries, keys and values before attention. What has no kernel of its own is launched record by record, with operands where the schedule
+//! places them.
 //!
-//! A sum before a norm is made by the product whose result goes into it, which has its outputs at hand, and not by every block of the product
-//! after it ([`Sums`]).
+//! A sum before a norm is made by the product (or the mixture) whose result goes into it, which has its outputs at hand, and not by every block of
+//! the product after it ([`Sums`]).
+
+mod delta;
+mod mixture;
 
 use std::collections::HashMap;
 
 use loaf_formats::op::{self, OpAttrs, OpKind};
 use loaf_formats::plan::{Record, Region, records};
 
-use super::launch::{Bases, HeadNorm, Launch, Linear, Operand, Step, attention, begin, launch_with, stage};
-use crate::schedule::{Arena, Attend, Draft, Maker, Product, RecordId, Schedule, Source, Step as Fused, ValueId, Work};
+use super::launch::{Bases, HeadNorm, Launch, Linear, Operand, Parameter, Step, attention, begin, launch_with, stage};
+use crate::schedule::{
+    Arena, Attend, Draft, Maker, Product, RecordId, Route, Schedule, Source, Step as Fused, ValueId, Work,
+};
 
 /// Most inputs whose values a product holds in shared memory while it stages them.
 const MOST_HELD: usize = 6144;
@@ -25,7 +31,7 @@ const SUMS: u64 = 2;
 struct Sums {
     /// Per sum: where it is.
     places: HashMap<ValueId, u64>,
-    /// Per product: the norm whose sum it makes, and that one's other operand.
+    /// Per product, or last record of a mixture: the norm whose sum it makes, and that one's other operand.
     of: HashMap<RecordId, (RecordId, usize)>,
 }
 
@@ -55,16 +61,23 @@ fn sum_bytes(schedule: &Draft) -> u64 {
 pub(super) fn few_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Bases, step: Step) -> Vec<Launch> {
     let records = records(words).flatten().collect();
     let mut all = Steps { schedule, records, bases, step, rows, sums: Sums::default() };
-    let without: Vec<_> = schedule.steps.iter().map(|s| all.made(s)).collect();
+    let without = all.all_made();
     all.sums = all.sums_of(&without);
-    let mut made: Vec<_> = schedule.steps.iter().map(|s| all.made(s)).collect();
+    let mut made = all.all_made();
     if made.iter().zip(&without).any(|(a, b)| a.is_none() && b.is_some()) {
         (made, all.sums) = (without, Sums::default());
     }
     let mut out: Vec<Launch> = Vec::new();
     for (fused, made) in schedule.steps.iter().zip(made) {
         match made {
-            Some(launches) => out.extend(launches),
+            Some(launches) => {
+                if let (Some(before), [Launch { parameter: Parameter::DeltaRow(delta), .. }]) =
+                    (out.last_mut(), &launches[..])
+                {
+                    delta.ahead(before);
+                }
+                out.extend(launches);
+            }
             None => {
                 for launch in fused.records.iter().filter_map(|&i| all.single(i)) {
                     match out.last().and_then(|last| begin(last, &launch).or_else(|| begin(&launch, last))) {
@@ -79,11 +92,23 @@ pub(super) fn few_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Ba
 }
 
 impl Steps<'_> {
+    /// Of each step the launches, if it has kernels of its own.
+    fn all_made(&self) -> Vec<Option<Vec<Launch>>> {
+        let mut made: Vec<_> = self.schedule.steps.iter().map(|s| self.made(s)).collect();
+        for first in 0..made.len() {
+            let mixture = self.mixture(first).into_iter().flatten();
+            mixture.enumerate().for_each(|(i, launch)| made[first + i] = Some(vec![launch]));
+        }
+        made
+    }
+
     /// The launches of a step that has kernels of its own.
     fn made(&self, fused: &Fused) -> Option<Vec<Launch>> {
         match &fused.work {
             Work::Product(product) => self.product(fused, product),
             Work::Attend(attend) => self.attend(fused, attend),
+            Work::Delta(delta) => self.delta(fused, delta),
+            // See `mixture`.
             _ => None,
         }
     }
@@ -96,7 +121,11 @@ impl Steps<'_> {
         // Per place: the last step that reads what is there.
         let mut taken: [Option<usize>; SUMS as usize] = [None; SUMS as usize];
         for (after, fused) in schedule.steps.iter().enumerate() {
-            let Work::Product(Product { norm: Some(norm), .. }) = &fused.work else { continue };
+            let (Work::Product(Product { norm: Some(norm), .. }) | Work::Route(Route { norm: Some(norm), .. })) =
+                &fused.work
+            else {
+                continue;
+            };
             if self.records[*norm].kind != OpKind::AddRmsNorm || made[after].is_none() {
                 continue;
             }
@@ -121,7 +150,7 @@ impl Steps<'_> {
         sums
     }
 
-    /// The product, and its step, that makes all of an operand of a norm in step `after`, which nothing else reads and nothing follows.
+    /// The product, or last record of a mixture, and its step, that makes all of an operand of a norm in step `after`, which nothing else reads and nothing follows.
     fn sole_product(
         &self,
         norm: RecordId,
@@ -133,17 +162,23 @@ impl Steps<'_> {
         let Source::Value { id, whole: true, .. } = schedule.nodes[norm].operands[operand] else { return None };
         let (product, _) = self.maker(norm, operand)?;
         let before = schedule.step_of(product).filter(|&s| made[s].is_some())?;
-        let Work::Product(p) = &schedule.steps[before].work else { return None };
-        let bare = p.products == [product] && p.gate.is_none() && p.residual.is_none() && p.biases.is_empty();
+        let bare = match &schedule.steps[before].work {
+            Work::Product(p) => {
+                let whole = self.records[product].kind == OpKind::LinearQuant
+                    && op::linear_quant::Attrs::of(self.records[product].attrs).outputs
+                        == op::add_rms_norm::Attrs::of(self.records[norm].attrs).dim;
+                whole && p.products == [product] && p.gate.is_none() && p.residual.is_none() && p.biases.is_empty()
+            }
+            // What a mixture's last step makes is one row.
+            Work::ExpertsOut(_) => true,
+            _ => false,
+        };
         let read = |s: usize| schedule.steps[s].reads.contains(&id);
         let uses = |r: &&RecordId| schedule.nodes[**r].operands.iter().any(|o| o.value() == Some(id));
         let sole = (0..schedule.steps.len()).all(|s| s == after || !read(s))
             && schedule.steps[after].records.iter().filter(uses).count() == 1
             && schedule.values[id].region == Region::Arena;
-        let whole = self.records[product].kind == OpKind::LinearQuant
-            && op::linear_quant::Attrs::of(self.records[product].attrs).outputs
-                == op::add_rms_norm::Attrs::of(self.records[norm].attrs).dim;
-        (bare && sole && whole && before < after).then_some((product, before))
+        (bare && sole && before < after).then_some((product, before))
     }
 
     /// Where an operand of a record is.

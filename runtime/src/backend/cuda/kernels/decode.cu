@@ -14,9 +14,11 @@ struct RowProduct {
     u64 x, y, out, add;
     // What is added to the values before their norm, and where the sum and the normalised row go; 0 where not.
     u64 x2, sum, normed;
+    // State that the next kernel reads, from the version on that the first of these runs reads, and its bytes; 0 where not.
+    u64 ahead, runs;
     // Bytes from a row of codes, and of parameters, to the next.
     u32 w_row, s_row;
-    u32 outputs, eps, offset, unused;
+    u32 outputs, eps, offset, ahead_bytes;
 };
 
 DEVICE float brain(u32 bits) { return __uint_as_float(bits << 16); }
@@ -28,45 +30,193 @@ DEVICE u32 row_code(float q) {
     return __float_as_uint(fminf(fmaxf(q, -127.0f), 127.0f) + 12582912.0f);
 }
 
-// OUT outputs a warp of 1,024 * CHUNKS inputs. With PAIRS outputs are pairs (o, o + outputs / 2) of which silu(first) * second is kept;
-// with LOOP a block goes on to further outputs. A block's outputs are all there.
-//
-// Shared memory: [inputs] codes, [groups] scales, sums, then [8 * OUT][groups + 1] of what a group's fold takes: the product of scales, the
-// dot, bias and sum; twice of that with LOOP.
-template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row_product(const RowProduct &p) {
-    constexpr u32 GROUPS = 16 * CHUNKS, PITCH = GROUPS + 1, OUTS = ROW_WARPS * OUT;
-    i8 *codes = (i8 *)shared;
-    float *scales = (float *)(shared + 1024 * CHUNKS), *sums = scales + GROUPS;
-    float4 *folds = (float4 *)(sums + GROUPS);
-    u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    u32 first_out = blockIdx.x * OUTS, step = gridDim.x * OUTS;
-    uint4 raw[OUT][CHUNKS];
-    u32 scale_raw[OUT][CHUNKS], bias_raw[OUT][CHUNKS];
-    auto ask = [&](u32 first) {
+// Where a row of weights is: codes, scales, biases.
+struct RowAt {
+    const u8 *w, *s, *b;
+};
+
+// What a lane has asked for of OUT rows of weights, as it is stored: its 32 codes of each 1,024, and sixteen bytes of all rows' parameters.
+template <int BITS, int OUT, int CHUNKS> struct RowWeights {
+    uint4 raw[OUT][CHUNKS][BITS / 4];
+    uint4 params;
+};
+
+// Sixteen bytes are eight groups' scales, or biases: PIECES of a row.
+#define PIECES (2 * CHUNKS)
+
+// Asks for rows; `at` says where row o is.
+template <int BITS, int OUT, int CHUNKS, class At> DEVICE void row_ask(RowWeights<BITS, OUT, CHUNKS> &a, At at) {
+    u32 lane = threadIdx.x & 31;
 #pragma unroll
-        for (u32 o = 0; o < OUT; o++) {
-            u32 row = PAIRS ? (o & 1) * (p.outputs / 2) + (first + o) / 2 : first + o;
-            // Cast before anything is added, so that the compiler sees memory of the device.
-            const uint4 *w = (const uint4 *)((const u8 *)p.w + (u64)row * p.w_row) + lane;
-            u64 params = (u64)row * p.s_row + lane / 2 * 2;
-            const u16 *s = (const u16 *)((const u8 *)p.s + params), *b = (const u16 *)((const u8 *)p.b + params);
+    for (u32 o = 0; o < OUT; o++) {
+        const uint4 *codes = (const uint4 *)at(o).w + lane * (BITS / 4);
 #pragma unroll
-            for (u32 c = 0; c < CHUNKS; c++) {
-                raw[o][c] = w[c * 32];
-                scale_raw[o][c] = s[c * 16];
-                bias_raw[o][c] = b[c * 16];
-            }
-        }
-    };
-    ask(first_out + warp * OUT);
-    // Of every 1,024 values a warp has two groups, and a lane four values of one.
-    u32 group = 2 * warp + (lane >> 4), first = group * ROW_GROUP + lane % 16 * 4;
-    uint2 factors[CHUNKS];
-    if (NORM) {
+        for (u32 c = 0; c < CHUNKS; c++)
 #pragma unroll
-        for (u32 c = 0; c < CHUNKS; c++) factors[c] = *(const uint2 *)((const u16 *)p.y + first + c * 1024);
+            for (u32 i = 0; i < BITS / 4; i++) a.raw[o][c][i] = codes[c * 32 * (BITS / 4) + i];
     }
-    wait_for_earlier();
+    static_assert(2 * PIECES * OUT <= 32, "a piece a lane");
+    if (lane < 2 * PIECES * OUT) {
+        RowAt row = at(lane / (2 * PIECES));
+        a.params = *((const uint4 *)(lane / PIECES % 2 ? row.b : row.s) + lane % PIECES);
+    }
+}
+
+// The dot of 32 codes with as many of a staged row.
+template <int BITS> DEVICE int row_dot(const uint4 *raw, const uint4 &a, const uint4 &e) {
+    u32 q[8];
+    if (BITS == 4) {
+        unpack_q4(raw[0].x, q);
+        unpack_q4(raw[0].y, q + 2);
+        unpack_q4(raw[0].z, q + 4);
+        unpack_q4(raw[0].w, q + 6);
+    } else {
+        q[0] = raw[0].x, q[1] = raw[0].y, q[2] = raw[0].z, q[3] = raw[0].w;
+        q[4] = raw[BITS / 4 - 1].x, q[5] = raw[BITS / 4 - 1].y, q[6] = raw[BITS / 4 - 1].z, q[7] = raw[BITS / 4 - 1].w;
+    }
+    int low = dot_u8(q[3], a.w, dot_u8(q[2], a.z, dot_u8(q[1], a.y, dot_u8(q[0], a.x, 0))));
+    int high = dot_u8(q[7], e.w, dot_u8(q[6], e.z, dot_u8(q[5], e.y, dot_u8(q[4], e.x, 0))));
+    return low + high;
+}
+
+// Where a staged row lies in shared memory: its codes, and scales and sums of its groups.
+struct RowStaged {
+    i8 *codes;
+    float *scales, *sums;
+};
+
+// A place for a row of 1,024 * CHUNKS values; `rest` is what lies behind it.
+template <int CHUNKS> DEVICE RowStaged row_staged(float4 *&rest) {
+    RowStaged to;
+    to.codes = (i8 *)shared;
+    to.scales = (float *)(shared + 1024 * CHUNKS);
+    to.sums = to.scales + 16 * CHUNKS;
+    rest = (float4 *)(to.sums + 16 * CHUNKS);
+    return to;
+}
+
+// What the folds of outputs take, in shared memory: of each the dots of its groups, then its scales and biases. Sixteen bytes are over, so that
+// eight outputs are read without two in one bank.
+template <int GROUPS> struct RowFolds {
+    static constexpr u32 DOTS = GROUPS + 4, PARAMS = GROUPS / 4 + 1;
+    float *dots;
+    uint4 *params;
+};
+
+// Room for so many outputs' folds.
+template <int GROUPS> DEVICE RowFolds<GROUPS> row_folds(float4 *room, u32 outputs) {
+    RowFolds<GROUPS> to;
+    to.dots = (float *)room;
+    to.params = (uint4 *)(to.dots + outputs * RowFolds<GROUPS>::DOTS);
+    return to;
+}
+
+// Leaves what the folds take of OUT rows of weights, from output `first` of the block on.
+template <int BITS, int OUT, int CHUNKS>
+DEVICE void row_dots(const RowWeights<BITS, OUT, CHUNKS> &w, const RowStaged &x, const RowFolds<16 * CHUNKS> &to, u32 first) {
+    typedef RowFolds<16 * CHUNKS> Folds;
+    u32 lane = threadIdx.x & 31;
+    int d[OUT][CHUNKS];
+#pragma unroll
+    for (u32 c = 0; c < CHUNKS; c++) {
+        u32 u = c * 32 + lane;
+        uint4 a = ((const uint4 *)x.codes)[2 * u], e = ((const uint4 *)x.codes)[2 * u + 1];
+#pragma unroll
+        for (u32 o = 0; o < OUT; o++) d[o][c] = row_dot<BITS>(w.raw[o][c], a, e);
+    }
+#pragma unroll
+    for (u32 o = 0; o < OUT; o++)
+#pragma unroll
+        for (u32 c = 0; c < CHUNKS; c++) d[o][c] += __shfl_xor_sync(FULL, d[o][c], 1);
+    if (lane < 2 * PIECES * OUT) to.params[(first + lane / (2 * PIECES)) * Folds::PARAMS + lane % (2 * PIECES)] = w.params;
+    // Both lanes of a group have the same.
+    if (lane & 1) return;
+#pragma unroll
+    for (u32 o = 0; o < OUT; o++)
+#pragma unroll
+        for (u32 c = 0; c < CHUNKS; c++) to.dots[(first + o) * Folds::DOTS + c * 16 + lane / 2] = (float)d[o][c];
+}
+
+DEVICE float row_fold_two(float acc, u32 s, u32 b, float2 d, float2 scale, float2 sum) {
+    acc = fmaf(brain(b), sum.x, fmaf(brain(s) * scale.x, d.x, acc));
+    return fmaf(brain(b >> 16), sum.y, fmaf(brain(s >> 16) * scale.y, d.y, acc));
+}
+
+// Folds the groups of an output in order; `scales` and `sums` are the row's.
+template <int GROUPS> DEVICE float row_fold(const RowFolds<GROUPS> &from, u32 output, const float *scales, const float *sums) {
+    typedef RowFolds<GROUPS> Folds;
+    const float4 *dots = (const float4 *)(from.dots + output * Folds::DOTS), *scale = (const float4 *)scales, *sum = (const float4 *)sums;
+    const uint4 *params = from.params + output * Folds::PARAMS;
+    float acc = 0.0f;
+#pragma unroll 4
+    for (u32 i = 0; i < GROUPS / 8; i++) {
+        uint4 s = params[i], b = params[GROUPS / 8 + i];
+        float4 d = dots[2 * i], e = dots[2 * i + 1], q = scale[2 * i], r = scale[2 * i + 1], m = sum[2 * i], n = sum[2 * i + 1];
+        acc = row_fold_two(acc, s.x, b.x, make_float2(d.x, d.y), make_float2(q.x, q.y), make_float2(m.x, m.y));
+        acc = row_fold_two(acc, s.y, b.y, make_float2(d.z, d.w), make_float2(q.z, q.w), make_float2(m.z, m.w));
+        acc = row_fold_two(acc, s.z, b.z, make_float2(e.x, e.y), make_float2(r.x, r.y), make_float2(n.x, n.y));
+        acc = row_fold_two(acc, s.w, b.w, make_float2(e.z, e.w), make_float2(r.z, r.w), make_float2(n.z, n.w));
+    }
+    return acc;
+}
+
+// The int8 form of N groups, of each of which sixteen lanes have four values. The first group's four go to `codes`, those of the next `step` bytes
+// on; its scale and sum to `scales` and `sums`, the next's `places` on.
+template <int N> DEVICE void row_codes(const float4 *v, i8 *codes, u32 step, float *scales, float *sums, u32 places) {
+    u32 lane = threadIdx.x & 31;
+    // fmaxf ignores a NaN. Values past the largest float take the code of that, as the largest does itself.
+    float largest[N];
+#pragma unroll
+    for (u32 c = 0; c < N; c++) {
+        float m = fmaxf(fmaxf(fmaxf(fabsf(v[c].x), fabsf(v[c].y)), fmaxf(fabsf(v[c].z), fabsf(v[c].w))), 0.0f);
+        largest[c] = fminf(m, __uint_as_float(0x7f7fffffu));
+    }
+#pragma unroll
+    for (u32 d = 8; d; d >>= 1)
+#pragma unroll
+        for (u32 c = 0; c < N; c++) largest[c] = fmaxf(largest[c], __shfl_xor_sync(FULL, largest[c], d));
+    int total[N];
+#pragma unroll
+    for (u32 c = 0; c < N; c++) {
+        float inverse = 127.0f / largest[c];
+        u32 a = row_code(v[c].x * inverse), b = row_code(v[c].y * inverse), e = row_code(v[c].z * inverse), f = row_code(v[c].w * inverse);
+        u32 four = prmt(prmt(a, b, 0x0040), prmt(e, f, 0x0040), 0x5410);
+        *(u32 *)(codes + c * step) = four;
+        total[c] = dot_s8(four, 0x01010101, 0);
+    }
+#pragma unroll
+    for (u32 d = 8; d; d >>= 1)
+#pragma unroll
+        for (u32 c = 0; c < N; c++) total[c] += __shfl_xor_sync(FULL, total[c], d);
+    // A lane divides for one of the groups.
+    float top = largest[N - 1];
+    int sum = total[N - 1];
+#pragma unroll
+    for (int c = N - 2; c >= 0; c--) {
+        top = lane % 16 <= c ? largest[c] : top;
+        sum = lane % 16 <= c ? total[c] : sum;
+    }
+    if (lane % 16 < N) {
+        float scale = top / 127.0f;
+        scales[lane % 16 * places] = scale;
+        sums[lane % 16 * places] = scale * (float)sum;
+    }
+}
+
+// The first of a thread's four values of each 1,024, two groups of which are a warp's.
+DEVICE u32 row_first() { return threadIdx.x / 16 * ROW_GROUP + threadIdx.x % 16 * 4; }
+
+// A thread's factors of a norm, as they are stored.
+template <int CHUNKS> DEVICE void row_factors(const RowProduct &p, uint2 *factors) {
+#pragma unroll
+    for (u32 c = 0; c < CHUNKS; c++) factors[c] = *(const uint2 *)((const u16 *)p.y + row_first() + c * 1024);
+}
+
+// Stages the row of a product: sum, norm, int8 form. The block that leads leaves the sum and the normalised row where they are wanted; `held`
+// has room for a row.
+template <int CHUNKS, bool NORM>
+DEVICE void row_stage(const RowProduct &p, const uint2 *factors, const RowStaged &to, float *held, bool leads) {
+    u32 lane = threadIdx.x & 31, first = row_first();
     const float *x = (const float *)p.x;
     float4 v[CHUNKS];
 #pragma unroll
@@ -76,104 +226,77 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
         for (u32 c = 0; c < CHUNKS; c++) {
             float4 other = *(const float4 *)((const float *)p.x2 + first + c * 1024);
             v[c] = make_float4(v[c].x + other.x, v[c].y + other.y, v[c].z + other.z, v[c].w + other.w);
-            if (p.sum && blockIdx.x == 0) *(float4 *)((float *)p.sum + first + c * 1024) = v[c];
+            if (p.sum && leads) *(float4 *)((float *)p.sum + first + c * 1024) = v[c];
         }
     }
-    float added = !PAIRS && !LOOP && p.add && threadIdx.x < OUTS ? ((const float *)p.add)[first_out + threadIdx.x] : 0.0f;
     if (NORM) {
-        // Every warp for itself, which no barrier waits for.
-        float acc = 0.0f, all[32 * CHUNKS];
+        // Every warp for itself. A longer row passes through shared memory, since a lane would need too many registers to ask for all it takes.
+        float acc = 0.0f, all[32];
+        if (CHUNKS > 1) {
 #pragma unroll
-        for (u32 t = 0; t < 32 * CHUNKS; t++) all[t] = x[t * 32 + lane];
-        if (p.x2) {
-#pragma unroll
-            for (u32 t = 0; t < 32 * CHUNKS; t++) all[t] = all[t] + ((const float *)p.x2)[t * 32 + lane];
+            for (u32 c = 0; c < CHUNKS; c++) *(float4 *)(held + first + c * 1024) = v[c];
+            __syncthreads();
         }
 #pragma unroll
-        for (u32 t = 0; t < 32 * CHUNKS; t++) acc = fmaf(all[t], all[t], acc);
+        for (u32 c = 0; c < CHUNKS; c++) {
+            const float *from = (CHUNKS > 1 ? held : x) + c * 1024 + lane;
+#pragma unroll
+            for (u32 t = 0; t < 32; t++) all[t] = from[t * 32];
+            if (CHUNKS == 1 && p.x2) {
+#pragma unroll
+                for (u32 t = 0; t < 32; t++) all[t] = all[t] + ((const float *)p.x2)[t * 32 + lane];
+            }
+#pragma unroll
+            for (u32 t = 0; t < 32; t++) acc = fmaf(all[t], all[t], acc);
+        }
         float inv = rms_inverse(acc, 1024 * CHUNKS, __uint_as_float(p.eps)), offset = __uint_as_float(p.offset);
 #pragma unroll
         for (u32 c = 0; c < CHUNKS; c++) {
             u32 low = factors[c].x, high = factors[c].y;
             v[c] = make_float4((v[c].x * inv) * (offset + brain(low)), (v[c].y * inv) * (offset + brain(low >> 16)),
                                (v[c].z * inv) * (offset + brain(high)), (v[c].w * inv) * (offset + brain(high >> 16)));
-            if (p.normed && blockIdx.x == 0) *(float4 *)((float *)p.normed + first + c * 1024) = v[c];
+            if (p.normed && leads) *(float4 *)((float *)p.normed + first + c * 1024) = v[c];
         }
     }
-    // fmaxf ignores a NaN. Values past the largest float take the code of that, as the largest does itself.
-    float largest[CHUNKS];
-#pragma unroll
-    for (u32 c = 0; c < CHUNKS; c++) {
-        float m = fmaxf(fmaxf(fmaxf(fabsf(v[c].x), fabsf(v[c].y)), fmaxf(fabsf(v[c].z), fabsf(v[c].w))), 0.0f);
-        largest[c] = fminf(m, __uint_as_float(0x7f7fffffu));
-    }
-#pragma unroll
-    for (u32 d = 8; d; d >>= 1)
-#pragma unroll
-        for (u32 c = 0; c < CHUNKS; c++) largest[c] = fmaxf(largest[c], __shfl_xor_sync(FULL, largest[c], d));
-    int total[CHUNKS];
-#pragma unroll
-    for (u32 c = 0; c < CHUNKS; c++) {
-        float inverse = 127.0f / largest[c];
-        u32 a = row_code(v[c].x * inverse), b = row_code(v[c].y * inverse), e = row_code(v[c].z * inverse), f = row_code(v[c].w * inverse);
-        u32 four = prmt(prmt(a, b, 0x0040), prmt(e, f, 0x0040), 0x5410);
-        *(u32 *)(codes + first + c * 1024) = four;
-        total[c] = dot_s8(four, 0x01010101, 0);
-    }
-#pragma unroll
-    for (u32 d = 8; d; d >>= 1)
-#pragma unroll
-        for (u32 c = 0; c < CHUNKS; c++) total[c] += __shfl_xor_sync(FULL, total[c], d);
-    // A lane divides for one of the groups.
-    float top = largest[0];
-    int sum = total[0];
-#pragma unroll
-    for (u32 c = 1; c < CHUNKS; c++) {
-        top = lane % 16 == c ? largest[c] : top;
-        sum = lane % 16 == c ? total[c] : sum;
-    }
-    if (lane % 16 < CHUNKS) {
-        float scale = top / 127.0f;
-        scales[lane % 16 * 16 + group] = scale;
-        sums[lane % 16 * 16 + group] = scale * (float)sum;
-    }
+    u32 group = threadIdx.x / 16;
+    row_codes<CHUNKS>(v, to.codes + first, 1024, to.scales + group, to.sums + group, 16);
+}
+
+// OUT outputs a warp of 1,024 * CHUNKS inputs. With PAIRS outputs are pairs (o, o + outputs / 2) of which silu(first) * second is kept;
+// with LOOP a block goes on to further outputs. A block's outputs are all there.
+//
+// Shared memory: [inputs] codes, [groups] scales, sums, then what the folds of 8 * OUT outputs take, twice with LOOP; in its place the row
+// itself before.
+template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row_product(const RowProduct &p) {
+    constexpr u32 GROUPS = 16 * CHUNKS, OUTS = ROW_WARPS * OUT;
+    float4 *room;
+    RowStaged x = row_staged<CHUNKS>(room);
+    RowFolds<GROUPS> folds = row_folds<GROUPS>(room, LOOP ? 2 * OUTS : OUTS);
+    u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    u32 first_out = blockIdx.x * OUTS, step = gridDim.x * OUTS;
+    RowWeights<4, OUT, CHUNKS> weights;
+    auto ask = [&](u32 first) {
+        row_ask(weights, [&](u32 o) {
+            u32 row = PAIRS ? (o & 1) * (p.outputs / 2) + (first + o) / 2 : first + o;
+            // Cast before anything is added, so that the compiler sees memory of the device.
+            u64 params = (u64)row * p.s_row;
+            return RowAt{(const u8 *)p.w + (u64)row * p.w_row, (const u8 *)p.s + params, (const u8 *)p.b + params};
+        });
+    };
+    ask(first_out + warp * OUT);
+    uint2 factors[CHUNKS];
+    if (NORM) row_factors<CHUNKS>(p, factors);
+    u64 ahead = NORM && !LOOP && p.ahead ? p.ahead + ((const Run *)p.runs)->from : 0;
+    wait_for_earlier();
+    float added = !PAIRS && !LOOP && p.add && threadIdx.x < OUTS ? ((const float *)p.add)[first_out + threadIdx.x] : 0.0f;
+    row_stage<CHUNKS, NORM>(p, factors, x, (float *)room, blockIdx.x == 0);
+    u32 line = (blockIdx.x * ROW_THREADS + threadIdx.x) * 128;
+    if (ahead && line < p.ahead_bytes) asm volatile("prefetch.global.L2 [%0];" ::"l"(ahead + line));
     __syncthreads();
 #pragma unroll 1
     for (u32 turn = 0;; turn++) {
-        float4 *mine = folds + (LOOP ? turn % 2 * OUTS * PITCH : 0);
-        int d[OUT][CHUNKS];
-        float xs[CHUNKS], xm[CHUNKS];
-#pragma unroll
-        for (u32 c = 0; c < CHUNKS; c++) {
-            u32 u = c * 32 + lane;
-            uint4 a = ((const uint4 *)codes)[2 * u], e = ((const uint4 *)codes)[2 * u + 1];
-            xs[c] = scales[u / 2];
-            xm[c] = sums[u / 2];
-#pragma unroll
-            for (u32 o = 0; o < OUT; o++) {
-                u32 q[8];
-                unpack_q4(raw[o][c].x, q);
-                unpack_q4(raw[o][c].y, q + 2);
-                unpack_q4(raw[o][c].z, q + 4);
-                unpack_q4(raw[o][c].w, q + 6);
-                int low = dot_u8(q[3], a.w, dot_u8(q[2], a.z, dot_u8(q[1], a.y, dot_u8(q[0], a.x, 0))));
-                int high = dot_u8(q[7], e.w, dot_u8(q[6], e.z, dot_u8(q[5], e.y, dot_u8(q[4], e.x, 0))));
-                d[o][c] = low + high;
-            }
-        }
-#pragma unroll
-        for (u32 o = 0; o < OUT; o++)
-#pragma unroll
-            for (u32 c = 0; c < CHUNKS; c++) d[o][c] += __shfl_xor_sync(FULL, d[o][c], 1);
-        // Both lanes of a group have the same.
-        if (!(lane & 1)) {
-#pragma unroll
-            for (u32 o = 0; o < OUT; o++)
-#pragma unroll
-                for (u32 c = 0; c < CHUNKS; c++)
-                    mine[(warp * OUT + o) * PITCH + c * 16 + lane / 2] =
-                        make_float4(brain(scale_raw[o][c]) * xs[c], (float)d[o][c], brain(bias_raw[o][c]), xm[c]);
-        }
+        u32 mine = LOOP ? turn % 2 * OUTS : 0;
+        row_dots(weights, x, folds, mine + warp * OUT);
         u32 now = first_out;
         first_out += step;
         if (LOOP && first_out < p.outputs) ask(first_out + warp * OUT);
@@ -181,10 +304,7 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
         // A lane folds an output: the first warps, or with LOOP one warp after the other, while the rest go on.
         u32 t = LOOP ? lane : threadIdx.x;
         if (LOOP ? warp == turn % ROW_WARPS : warp * 32 < OUTS) {
-            const float4 *fold = mine + (t < OUTS ? t : 0) * PITCH;
-            float acc = 0.0f;
-#pragma unroll 16
-            for (u32 g = 0; g < GROUPS; g++) acc = fmaf(fold[g].z, fold[g].w, fmaf(fold[g].x, fold[g].y, acc));
+            float acc = row_fold(folds, mine + (t < OUTS ? t : 0), x.scales, x.sums);
             if (PAIRS) {
                 float second = __shfl_xor_sync(FULL, acc, 1);
                 if (t < OUTS && !(t & 1)) ((float *)p.out)[(now + t) / 2] = silu_(acc) * second;
@@ -196,20 +316,24 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
     }
 }
 
-#define ROW_PRODUCT(name, out, chunks, norm, pairs, loop)                                                                       \
-    extern "C" __global__ void __launch_bounds__(256) name(const RowProduct p) { row_product<out, chunks, norm, pairs, loop>(p); }
-ROW_PRODUCT(row_norm_1, 4, 1, true, false, false)
-ROW_PRODUCT(row_norm_2, 4, 2, true, false, false)
-ROW_PRODUCT(row_pairs_1, 8, 1, true, true, false)
-ROW_PRODUCT(row_pairs_2, 2, 2, true, true, false)
-ROW_PRODUCT(row_plain_1, 2, 1, false, false, false)
-ROW_PRODUCT(row_plain_2, 1, 2, false, false, false)
-ROW_PRODUCT(row_plain_3, 1, 3, false, false, false)
-ROW_PRODUCT(row_head_1, 4, 1, true, false, true)
-ROW_PRODUCT(row_head_2, 4, 2, true, false, true)
+#define ROW_PRODUCT(name, out, chunks, norm, pairs, loop, blocks)                                                               \
+    extern "C" __global__ void __launch_bounds__(256, blocks) name(const RowProduct p) {                                        \
+        row_product<out, chunks, norm, pairs, loop>(p);                                                                         \
+    }
+ROW_PRODUCT(row_norm_1, 4, 1, true, false, false, 3)
+// So few registers that 96 outputs a multiprocessor are computed at once.
+ROW_PRODUCT(row_norm_2, 4, 2, true, false, false, 3)
+ROW_PRODUCT(row_pairs_1, 8, 1, true, true, false, 1)
+ROW_PRODUCT(row_pairs_2, 2, 2, true, true, false, 3)
+ROW_PRODUCT(row_plain_1, 2, 1, false, false, false, 1)
+ROW_PRODUCT(row_plain_2, 1, 2, false, false, false, 1)
+ROW_PRODUCT(row_plain_3, 1, 3, false, false, false, 1)
+ROW_PRODUCT(row_plain_4, 1, 4, false, false, false, 1)
+ROW_PRODUCT(row_head_1, 4, 1, true, false, true, 3)
+ROW_PRODUCT(row_head_2, 4, 2, true, false, true, 3)
 
-// A head's norm and rotation by one warp; lane l has elements l, l + 32 and so on.
-template <int DIM> DEVICE void row_head(float *x, const HeadNorm &norm, const float *factors, const float *co, const float *si) {
+// A head's norm and rotation of its first 2 * TURNED elements by one warp; lane l has elements l, l + 32 and so on.
+template <int DIM, int TURNED> DEVICE void row_head(float *x, const HeadNorm &norm, const float *factors, const float *co, const float *si) {
     constexpr u32 N = DIM / 32;
     if (norm.at) {
         float acc = 0.0f;
@@ -220,10 +344,10 @@ template <int DIM> DEVICE void row_head(float *x, const HeadNorm &norm, const fl
         for (u32 k = 0; k < N; k++) x[k] = (x[k] * inv) * factors[k];
     }
 #pragma unroll
-    for (u32 k = 0; k < N / 2; k++) {
-        float a = x[k], b = x[k + N / 2];
+    for (u32 k = 0; k < TURNED / 32; k++) {
+        float a = x[k], b = x[k + TURNED / 32];
         x[k] = fmaf(a, co[k], -(b * si[k]));
-        x[k + N / 2] = fmaf(b, co[k], a * si[k]);
+        x[k + TURNED / 32] = fmaf(b, co[k], a * si[k]);
     }
 }
 
@@ -315,8 +439,8 @@ template <int DIM> DEVICE float2 row_sums(float2 sum, const u32 *value, const fl
     return sum;
 }
 
-// Attention of one row that makes its queries, new key and value: heads of DIM elements, all of them rotated, caches in F16. The new
-// key and value take their place among the others in shared memory, where a block of 256 lies whole. Sixteen bytes c of key j lie at
+// Attention of one row that makes its queries, new key and value: heads of DIM elements, of which the first 2 * TURNED are rotated, caches in
+// F16. The new key and value take their place among the others in shared memory, where a block of 256 lies whole. Sixteen bytes c of key j lie at
 // c ^ (j & 7), so that eight keys are read without two in one bank.
 //
 // A kernel of few registers, so that there is room for it beside the one before, and its keys and values are there when that one ends. With
@@ -326,7 +450,7 @@ template <int DIM> DEVICE float2 row_sums(float2 sum, const u32 *value, const fl
 // Without MAKES there may be several rows, whose queries are made and whose keys and values are in the caches.
 //
 // Shared memory: [256][DIM] keys, [256][DIM] or with LATE [128][DIM] values, [HEADS][256] scores, the same of weights, [HEADS][DIM] queries.
-template <int DIM, bool MAKES, bool LATE> DEVICE void attention_row(const Attend &p) {
+template <int DIM, int TURNED, bool MAKES, bool LATE> DEVICE void attention_row(const Attend &p) {
     __shared__ float block_max[HEADS], block_sum[HEADS], max_so_far[HEADS], sum_so_far[HEADS];
     __shared__ u32 last;
     __shared__ __align__(16) u16 fresh[DIM];
@@ -378,7 +502,7 @@ template <int DIM, bool MAKES, bool LATE> DEVICE void attention_row(const Attend
     u32 there = known <= start ? 0 : known - start < to ? known - start : to;
     hold(0, there, false);
     bool is_query = MAKES && warp < n, is_key = warp == HEADS && makes;
-    float x[N], y[N], co[N / 2], si[N / 2], factors[N];
+    float x[N], y[N], co[TURNED / 32], si[TURNED / 32], factors[N];
     if (is_query || is_key) {
         const HeadNorm &norm = is_query ? p.q_norm : p.k_norm;
         if (norm.at) {
@@ -398,11 +522,11 @@ template <int DIM, bool MAKES, bool LATE> DEVICE void attention_row(const Attend
             y[k] = is_key ? at<float>(p.new_v, 0, kvh)[lane + 32 * k] : 0.0f;
         }
 #pragma unroll
-        for (u32 k = 0; k < N / 2; k++) {
+        for (u32 k = 0; k < TURNED / 32; k++) {
             co[k] = table[lane + 32 * k];
-            si[k] = table[DIM / 2 + lane + 32 * k];
+            si[k] = table[TURNED + lane + 32 * k];
         }
-        row_head<DIM>(x, is_query ? p.q_norm : p.k_norm, factors, co, si);
+        row_head<DIM, TURNED>(x, is_query ? p.q_norm : p.k_norm, factors, co, si);
         if (is_query) {
 #pragma unroll
             for (u32 k = 0; k < N; k++) q[warp * DIM + lane + 32 * k] = x[k];
@@ -577,13 +701,15 @@ template <int DIM, bool MAKES, bool LATE> DEVICE void attention_row(const Attend
     }
 }
 
-#define ATTENTION_ROW(name, dim, makes, late)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256, 2) name(const Attend p) { attention_row<dim, makes, late>(p); }
-ATTENTION_ROW(attention_row_64, 64, true, false)
-ATTENTION_ROW(attention_row_128, 128, true, false)
-ATTENTION_ROW(attention_late_64, 64, true, true)
-ATTENTION_ROW(attention_late_128, 128, true, true)
-ATTENTION_ROW(attention_rows_64, 64, false, false)
-ATTENTION_ROW(attention_rows_128, 128, false, false)
-ATTENTION_ROW(attention_rows_late_64, 64, false, true)
-ATTENTION_ROW(attention_rows_late_128, 128, false, true)
+#define ATTENTION_ROW(name, dim, turned, makes, late, blocks)                                                                   \
+    extern "C" __global__ void __launch_bounds__(256, blocks) name(const Attend p) { attention_row<dim, turned, makes, late>(p); }
+ATTENTION_ROW(attention_row_64, 64, 32, true, false, 2)
+ATTENTION_ROW(attention_row_128, 128, 64, true, false, 2)
+ATTENTION_ROW(attention_late_64, 64, 32, true, true, 2)
+ATTENTION_ROW(attention_late_128, 128, 64, true, true, 2)
+// Heads of which a quarter is rotated. There is no room for all values beside the keys, and a thread's two neighbours are of one of two heads.
+ATTENTION_ROW(attention_late_256, 256, 32, true, true, 1)
+ATTENTION_ROW(attention_rows_64, 64, 32, false, false, 2)
+ATTENTION_ROW(attention_rows_128, 128, 64, false, false, 2)
+ATTENTION_ROW(attention_rows_late_64, 64, 32, false, true, 2)
+ATTENTION_ROW(attention_rows_late_128, 128, 64, false, true, 2)
