@@ -1,4 +1,5 @@
-//! Says where MLX's library lies to what is linked with it: `make mlx` on Linux sets the variable, nothing else does.
+//! Says where MLX's library lies to what is linked with it: `make mlx` on Linux sets the variable,
+//! nothing else does.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,7 +1,9 @@
-//! `bake bench-graphs`: what it takes to trace and prove every shape of a model, its weights absent.
+//! `bake bench-graphs`: what it takes to trace and prove every shape of a model, its weights
+//! absent.
 //!
-//! A folder with a config.json is prepared as a bake from random weights would be (nothing is drawn), its graphs are traced
-//! and proved, and the file they would stand in is laid out, so that every figure but the seconds is that of a real bake.
+//! A folder with a config.json is prepared as a bake from random weights would be (nothing is
+//! drawn), its graphs are traced and proved, and the file they would stand in is laid out, so that
+//! every figure but the seconds is that of a real bake.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

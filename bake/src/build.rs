@@ -1,7 +1,8 @@
 //! `bake build`: the whole road, once.
 //!
-//! Everything is decided before the first weight byte is read: what the model needs, where each tensor will lie, every
-//! graph. Then weights stream through in parallel, block by block, and the file gets its name last.
+//! Everything is decided before the first weight byte is read: what the model needs, where each
+//! tensor will lie, every graph. Then weights stream through in parallel, block by block, and the
+//! file gets its name last.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -48,16 +49,18 @@ pub struct BuildOptions {
     pub quant: QuantOptions,
     /// Positions; the config's own where `None`.
     pub context: Option<u32>,
-    /// Prefill chunks; none stands for those that measured fastest for the kind of model ([`default_chunks`]).
+    /// Prefill chunks; none stands for those that measured fastest for the kind of model
+    /// ([`default_chunks`]).
     pub chunks: Vec<u32>,
     /// Element type of KV caches; `None`: f32 for models that are f32 throughout, else f16.
     pub kv: Option<DType>,
     /// Draw weights from this seed instead of reading them.
     pub random: Option<u64>,
-    /// Store the experts of a mixture projection by projection, in stacked tensors under their usual names, and not expert by expert.
+    /// Store the experts of a mixture projection by projection, in stacked tensors under their
+    /// usual names, and not expert by expert.
     pub stack_experts: bool,
-    /// Ids per golden case, 0 for no golden section; `None`: [`golden::DEFAULT_TOKENS`] for a small model, else 0. Asking for
-    /// them takes the weights' bytes of memory and an interpreter's time.
+    /// Ids per golden case, 0 for no golden section; `None`: [`golden::DEFAULT_TOKENS`] for a small
+    /// model, else 0. Asking for them takes the weights' bytes of memory and an interpreter's time.
     pub golden: Option<u32>,
 }
 
@@ -158,7 +161,8 @@ impl From<GoldenFailure> for BuildError {
     }
 }
 
-/// A model whose weights are located and whose file is laid out: all a bake knows before graphs and bytes.
+/// A model whose weights are located and whose file is laid out: all a bake knows before graphs and
+/// bytes.
 pub struct Prepared {
     /// The model.
     pub model: Model,
@@ -195,14 +199,15 @@ pub struct Report {
     pub sources: Vec<SourceFile>,
 }
 
-/// Most positions: each is a graph to trace, four times as many as published models have. Configs are bounded alike.
+/// Most positions: each is a graph to trace, four times as many as published models have. Configs
+/// are bounded alike.
 pub const MAX_CONTEXT: u32 = 1 << 20;
 
 /// Most prefill chunks: each is a graph template.
 const MAX_CHUNKS: usize = 16;
 
-/// Prefill chunks where nobody asks for others. A mixture reads nearly all experts for a chunk, so long prompts want it larger; dense
-/// models gain nothing (docs/performance.md).
+/// Prefill chunks where nobody asks for others. A mixture reads nearly all experts for a chunk, so
+/// long prompts want it larger; dense models gain nothing (docs/performance.md).
 pub fn default_chunks(model: &Model) -> &'static [u32] {
     let experts = model.decls.weights.iter().any(|w| w.shape.len() == 3);
     if experts { &[128, 512] } else { &[128] }
@@ -409,7 +414,8 @@ fn bake(
     progress: &dyn Progress,
 ) -> Result<Report, BuildError> {
     let prepared = Prepared::new(checkpoint, options, progress)?;
-    // Room for the weights is most of what the file will need: better asked for before the graphs are traced.
+    // Room for the weights is most of what the file will need: better asked for before the graphs
+    // are traced.
     output.reserve(prepared.layout.weight_bytes)?;
     let vocab = prepared.model.vocab();
     let chat = front::chat(checkpoint, vocab)?;
@@ -430,7 +436,8 @@ fn bake(
             progress.warn(&format!("tokenizer.json has ids up to {}, the model {vocab} in all", tokens - 1));
         }
     }
-    // Compressing a large vocabulary well takes seconds of one thread: as long as proving graphs does.
+    // Compressing a large vocabulary well takes seconds of one thread: as long as proving graphs
+    // does.
     let (planned, compressed) = rayon::join(|| prepared.plan(progress), || tokenizer_source.as_deref().map(compress));
     let (plan, proofs) = planned?;
     let plan = plan.verify(prepared.layout.weight_bytes).map_err(|e| BuildError::Options(e.to_string()))?;
@@ -508,7 +515,8 @@ fn bake(
     Ok(Report { id, file_bytes, weight_bytes, proofs, sources })
 }
 
-/// What the user should know about types of a GGUF model that take more room than in the file, a line each kind of case.
+/// What the user should know about types of a GGUF model that take more room than in the file, a
+/// line each kind of case.
 fn growth(became: &BTreeMap<(GgmlType, WeightFormat), Becoming>) -> Vec<String> {
     let size = |bytes: u64| match bytes as f64 {
         b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
@@ -557,7 +565,8 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// [`produce`], and the hashes of `sources` beside it. Both read the same files in the same order, so that a disk is read once.
+/// [`produce`], and the hashes of `sources` beside it. Both read the same files in the same order,
+/// so that a disk is read once.
 fn produce_and_hash<E: Send>(
     resolved: &[Resolved],
     sink: Sink<'_, E>,
@@ -590,7 +599,8 @@ fn produce_and_hash<E: Send>(
     }
 }
 
-/// The data area up to the end of the weights, as it will stand in the file, and the hashes of `sources`.
+/// The data area up to the end of the weights, as it will stand in the file, and the hashes of
+/// `sources`.
 fn weights_in_memory(
     prepared: &Prepared,
     checkpoint: &Checkpoint,

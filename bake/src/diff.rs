@@ -1,10 +1,12 @@
 //! `bake diff`: what differs between two loaves.
 //!
-//! Ids first: equal ids are equal files, and nothing else is looked at. Otherwise sections by their roots, weights tensor
-//! by tensor by their bytes, the manifest and the chat section key by key, the plan by memory and, template by
-//! template, by its op records. Every list is in the order of the first file, then of the second.
+//! Ids first: equal ids are equal files, and nothing else is looked at. Otherwise sections by their
+//! roots, weights tensor by tensor by their bytes, the manifest and the chat section key by key,
+//! the plan by memory and, template by template, by its op records. Every list is in the order of
+//! the first file, then of the second.
 //!
-//! What this does not do: it does not verify (`bake verify` does), though every section it reads is hashed first.
+//! What this does not do: it does not verify (`bake verify` does), though every section it reads is
+//! hashed first.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -117,7 +119,8 @@ fn weights(a: &Container<'_>, b: &Container<'_>) -> Result<Vec<String>, DiffErro
         }
         let tensors = stored_planes(c).map_err(DiffError::Experts)?;
         let facts = |t: &StoredPlane| {
-            // It was proved that every tensor lies within the data area; a plane's pieces lie within one.
+            // It was proved that every tensor lies within the data area; a plane's pieces lie
+            // within one.
             let pieces = t.ranges().map(|r| hash_leaf(&c.data()[r.start as usize..r.end as usize]));
             let pieces: Vec<u8> = pieces.flatten().collect();
             (t.name.clone(), (format!("{} {:?}", t.dtype, t.shape), hash_leaf(&pieces)))

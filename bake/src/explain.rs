@@ -56,8 +56,8 @@ impl<'a> Names<'a> {
     }
 }
 
-/// The concrete graph of a phase at position `p` with `n` rows, one op per line; `None` if the loaf has no such
-/// graph.
+/// The concrete graph of a phase at position `p` with `n` rows, one op per line; `None` if the loaf
+/// has no such graph.
 pub fn graph(names: &Names<'_>, phase: Phase, p: u32, n: u32) -> Option<String> {
     let template = names.plan.templates_of(phase).find(|t| t.max_rows >= n && n > 0)?;
     if p.checked_add(n)? > template.positions {

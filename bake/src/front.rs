@@ -1,4 +1,5 @@
-//! What a text front end needs, gathered from the small files of a checkpoint: chat template, stop ids, sampling.
+//! What a text front end needs, gathered from the small files of a checkpoint: chat template, stop
+//! ids, sampling.
 
 use loaf_formats::chat::{Answers, Chat, Sampling};
 use loaf_formats::text;
@@ -9,8 +10,9 @@ use crate::checkpoint::{Checkpoint, Error};
 
 /// Reads the chat section of a checkpoint of `vocab` tokens.
 ///
-/// Stop ids are the union of what generation_config.json, config.json (its `text_config` too) and the tokenizer's
-/// end-of-sequence token say. Sampling is what generation_config.json says; where it says nothing, greedy.
+/// Stop ids are the union of what generation_config.json, config.json (its `text_config` too) and
+/// the tokenizer's end-of-sequence token say. Sampling is what generation_config.json says; where
+/// it says nothing, greedy.
 ///
 /// # Errors
 /// Malformed files, a value of another type than its key has, a stop id beyond the vocabulary.
@@ -97,8 +99,8 @@ pub fn chat(checkpoint: &Checkpoint, vocab: u32) -> Result<Chat, Error> {
     Ok(Chat { template, bos_token, eos_token, stop_ids, sampling, answers, unsure_below })
 }
 
-/// Whether the chat template of `chat` is one that the runtime's interpreter reads, and renders for a first question. What
-/// the template refuses by itself (`raise_exception`) is its own business.
+/// Whether the chat template of `chat` is one that the runtime's interpreter reads, and renders for
+/// a first question. What the template refuses by itself (`raise_exception`) is its own business.
 ///
 /// # Errors
 /// What is wrong with it, where, in one line.

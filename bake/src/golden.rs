@@ -1,11 +1,12 @@
 //! Golden cases: what a model says to a few prompts, computed by the interpreter at bake.
 //!
-//! The interpreter runs the lowered graph, so int8 activations and rounded caches are part of what is recorded, on the very
-//! bytes that go into the file; it shares no kernel with the runtime that will be held to the result. A continuation ends early
-//! where the choice is too close to call, as `loaf_formats::golden` has it.
+//! The interpreter runs the lowered graph, so int8 activations and rounded caches are part of what
+//! is recorded, on the very bytes that go into the file; it shares no kernel with the runtime that
+//! will be held to the result. A continuation ends early where the choice is too close to call, as
+//! `loaf_formats::golden` has it.
 //!
-//! Prompts are ids spread over the vocabulary, of lengths that reach decode (1), a short prefill and one past a vector's width.
-//! They mean nothing; what is held is arithmetic.
+//! Prompts are ids spread over the vocabulary, of lengths that reach decode (1), a short prefill
+//! and one past a vector's width. They mean nothing; what is held is arithmetic.
 
 use loaf_formats::dtype::DType;
 use loaf_formats::golden::{Case, Golden, MIN_LEAD, leader};
@@ -68,7 +69,8 @@ pub struct Lowered<'a> {
 }
 
 impl Lowered<'_> {
-    /// Ids that greedy decoding appends to `prompt`, at most `tokens`, by the interpreter on `data`, the data area of the file.
+    /// Ids that greedy decoding appends to `prompt`, at most `tokens`, by the interpreter on
+    /// `data`, the data area of the file.
     ///
     /// # Errors
     /// A recipe that does not trace, or too little memory.
@@ -117,7 +119,8 @@ impl Lowered<'_> {
         Ok(Golden { cases: prompts.into_par_iter().map(case).collect::<Result<_, GoldenFailure>>()? })
     }
 
-    /// Whether the interpreter gives every recorded id; else the first case that it continues otherwise, and how.
+    /// Whether the interpreter gives every recorded id; else the first case that it continues
+    /// otherwise, and how.
     ///
     /// # Errors
     /// As [`Lowered::continuation`].

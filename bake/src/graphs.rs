@@ -1,12 +1,13 @@
 //! Proving the graphs of a finished loaf, without its checkpoint.
 //!
-//! [`expand`] rebuilds the hash tree from the templates: the root stands for exactly what the plan expands to.
-//! [`retrace`] goes further: the recipe is opened again from the config and options in the manifest, every weight's
-//! format and place is read off the file, and the whole bake of graphs is done once more. Plan and roots must come
-//! out the same, so a loaf that passes holds what this recipe says for every shape. [`inclusion`] is the Merkle
-//! proof of one graph.
+//! [`expand`] rebuilds the hash tree from the templates: the root stands for exactly what the plan
+//! expands to. [`retrace`] goes further: the recipe is opened again from the config and options in
+//! the manifest, every weight's format and place is read off the file, and the whole bake of graphs
+//! is done once more. Plan and roots must come out the same, so a loaf that passes holds what this
+//! recipe says for every shape. [`inclusion`] is the Merkle proof of one graph.
 //!
-//! No weight is read, and nothing in the manifest is believed that a wrong value would not turn into another plan.
+//! No weight is read, and nothing in the manifest is believed that a wrong value would not turn
+//! into another plan.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -114,8 +115,8 @@ pub struct Inclusion {
 /// Most leaves that are all held at once.
 const MAX_PROVED: u64 = 1 << 22;
 
-/// Proves that the graph at position `p` with `n` rows is a leaf of its template's tree; `None` if it is not one, or
-/// the tree is larger than any that is baked.
+/// Proves that the graph at position `p` with `n` rows is a leaf of its template's tree; `None` if
+/// it is not one, or the tree is larger than any that is baked.
 pub fn inclusion(plan: &VerifiedPlan, phase: Phase, p: u64, n: u64, progress: &dyn Progress) -> Option<Inclusion> {
     let of_shape = |t: &&Template| {
         let index = p / u64::from(t.step.max(1));
@@ -130,7 +131,8 @@ pub fn inclusion(plan: &VerifiedPlan, phase: Phase, p: u64, n: u64, progress: &d
     Some(Inclusion { index, count: template.leaf_count(), leaf: all[index as usize], path, root })
 }
 
-/// Traces every shape again from the recipe that the manifest names and requires the plan and the roots of the file.
+/// Traces every shape again from the recipe that the manifest names and requires the plan and the
+/// roots of the file.
 ///
 /// # Errors
 /// The first thing that differs.
@@ -157,7 +159,8 @@ pub fn retrace(
     }
 }
 
-/// A model opened from the config and options in a manifest and lowered onto the file that holds them.
+/// A model opened from the config and options in a manifest and lowered onto the file that holds
+/// them.
 pub struct Rebuilt {
     model: Model,
     formats: Vec<WeightFormat>,
@@ -170,7 +173,8 @@ impl Rebuilt {
     /// Opens the recipe and finds every weight in the file.
     ///
     /// # Errors
-    /// A manifest that contradicts the plan, a config no recipe takes, weights that are not the recipe's.
+    /// A manifest that contradicts the plan, a config no recipe takes, weights that are not the
+    /// recipe's.
     pub fn new(container: &Container<'_>, manifest: &Value, plan: &VerifiedPlan) -> Result<Rebuilt, ProofError> {
         let options = &manifest["options"];
         let number = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
@@ -288,7 +292,8 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// Every weight, then constant, as the file holds it; its `experts` must be those that a bake makes of these weights and formats.
+/// Every weight, then constant, as the file holds it; its `experts` must be those that a bake makes
+/// of these weights and formats.
 fn find_weights<'a>(
     model: &Model,
     tensors: &'a [TensorEntry],
@@ -325,7 +330,8 @@ fn format_of(decl: &WeightDecl, tensors: &HashMap<&str, &TensorEntry>) -> Option
     let is_there = |want: &StoredTensor| {
         tensors.get(want.name.as_str()).is_some_and(|t| (t.dtype, &t.shape) == (want.dtype, &want.shape))
     };
-    // Block formats differ in number, types and lengths of their planes, and two of them in a plane's name.
+    // Block formats differ in number, types and lengths of their planes, and two of them in a
+    // plane's name.
     let is_block = |block: &Block| {
         let planes = stored_tensors(&decl.name, WeightFormat::Block(*block), &decl.shape);
         planes.is_some_and(|planes| planes.iter().all(is_there))
@@ -350,7 +356,8 @@ fn format_of(decl: &WeightDecl, tensors: &HashMap<&str, &TensorEntry>) -> Option
     format.is_valid().then_some(format)
 }
 
-/// Weights whose projections are merged are read as one; nothing but their places says that they can be.
+/// Weights whose projections are merged are read as one; nothing but their places says that they
+/// can be.
 fn side_by_side(groups: &[Vec<u32>], found: &[Found<'_>]) -> Result<(), ProofError> {
     for pair in groups.iter().flat_map(|g| g.windows(2)) {
         let [first, second] = [&found[pair[0] as usize].stored, &found[pair[1] as usize].stored];

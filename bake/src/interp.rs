@@ -1,11 +1,12 @@
 //! The naive interpreter: what a graph means, computed the obvious way.
 //!
-//! It runs any stage of a graph, from the recipe's own to the one that is lowered, one node after the other, with
-//! every sum in f64 and no blocking, no fusion, no cleverness. It is the oracle: passes are held to it stage by
-//! stage, replay to its results. It reads weights through [`WeightSource`], decoded to f32 whatever their format.
+//! It runs any stage of a graph, from the recipe's own to the one that is lowered, one node after
+//! the other, with every sum in f64 and no blocking, no fusion, no cleverness. It is the oracle:
+//! passes are held to it stage by stage, replay to its results. It reads weights through
+//! [`WeightSource`], decoded to f32 whatever their format.
 //!
-//! `Quantize` really quantises, so the lowered graph shows what int8 activations do, and the graph before the layout
-//! pass shows what the same weights give with exact activations.
+//! `Quantize` really quantises, so the lowered graph shows what int8 activations do, and the graph
+//! before the layout pass shows what the same weights give with exact activations.
 
 use loaf_formats::dtype::WEIGHT_PLANES;
 use loaf_formats::memory::{self, NoMemory};
@@ -54,8 +55,8 @@ impl<'a> Interp<'a> {
         Interp { weights, states, half_cache, dither: None }
     }
 
-    /// A session with caches for `positions` positions alone, whatever the context: for models that come from a file, whose
-    /// context may be anything.
+    /// A session with caches for `positions` positions alone, whatever the context: for models that
+    /// come from a file, whose context may be anything.
     ///
     /// # Errors
     /// More state than the system has memory for.
@@ -75,13 +76,14 @@ impl<'a> Interp<'a> {
         Ok(Interp { weights, states, half_cache, dither: None })
     }
 
-    /// A session whose `Quantize` does not round but adds uniform noise of up to half a step, drawn from `seed`: what
-    /// rounding to int8 may do to a result, without what it does.
+    /// A session whose `Quantize` does not round but adds uniform noise of up to half a step, drawn
+    /// from `seed`: what rounding to int8 may do to a result, without what it does.
     pub fn dithered(decls: &Decls, weights: &'a dyn WeightSource, half_cache: bool, seed: u64) -> Self {
         Interp { dither: Some(seed), ..Interp::new(decls, weights, half_cache) }
     }
 
-    /// Runs a decode or prefill graph on `ids`, which stand at positions from `pos` on in this session's sequence.
+    /// Runs a decode or prefill graph on `ids`, which stand at positions from `pos` on in this
+    /// session's sequence.
     pub fn run(&mut self, graph: &Graph, pos: usize, ids: &[u32]) -> Outputs {
         let ids: Data = ids.iter().map(|&i| i as f32).collect();
         self.play(graph, pos, &|port| if port == Port::Ids { ids.clone() } else { Data::new() })
@@ -417,12 +419,14 @@ fn top_k(probs: &[f32], experts: usize, k: usize, renorm: bool) -> Vec<Data> {
     vec![ids, weights]
 }
 
-/// Codes, scales and sums of int8 activations; with `noise`, codes that are off by it instead of rounded.
+/// Codes, scales and sums of int8 activations; with `noise`, codes that are off by it instead of
+/// rounded.
 fn quantize(x: &[f32], group: usize, noise: &mut Option<u64>) -> Vec<Data> {
     let mut round = |x: f32| match noise {
         None => x.round_ties_even().clamp(-127.0, 127.0),
         Some(seed) => {
-            // One step of a 64-bit linear congruential generator (Knuth's constants); its upper bits are even enough.
+            // One step of a 64-bit linear congruential generator (Knuth's constants); its upper
+            // bits are even enough.
             *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             x + (*seed >> 40) as f32 / (1u64 << 24) as f32 - 0.5
         }

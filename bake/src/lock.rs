@@ -1,7 +1,8 @@
-//! `bake lock`: the record of every artifact a repository publishes, and the proof that it can be made again.
+//! `bake lock`: the record of every artifact a repository publishes, and the proof that it can be
+//! made again.
 //!
-//! The record is a small TOML file, written by [`Lock::render`] and read by [`Lock::parse`], which takes exactly what the
-//! writer writes (comments and blank lines aside):
+//! The record is a small TOML file, written by [`Lock::render`] and read by [`Lock::parse`], which
+//! takes exactly what the writer writes (comments and blank lines aside):
 //!
 //! ```text
 //! [[artifact]]
@@ -13,10 +14,12 @@
 //! "config.json" = "64 hexadecimal digits"     SHA-256 of every file of the source that a bake reads
 //! ```
 //!
-//! [`check`] compares the source files with their hashes and bakes again, leaving no file: an artifact whose sources
-//! are the recorded ones and whose id is not is a change of the baker's, and the error says which of the two it is.
+//! [`check`] compares the source files with their hashes and bakes again, leaving no file: an
+//! artifact whose sources are the recorded ones and whose id is not is a change of the baker's, and
+//! the error says which of the two it is.
 //!
-//! What this does not do: it keeps no loaves and downloads nothing; sources are part of the repository.
+//! What this does not do: it keeps no loaves and downloads nothing; sources are part of the
+//! repository.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -124,8 +127,8 @@ impl Lock {
     /// Reads a lock file.
     ///
     /// # Errors
-    /// [`LockError::Syntax`] for the first line that is not what the writer writes, for a name that stands twice, and for
-    /// an artifact without name or source.
+    /// [`LockError::Syntax`] for the first line that is not what the writer writes, for a name that
+    /// stands twice, and for an artifact without name or source.
     pub fn parse(text: &str) -> Result<Lock, LockError> {
         let mut artifacts: Vec<Entry> = Vec::new();
         let mut in_files = false;
@@ -202,7 +205,8 @@ fn quoted(text: &str) -> Option<String> {
     plain.then(|| inner.to_string())
 }
 
-/// Bakes an artifact from the repository at `root`, leaving no file; returns the entry as it should be.
+/// Bakes an artifact from the repository at `root`, leaving no file; returns the entry as it should
+/// be.
 ///
 /// # Errors
 /// Sources that cannot be read, a bake that fails.

@@ -78,7 +78,8 @@ enum Command {
         #[arg(long)]
         proof: bool,
     },
-    /// Trace and prove every graph of models given by a folder with config.json; no weights are needed or written.
+    /// Trace and prove every graph of models given by a folder with config.json; no weights are
+    /// needed or written.
     #[command(hide = true)]
     BenchGraphs {
         /// Folders with config.json.
@@ -104,7 +105,8 @@ enum Command {
         #[arg(long)]
         run: bool,
     },
-    /// Say what differs between two loaves; exit code 0 if nothing does, 1 if something does, 2 if they cannot be compared.
+    /// Say what differs between two loaves; exit code 0 if nothing does, 1 if something does, 2 if
+    /// they cannot be compared.
     Diff {
         /// One loaf.
         a: PathBuf,
@@ -161,9 +163,10 @@ enum Command {
 
 #[derive(Args)]
 struct BuildArgs {
-    /// Folder with config.json and weights (Hugging Face safetensors or an MLX conversion), or a GGUF file; of a split
-    /// model any part, the others lying beside it, or all parts. hf:OWNER/NAME is a repository on the Hugging Face hub,
-    /// hf:OWNER/NAME:FILE.gguf a file in one: from the cache on this disk, or downloaded into it.
+    /// Folder with config.json and weights (Hugging Face safetensors or an MLX conversion), or a
+    /// GGUF file; of a split model any part, the others lying beside it, or all parts.
+    /// hf:OWNER/NAME is a repository on the Hugging Face hub, hf:OWNER/NAME:FILE.gguf a file in
+    /// one: from the cache on this disk, or downloaded into it.
     #[arg(required = true, value_name = "SOURCE")]
     source: Vec<PathBuf>,
     /// The loaf to write.
@@ -184,8 +187,9 @@ struct ModelArgs {
     /// Weights per scale.
     #[arg(long, value_enum, default_value = "64")]
     group_size: Group,
-    /// Quantise the weights whose names fit PATTERN (* stands for any characters) to WIDTH (q2 .. q8, or none) instead,
-    /// such as 'model.embed_tokens.weight=q6'; may be given several times, the first that fits decides.
+    /// Quantise the weights whose names fit PATTERN (* stands for any characters) to WIDTH (q2 ..
+    /// q8, or none) instead, such as 'model.embed_tokens.weight=q6'; may be given several times,
+    /// the first that fits decides.
     #[arg(long, value_name = "PATTERN=WIDTH")]
     quant_as: Vec<QuantRule>,
     /// Context length, in tokens [default: the config's max_position_embeddings].
@@ -201,8 +205,8 @@ struct ModelArgs {
     /// Bake random weights of the config's shapes from this seed; needs config.json alone.
     #[arg(long, value_name = "SEED")]
     random_weights: Option<u64>,
-    /// Store a mixture's experts projection by projection, under the names and shapes that other readers of safetensors know,
-    /// and not expert by expert.
+    /// Store a mixture's experts projection by projection, under the names and shapes that other
+    /// readers of safetensors know, and not expert by expert.
     #[arg(long)]
     stack_experts: bool,
     /// Ids per golden case, 0 for none [default: 16 for models of up to 64 MiB of weights, else 0].
@@ -357,7 +361,8 @@ fn diff(a: &Path, b: &Path) -> Result<()> {
     }
 }
 
-/// Checks or updates the lock file; every artifact is looked at before the first failure is reported.
+/// Checks or updates the lock file; every artifact is looked at before the first failure is
+/// reported.
 fn lock(root: &Path, names: &[String], update: bool) -> Result<()> {
     let path = root.join("artifacts/lock.toml");
     let at = || path.display().to_string();
@@ -565,7 +570,8 @@ fn map(path: &Path) -> Result<Mmap> {
     if let Some(Trailer { offset, len, .. }) = trailer {
         options.offset(offset).len(usize::try_from(len).with_context(name)?);
     }
-    // SAFETY: mapped read-only; whoever truncates a file while it is being read breaks every program that maps it.
+    // SAFETY: mapped read-only; whoever truncates a file while it is being read breaks every
+    // program that maps it.
     let map = unsafe { options.map(&file) }.with_context(name)?;
     if let Some(Trailer { id: expected, .. }) = trailer {
         let found = Container::open(&map).with_context(name)?.artifact_id();
@@ -610,7 +616,8 @@ fn write_report(file: &Path, output: &Path, bench: Option<&Path>) -> Result<()> 
     print(&format!("{}: {} bytes\nid {}\n", output.display(), page.len(), container.artifact_id()))
 }
 
-/// How many bits a weight takes, and what became of each type of a GGUF model; what a manifest does not say is left out.
+/// How many bits a weight takes, and what became of each type of a GGUF model; what a manifest does
+/// not say is left out.
 fn weight_types(manifest: &[u8]) -> String {
     use std::fmt::Write;
     let manifest: serde_json::Value = serde_json::from_slice(manifest).unwrap_or_default();

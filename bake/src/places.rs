@@ -1,5 +1,6 @@
-//! Where the planes of weights lie in the file: each in a tensor of its own, but those of a mixture's experts, which stand expert
-//! by expert in one tensor a layer ([`loaf_formats::experts`]).
+//! Where the planes of weights lie in the file: each in a tensor of its own, but those of a
+//! mixture's experts, which stand expert by expert in one tensor a layer
+//! ([`loaf_formats::experts`]).
 
 use loaf_formats::container::{Error as ContainerError, Layout as FileWeights, WeightIx};
 use loaf_formats::dtype::WeightFormat;
@@ -24,7 +25,8 @@ impl Place {
         Place { tensor, begin: 0, pieces: None }
     }
 
-    /// Where in the tensor the bytes go that are the plane's from byte `at` on, cut where pieces end.
+    /// Where in the tensor the bytes go that are the plane's from byte `at` on, cut where pieces
+    /// end.
     pub fn parts<'a>(&self, at: u64, bytes: &'a [u8]) -> impl Iterator<Item = (u64, &'a [u8])> + use<'a> {
         let (begin, (piece, step)) = (self.begin, self.pieces.unwrap_or((u64::MAX, 0)));
         let mut done = 0;
@@ -37,7 +39,8 @@ impl Place {
     }
 }
 
-/// The tensors with the experts of `decls`, each with the index of its first matrix; the others follow it.
+/// The tensors with the experts of `decls`, each with the index of its first matrix; the others
+/// follow it.
 ///
 /// # Errors
 /// Names a tensor whose records would be longer than can be.

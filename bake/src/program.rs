@@ -1,11 +1,12 @@
 //! `bake executable`: one self-contained program, a runtime with a loaf behind it.
 //!
-//! The runtime is copied as it is, the loaf byte for byte behind it, on a page; `loaf_formats::program` draws the file. The
-//! program is written as every output is (`loaf_formats::output`), so nobody ever sees half of one. The same runtime and loaf
-//! give the same program.
+//! The runtime is copied as it is, the loaf byte for byte behind it, on a page;
+//! `loaf_formats::program` draws the file. The program is written as every output is
+//! (`loaf_formats::output`), so nobody ever sees half of one. The same runtime and loaf give the
+//! same program.
 //!
-//! What this does not do: it does not sign (a platform that wants signed programs needs that after this), and it does not look
-//! whether the runtime is one for this machine.
+//! What this does not do: it does not sign (a platform that wants signed programs needs that after
+//! this), and it does not look whether the runtime is one for this machine.
 
 use std::fmt;
 use std::fs::File;
@@ -65,8 +66,8 @@ pub struct Program {
     pub bytes: u64,
 }
 
-/// The runtime that stands beside the running program, under the name executables have here: `loaf-small`, which runs one
-/// model and has none of its own.
+/// The runtime that stands beside the running program, under the name executables have here:
+/// `loaf-small`, which runs one model and has none of its own.
 ///
 /// # Errors
 /// The system does not say where the running program is.
@@ -74,8 +75,8 @@ pub fn runtime_beside() -> io::Result<PathBuf> {
     Ok(std::env::current_exe()?.with_file_name(format!("loaf-small{}", std::env::consts::EXE_SUFFIX)))
 }
 
-/// Writes the program `out` from the executable `runtime` and the file `loaf`, every byte of which is hashed first but the
-/// weights (`bake verify` does those).
+/// Writes the program `out` from the executable `runtime` and the file `loaf`, every byte of which
+/// is hashed first but the weights (`bake verify` does those).
 ///
 /// # Errors
 /// See [`ProgramError`].
@@ -101,7 +102,8 @@ pub fn write(runtime: &Path, loaf: &Path, out: &Path) -> Result<Program, Program
     drop(runtime_map);
 
     let loaf_file = File::open(loaf).map_err(at(loaf))?;
-    // SAFETY: mapped read-only; whoever truncates a file while it is being read breaks every program that maps it.
+    // SAFETY: mapped read-only; whoever truncates a file while it is being read breaks every
+    // program that maps it.
     let map = unsafe { Mmap::map(&loaf_file) }.map_err(at(loaf))?;
     let container = Container::open(&map).map_err(|e| ProgramError::Loaf(loaf.to_path_buf(), e))?;
     container.verify_small().map_err(|e| ProgramError::Loaf(loaf.to_path_buf(), e))?;
@@ -113,7 +115,8 @@ pub fn write(runtime: &Path, loaf: &Path, out: &Path) -> Result<Program, Program
     let output = Output::create(out, &[runtime, loaf])?;
     let write = |action| output.io(action);
     let mut file = output.file();
-    // The system copies within itself where it can, and shares blocks where the file system knows how.
+    // The system copies within itself where it can, and shares blocks where the file system knows
+    // how.
     copy_exactly(&mut runtime_file, file, runtime_len).map_err(write("copy the runtime"))?;
     let gap = [0; PAGE_BYTES as usize];
     file.write_all(&gap[..(trailer.offset - runtime_len) as usize]).map_err(write("write to it"))?;
@@ -124,9 +127,11 @@ pub fn write(runtime: &Path, loaf: &Path, out: &Path) -> Result<Program, Program
     Ok(Program { id, offset: trailer.offset, bytes: trailer.offset + trailer.len + trailer.encode().len() as u64 })
 }
 
-/// Whether a loaf was compiled into an executable: nobody would run it, since the loaf behind the program is used.
+/// Whether a loaf was compiled into an executable: nobody would run it, since the loaf behind the
+/// program is used.
 fn has_model(executable: &[u8]) -> bool {
-    // How every loaf begins, after the length of its table in eight bytes. That length tells one from this very text.
+    // How every loaf begins, after the length of its table in eight bytes. That length tells one
+    // from this very text.
     const START: &[u8] = b"{\"__metadata__\":{\"format\":\"pt\"},\"loaf.head\":{";
     let starts = executable.windows(START.len()).enumerate().filter(|(_, w)| *w == START).map(|(at, _)| at);
     let length = |at: usize| Some(u64::from_le_bytes(executable.get(at.checked_sub(8)?..at)?.try_into().ok()?));

@@ -1,16 +1,16 @@
 //! The affine quantiser: MLX's `quantize(mode="affine")`, code for code.
 //!
-//! One group at a time, all in f32 whatever the source type (formula: model of `mx.quantize`, checked bit for bit
-//! against recorded outputs for every width, group and source type):
+//! One group at a time, all in f32 whatever the source type (formula: model of `mx.quantize`,
+//! checked bit for bit against recorded outputs for every width, group and source type):
 //!
 //! 1. `s = max((max - min) / (2^bits - 1), 1e-7)`, negative unless `|min| > |max|`;
-//! 2. `edge` is whichever of min, max has the larger magnitude (max on a tie); `q0 = rint(edge / s)`;
-//!    if `q0 != 0`, then `s = edge / q0` and `bias = edge`, else `bias = 0`;
+//! 2. `edge` is whichever of min, max has the larger magnitude (max on a tie);
+//!    `q0 = rint(edge / s)`; if `q0 != 0`, then `s = edge / q0` and `bias = edge`, else `bias = 0`;
 //! 3. `q = clamp(rint((w - bias) / s), 0, 2^bits - 1)`, with the **unrounded** f32 `s`;
 //! 4. only then are `s` and `bias` rounded to the source type and stored.
 //!
-//! `rint` rounds halves to even. The edge element is exactly representable. Weights that are not finite are refused
-//! here, by position, instead of becoming codes that mean nothing.
+//! `rint` rounds halves to even. The edge element is exactly representable. Weights that are not
+//! finite are refused here, by position, instead of becoming codes that mean nothing.
 
 use loaf_formats::dtype::DType;
 use loaf_formats::quant::push_float;
@@ -20,11 +20,12 @@ const MIN_SCALE: f32 = 1e-7;
 
 /// Quantises `row`, whose length is a multiple of `group`, and appends codes, scales and biases.
 ///
-/// `bits` is 2, 3, 4, 5, 6 or 8; `codes` gains `row.len() * bits / 8` bytes, the little-endian bit stream; `scales`
-/// and `biases` gain `row.len() / group` elements of `params` each.
+/// `bits` is 2, 3, 4, 5, 6 or 8; `codes` gains `row.len() * bits / 8` bytes, the little-endian bit
+/// stream; `scales` and `biases` gain `row.len() / group` elements of `params` each.
 ///
 /// # Errors
-/// The index in `row` of the first element that is not finite; what was appended by then is of no use.
+/// The index in `row` of the first element that is not finite; what was appended by then is of no
+/// use.
 pub fn quantise_row(
     row: &[f32],
     bits: u8,
@@ -60,7 +61,8 @@ fn fit_group(weights: &[f32], bits: u8) -> (f32, f32) {
     if q0 != 0.0 { (edge / q0, edge) } else { (scale, 0.0) }
 }
 
-/// Step 3: codes of one group, packed. Groups are whole bytes at every width, so the stream needs no carry.
+/// Step 3: codes of one group, packed. Groups are whole bytes at every width, so the stream needs
+/// no carry.
 fn push_codes(weights: &[f32], bits: u8, scale: f32, bias: f32, codes: &mut Vec<u8>) {
     let max_code = max_code(bits);
     let (mut pending, mut pending_bits) = (0u32, 0u32);
@@ -107,7 +109,8 @@ mod tests {
                 let step = (max - min) / max_code(bits);
                 let edge = w.iter().position(|x| x.abs() == max.abs().max(min.abs())).unwrap();
                 assert_eq!(w[edge], o[edge], "{bits} bits");
-                // Refitting the scale to the edge moves the far end of the range by at most half a step more.
+                // Refitting the scale to the edge moves the far end of the range by at most half a
+                // step more.
                 assert!(w.iter().zip(o).all(|(a, b)| (a - b).abs() <= 1.01 * step), "{bits} bits");
             }
         }

@@ -1,7 +1,8 @@
 //! Sources on the Hugging Face hub: `bake build hf:OWNER/NAME[@REVISION][:FILE.gguf]`.
 //!
-//! What a build reads is fetched into the cache, unless it is there; from then on the source is a folder or file like any other.
-//! What this does not do: choose among the GGUF files of a repository.
+//! What a build reads is fetched into the cache, unless it is there; from then on the source is a
+//! folder or file like any other. What this does not do: choose among the GGUF files of a
+//! repository.
 
 use std::path::{Path, PathBuf};
 
@@ -84,7 +85,8 @@ fn is_whole(folder: &Path) -> bool {
     there("config.json") && (there(SINGLE) || index() == Some(true))
 }
 
-/// All parts of a split GGUF model, NAME-00001-of-00003.gguf and its brothers, from the name of any.
+/// All parts of a split GGUF model, NAME-00001-of-00003.gguf and its brothers, from the name of
+/// any.
 fn parts(file: &str) -> Vec<String> {
     let numbers = || -> Option<(&str, u32)> {
         let (stem, of) = file.strip_suffix(".gguf")?.rsplit_once("-of-")?;

@@ -90,7 +90,8 @@ pub fn file(bytes: &[u8], progress: &dyn Progress) -> Result<ArtifactId, VerifyE
     Ok(container.artifact_id())
 }
 
-/// The experts that the manifest describes are tensors of the file, and zero lies between the planes of their records.
+/// The experts that the manifest describes are tensors of the file, and zero lies between the
+/// planes of their records.
 fn experts(container: &Container<'_>) -> Result<(), VerifyError> {
     stored_planes(container).map_err(VerifyError::Experts)?;
     let manifest = container.section(SectionKind::Manifest).and_then(|m| serde_json::from_slice(m).ok());
@@ -110,7 +111,8 @@ fn experts(container: &Container<'_>) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Refuses a context that no bake gives: a graph is traced or expanded for each of its positions, however many a file claims.
+/// Refuses a context that no bake gives: a graph is traced or expanded for each of its positions,
+/// however many a file claims.
 fn baked_context(plan: &Plan) -> Result<(), VerifyError> {
     if plan.context <= MAX_CONTEXT {
         return Ok(());
@@ -119,11 +121,12 @@ fn baked_context(plan: &Plan) -> Result<(), VerifyError> {
     Err(VerifyError::Proof(ProofError::Differs(at, expected, plan.context.to_string())))
 }
 
-/// Runs the golden cases of a loaf that [`file()`] accepted through the interpreter, on the recipe that its manifest names.
-/// Returns how many ids were compared.
+/// Runs the golden cases of a loaf that [`file()`] accepted through the interpreter, on the recipe
+/// that its manifest names. Returns how many ids were compared.
 ///
 /// # Errors
-/// No golden section or no token in it, a recipe that does not fit the file, or the first id that comes out otherwise.
+/// No golden section or no token in it, a recipe that does not fit the file, or the first id that
+/// comes out otherwise.
 pub fn golden(bytes: &[u8]) -> Result<usize, VerifyError> {
     let container = Container::open(bytes).map_err(VerifyError::Container)?;
     let section = |kind| match container.section(kind) {
@@ -165,7 +168,8 @@ pub struct Deep {
     pub recipe: bool,
 }
 
-/// Proves the graphs of a loaf that [`file()`] accepted. Returns how many leaves the roots stand for.
+/// Proves the graphs of a loaf that [`file()`] accepted. Returns how many leaves the roots stand
+/// for.
 ///
 /// # Errors
 /// The first thing that does not hold.

@@ -1,5 +1,5 @@
-//! A bake looks at all that running its loaf will need: what is malformed, meaningless or too large is refused or warned of, in
-//! one line, before there is a file.
+//! A bake looks at all that running its loaf will need: what is malformed, meaningless or too large
+//! is refused or warned of, in one line, before there is a file.
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +33,8 @@ impl Source {
         source
     }
 
-    /// Writes `value` over every element of the tensors whose names `which` picks, or from one element on.
+    /// Writes `value` over every element of the tensors whose names `which` picks, or from one
+    /// element on.
     fn fill(&self, which: impl Fn(&str) -> bool, from: usize, value: &[u8]) {
         let path = self.0.path().join("model.safetensors");
         let mut bytes = fs::read(&path).expect("a fixture");

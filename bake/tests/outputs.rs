@@ -1,4 +1,5 @@
-//! What the commands of `bake` leave on disk: whole files under new names, and nothing else, however they end.
+//! What the commands of `bake` leave on disk: whole files under new names, and nothing else,
+//! however they end.
 #![cfg(unix)]
 
 use std::fs;

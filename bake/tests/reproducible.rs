@@ -1,9 +1,12 @@
-//! Every published artifact, baked again by the program these tests are built with, in surroundings that differ in all a process can be told.
+//! Every published artifact, baked again by the program these tests are built with, in surroundings
+//! that differ in all a process can be told.
 //!
-//! The ids in `artifacts/lock.toml` are the meeting point of builds: this test holds the debug profile to them, `make
-//! verify-artifacts` (part of `make test`) the release profile, and whoever else runs `bake lock --check` their machine.
-//! A bake chooses no instructions of its own by what the processor can do. What it calls may: the C library picks its `pow` so, the hash and the f16
-//! conversions likewise. The first can be told to forget instructions, which is done here; the others are exact.
+//! The ids in `artifacts/lock.toml` are the meeting point of builds: this test holds the debug
+//! profile to them, `make verify-artifacts` (part of `make test`) the release profile, and whoever
+//! else runs `bake lock --check` their machine. A bake chooses no instructions of its own by what
+//! the processor can do. What it calls may: the C library picks its `pow` so, the hash and the f16
+//! conversions likewise. The first can be told to forget instructions, which is done here; the
+//! others are exact.
 
 use std::path::Path;
 use std::process::Command;

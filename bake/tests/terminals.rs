@@ -1,4 +1,5 @@
-//! No control character of a file reaches a terminal: every command of `bake`, on files that have them in every string.
+//! No control character of a file reaches a terminal: every command of `bake`, on files that have
+//! them in every string.
 
 #[path = "common/hostile.rs"]
 mod hostile;

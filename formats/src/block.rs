@@ -3,11 +3,12 @@
 //! A [`Block`] says how codes become weights and where their scales are. What always holds:
 //!
 //! - codes are one least-significant-bit-first stream a row, as in every packed format here;
-//! - the weights of a group share a `scale` and a `bias` in f32, and `w = scale * code + bias`; or, in formats with a table,
-//!   `w = scale * table[code]`. All of these products are exact in f32: a scale in f16 times a small integer has at most 18
-//!   significant bits, times a code at most 24;
-//! - *super-blocks* of 256 weights have one factor in f16 (and one for minimums), in the plane `supers`, and a small
-//!   integer a group, in the plane `scales`, as `u32` words whose bytes are the ones that GGUF stores, but where said otherwise.
+//! - the weights of a group share a `scale` and a `bias` in f32, and `w = scale * code + bias`; or,
+//!   in formats with a table, `w = scale * table[code]`. All of these products are exact in f32: a
+//!   scale in f16 times a small integer has at most 18 significant bits, times a code at most 24;
+//! - *super-blocks* of 256 weights have one factor in f16 (and one for minimums), in the plane
+//!   `supers`, and a small integer a group, in the plane `scales`, as `u32` words whose bytes are
+//!   the ones that GGUF stores, but where said otherwise.
 //!
 //! | format | bits | group | `scales`, for 256 weights | `supers` | scale | bias |
 //! |---|---|---|---|---|---|---|
@@ -166,8 +167,8 @@ impl Block {
         }
     }
 
-    /// Scale and bias of group `g` of a row, of which `scales` and `supers` are the planes after the codes; the bias is 0
-    /// in formats with a table. `None` past their ends.
+    /// Scale and bias of group `g` of a row, of which `scales` and `supers` are the planes after
+    /// the codes; the bias is 0 in formats with a table. `None` past their ends.
     pub fn params(self, scales: &[u8], supers: &[u8], g: usize) -> Option<(f32, f32)> {
         let of_offset = |scale: f32| (scale, -(f32::from(self.offset()) * scale));
         match self {

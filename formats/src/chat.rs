@@ -1,7 +1,7 @@
 //! The chat section: how text becomes a prompt, when generation stops, how to sample by default.
 //!
-//! JSON, since the template inside is text already and the whole is a few kilobytes. Everything here is advice for
-//! a text front end; replay needs none of it.
+//! JSON, since the template inside is text already and the whole is a few kilobytes. Everything
+//! here is advice for a text front end; replay needs none of it.
 
 use std::fmt;
 
@@ -40,15 +40,16 @@ pub struct Chat {
     pub bos_token: Option<String>,
     /// Text of the end-of-sequence token, for templates.
     pub eos_token: Option<String>,
-    /// Tokens that end generation: the union of what config, generation config and tokenizer say, sorted.
+    /// Tokens that end generation: the union of what config, generation config and tokenizer say,
+    /// sorted.
     pub stop_ids: Vec<u32>,
     /// Sampling defaults.
     pub sampling: Sampling,
     /// What answers are, if the model gives one kind only.
     #[serde(default)]
     pub answers: Answers,
-    /// An answer whose mean log-probability (natural, end token included) is below this is a guess; `None` if nobody
-    /// measured where that begins.
+    /// An answer whose mean log-probability (natural, end token included) is below this is a guess;
+    /// `None` if nobody measured where that begins.
     #[serde(default)]
     pub unsure_below: Option<f32>,
 }
@@ -85,7 +86,8 @@ impl Chat {
     /// Reads a section for a model of `vocab` tokens.
     ///
     /// # Errors
-    /// Anything that is not a chat section, a stop id past the vocabulary, or sampling values out of range.
+    /// Anything that is not a chat section, a stop id past the vocabulary, or sampling values out
+    /// of range.
     pub fn decode(bytes: &[u8], vocab: u32) -> Result<Chat, ChatError> {
         if bytes.len() > MAX_CHAT_BYTES {
             return Err(ChatError(format!("expected at most {MAX_CHAT_BYTES} bytes, found {}", bytes.len())));

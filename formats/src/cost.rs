@@ -1,9 +1,10 @@
 //! The cost model: what a record moves and multiplies, read from its words alone.
 //!
-//! Bytes are the extents of the operands, by region, each counted once however often a kernel reads it: what any
-//! replay has to move. Ops that read some rows of an operand (an embedding, the experts of a mixture, a window of a cache)
-//! count those. Which experts tokens choose is not known here, so `rows` tokens are taken to choose as many different ones as
-//! they can; of one token that is exact.
+//! Bytes are the extents of the operands, by region, each counted once however often a kernel reads
+//! it: what any replay has to move. Ops that read some rows of an operand (an embedding, the
+//! experts of a mixture, a window of a cache) count those. Which experts tokens choose is not known
+//! here, so `rows` tokens are taken to choose as many different ones as they can; of one token that
+//! is exact.
 //!
 //! What this does not do: it knows no cache, no kernel and no time.
 
@@ -49,7 +50,8 @@ impl Div<u64> for Traffic {
     }
 }
 
-/// The traffic of the graph of a verified plan's template with `n` rows of one sequence, the first at position `p`.
+/// The traffic of the graph of a verified plan's template with `n` rows of one sequence, the first
+/// at position `p`.
 pub fn graph(template: &Template, p: u64, n: u64) -> Traffic {
     let mut sum = Traffic::default();
     let mut words = Vec::new();

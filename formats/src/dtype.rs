@@ -1,9 +1,10 @@
 //! Element types and weight formats.
 //!
-//! Two small closed sets. [`DType`] says what one element in memory is; [`WeightFormat`] says how a weight
-//! matrix is stored: dense in some `DType`, or packed in one of MLX's group-quantised layouts. Every length a
-//! format implies (bytes of a packed row, groups of a row) is computed here and nowhere else, with checked
-//! arithmetic, so that the baker, the verifier and the kernels cannot disagree.
+//! Two small closed sets. [`DType`] says what one element in memory is; [`WeightFormat`] says how a
+//! weight matrix is stored: dense in some `DType`, or packed in one of MLX's group-quantised
+//! layouts. Every length a format implies (bytes of a packed row, groups of a row) is computed here
+//! and nowhere else, with checked arithmetic, so that the baker, the verifier and the kernels
+//! cannot disagree.
 
 use std::fmt;
 
@@ -12,14 +13,15 @@ pub use crate::plane::{DType, Plane, WEIGHT_PLANES};
 
 /// How a weight matrix `[.., out, in]` is stored.
 ///
-/// The packed layouts are MLX's: each row of `in` codes is one contiguous least-significant-bit-first bit
-/// stream of `in * bits` bits, held in `u32` little-endian words; one scale (and, for affine, one bias) per
-/// group of consecutive inputs.
+/// The packed layouts are MLX's: each row of `in` codes is one contiguous
+/// least-significant-bit-first bit stream of `in * bits` bits, held in `u32` little-endian words;
+/// one scale (and, for affine, one bias) per group of consecutive inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WeightFormat {
     /// One element per weight, in a float type.
     Dense(DType),
-    /// `w = scale * code + bias`, unsigned codes of `bits` bits, `scale` and `bias` in the float type `params`.
+    /// `w = scale * code + bias`, unsigned codes of `bits` bits, `scale` and `bias` in the float
+    /// type `params`.
     Affine {
         /// Bits of a code: 2, 3, 4, 5, 6 or 8.
         bits: u8,
@@ -39,7 +41,8 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
-    /// Packs the format into one attribute word: kind, bits, group, parameter type (number of a block format), a byte each.
+    /// Packs the format into one attribute word: kind, bits, group, parameter type (number of a
+    /// block format), a byte each.
     pub const fn code(self) -> u64 {
         match self {
             WeightFormat::Dense(d) => (d as u64) << 24,
@@ -136,8 +139,8 @@ impl WeightFormat {
         }
     }
 
-    /// The group over which activations are quantised to int8 for this format; `None` where the product is
-    /// taken in f32 (dense weights, and `mxfp8`, whose elements are no small integers).
+    /// The group over which activations are quantised to int8 for this format; `None` where the
+    /// product is taken in f32 (dense weights, and `mxfp8`, whose elements are no small integers).
     pub const fn activation_group(self) -> Option<u64> {
         match self {
             WeightFormat::Dense(_) | WeightFormat::Mxfp8 => None,
@@ -149,13 +152,14 @@ impl WeightFormat {
     pub const fn divides(self, in_dim: u64) -> bool {
         match self {
             WeightFormat::Dense(_) => true,
-            // A packed row must also be whole `u32` words, which every group (>= 16 codes of >= 4 bits,
-            // or 32 codes of any width) and every block is.
+            // A packed row must also be whole `u32` words, which every group (>= 16 codes of >= 4
+            // bits, or 32 codes of any width) and every block is.
             _ => in_dim.is_multiple_of(self.unit()) && in_dim > 0,
         }
     }
 
-    /// The tensors that a weight in this format is stored as, in record order: codes first, then parameters.
+    /// The tensors that a weight in this format is stored as, in record order: codes first, then
+    /// parameters.
     pub const fn planes(self) -> [Option<Plane>; WEIGHT_PLANES] {
         const fn params(name: &'static str, dtype: DType, group: u64) -> Option<Plane> {
             Some(Plane { name, dtype, elems: 1, per: group })
@@ -189,7 +193,8 @@ impl WeightFormat {
         if i < WEIGHT_PLANES { self.planes()[i] } else { None }
     }
 
-    /// Bytes of one stored row of `in_dim` weights, all planes; `None` if the format does not divide it.
+    /// Bytes of one stored row of `in_dim` weights, all planes; `None` if the format does not
+    /// divide it.
     pub fn row_bytes(self, in_dim: u64) -> Option<u64> {
         if !self.divides(in_dim) {
             return None;

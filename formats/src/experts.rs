@@ -1,11 +1,13 @@
 //! Experts side by side: one tensor in place of a layer's stacked expert matrices.
 //!
-//! A token reads a few experts of a layer, and of each all its matrices. So all parts of one expert lie together: the tensor
-//! `MODULE.experts`, `u8 [experts, bytes]`, has a *record* per expert, and a record has the planes of the expert's matrices, one
-//! after another. The manifest names the matrices with their shapes and formats ([`ExpertTensor::read_all`]); where each plane lies in a
+//! A token reads a few experts of a layer, and of each all its matrices. So all parts of one expert
+//! lie together: the tensor `MODULE.experts`, `u8 [experts, bytes]`, has a *record* per expert, and
+//! a record has the planes of the expert's matrices, one after another. The manifest names the
+//! matrices with their shapes and formats ([`ExpertTensor::read_all`]); where each plane lies in a
 //! record follows from that alone ([`ExpertTensor::new`]; FORMAT.md, Experts).
 //!
-//! Kernels need none of this: operands have strides. It is for those who write files, and for those who name what is in them.
+//! Kernels need none of this: operands have strides. It is for those who write files, and for those
+//! who name what is in them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -95,7 +97,8 @@ pub fn plane_name(weight: &str, i: usize, plane: Plane) -> String {
 }
 
 impl ExpertTensor {
-    /// Lays records out; `None` if there is no matrix or expert, a format does not divide its rows, or a length overflows.
+    /// Lays records out; `None` if there is no matrix or expert, a format does not divide its rows,
+    /// or a length overflows.
     pub fn new(name: String, experts: u64, matrices: Vec<ExpertMatrix>) -> Option<ExpertTensor> {
         let (mut planes, mut end) = (Vec::new(), 0u64);
         for (matrix, m) in matrices.iter().enumerate() {
@@ -188,7 +191,8 @@ impl ExpertTensor {
     }
 }
 
-/// A plane of a weight in a file: in a tensor of its own, or a piece of each of its experts' records.
+/// A plane of a weight in a file: in a tensor of its own, or a piece of each of its experts'
+/// records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredPlane {
     /// Its name.
@@ -213,7 +217,8 @@ impl StoredPlane {
     }
 
     fn of_tensor(t: &TensorEntry) -> StoredPlane {
-        // An expert is a piece wherever it lies, so that a plane can be compared with one that lies otherwise.
+        // An expert is a piece wherever it lies, so that a plane can be compared with one that lies
+        // otherwise.
         let count = if t.shape.len() == 3 { t.shape[0].max(1) } else { 1 };
         let piece = t.len / count;
         let (name, shape) = (t.name.clone(), t.shape.clone());
@@ -234,8 +239,8 @@ impl StoredPlane {
     }
 }
 
-/// Every plane of every weight of a loaf, in the order of the header; those of experts by their own names. The manifest must have
-/// been hashed.
+/// Every plane of every weight of a loaf, in the order of the header; those of experts by their own
+/// names. The manifest must have been hashed.
 ///
 /// # Errors
 /// A header that disagrees with the head, or a manifest whose experts are not the file's.

@@ -1,9 +1,11 @@
-//! The golden section: prompts with the token ids they must give, so that any machine can check itself.
+//! The golden section: prompts with the token ids they must give, so that any machine can check
+//! itself.
 //!
-//! JSON, `{"cases":[{"prompt":[1,2],"greedy":[3,4]}]}`: token ids, and the ids that greedy decoding appends to them. The baker
-//! computes them with its naive interpreter, not with the runtime's kernels, and ends a continuation before a
-//! token whose logit leads the next by less than a fiftieth of the largest magnitude seen in that case: two correct
-//! implementations may round differently, and must still agree on every id recorded here.
+//! JSON, `{"cases":[{"prompt":[1,2],"greedy":[3,4]}]}`: token ids, and the ids that greedy decoding
+//! appends to them. The baker computes them with its naive interpreter, not with the runtime's
+//! kernels, and ends a continuation before a token whose logit leads the next by less than a
+//! fiftieth of the largest magnitude seen in that case: two correct implementations may round
+//! differently, and must still agree on every id recorded here.
 
 use std::fmt;
 
@@ -14,9 +16,10 @@ pub const MAX_GOLDEN_BYTES: usize = 1 << 20;
 
 /// Of the largest logit magnitude: a smaller lead ends a continuation.
 ///
-/// Where f32 rounding moves an activation over the middle between two int8 codes, one input moves by 1/127 of its group's largest
-/// value, and each of the two logits compared may follow by about as much; caches keep the difference for later tokens. A
-/// thousandth, enough for f32 alone, was seen to fail on a small quantised model.
+/// Where f32 rounding moves an activation over the middle between two int8 codes, one input moves
+/// by 1/127 of its group's largest value, and each of the two logits compared may follow by about
+/// as much; caches keep the difference for later tokens. A thousandth, enough for f32 alone, was
+/// seen to fail on a small quantised model.
 pub const MIN_LEAD: f32 = 0.02;
 
 /// One prompt and its greedy continuation.
@@ -58,7 +61,8 @@ impl Golden {
     /// Reads a section for a model of `vocab` tokens and `context` positions.
     ///
     /// # Errors
-    /// Anything that is not a golden section, an id past the vocabulary, an empty prompt, a case past the context.
+    /// Anything that is not a golden section, an id past the vocabulary, an empty prompt, a case
+    /// past the context.
     pub fn decode(bytes: &[u8], vocab: u32, context: u32) -> Result<Golden, GoldenError> {
         if bytes.len() > MAX_GOLDEN_BYTES {
             return Err(GoldenError(format!("expected at most {MAX_GOLDEN_BYTES} bytes, found {}", bytes.len())));
@@ -68,7 +72,8 @@ impl Golden {
             if let Some(id) = case.prompt.iter().chain(&case.greedy).find(|id| **id >= vocab) {
                 return Err(GoldenError(format!("case {i}: expected ids below {vocab}, found {id}")));
             }
-            // The last id of a continuation is predicted, not evaluated, but a case that fits as a whole is simpler to state.
+            // The last id of a continuation is predicted, not evaluated, but a case that fits as a
+            // whole is simpler to state.
             let tokens = case.prompt.len() + case.greedy.len();
             if case.prompt.is_empty() || tokens > context as usize {
                 let found = format!("{} and {}", case.prompt.len(), case.greedy.len());
@@ -81,7 +86,8 @@ impl Golden {
     }
 }
 
-/// The id with the largest logit, the lower of equals, and how far it leads the next; `None` for fewer than two logits.
+/// The id with the largest logit, the lower of equals, and how far it leads the next; `None` for
+/// fewer than two logits.
 pub fn leader(logits: &[f32]) -> Option<(u32, f32)> {
     let mut best: Option<(usize, f32)> = None;
     let mut second = f32::NEG_INFINITY;

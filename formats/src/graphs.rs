@@ -1,7 +1,7 @@
 //! The tree over all concrete graphs: one root that names every graph a plan can expand to.
 //!
-//! A *leaf* is one concrete graph. Graphs of a phase differ in the number of their rows alone, so the other words are hashed once
-//! per template and a leaf costs what varies:
+//! A *leaf* is one concrete graph. Graphs of a phase differ in the number of their rows alone, so
+//! the other words are hashed once per template and a leaf costs what varies:
 //!
 //! ```text
 //! skeleton(template) = SHA-256(0x02 || words || word 0 || ..)         row counts as 0
@@ -9,13 +9,15 @@
 //! template leaf      = SHA-256(0x00 || record of the template)
 //! ```
 //!
-//! every integer a `u64`, little-endian; `words` is a count. Where the row counts stand follows from the records themselves, so a leaf
-//! fixes every word of its graph. A template has one leaf per start `p = 0, step, 2 * step, ..` below `positions`, each with as
-//! many rows as it takes there, `n = min(max_rows, positions - p)`; the root over them, and the root over the templates'
+//! every integer a `u64`, little-endian; `words` is a count. Where the row counts stand follows
+//! from the records themselves, so a leaf fixes every word of its graph. A template has one leaf
+//! per start `p = 0, step, 2 * step, ..` below `positions`, each with as many rows as it takes
+//! there, `n = min(max_rows, positions - p)`; the root over them, and the root over the templates'
 //! leaves, are RFC 6962 trees as everywhere in a loaf. [`Graphs`] is the section that records them.
 //!
-//! The baker hashes a leaf once it has traced the graph at that start from the recipe and found it equal to the template's
-//! expansion, word for word, which is what makes the root a proof. Nothing here expands in parallel or knows a recipe.
+//! The baker hashes a leaf once it has traced the graph at that start from the recipe and found it
+//! equal to the template's expansion, word for word, which is what makes the root a proof. Nothing
+//! here expands in parallel or knows a recipe.
 
 use sha2::{Digest as _, Sha256};
 use std::fmt;
@@ -175,7 +177,8 @@ impl Graphs {
     /// Reads a section of the plan `plan`.
     ///
     /// # Errors
-    /// A wrong length, templates that are not the plan's, or a root that does not follow from the templates'.
+    /// A wrong length, templates that are not the plan's, or a root that does not follow from the
+    /// templates'.
     pub fn decode(bytes: &[u8], plan: &Plan) -> Result<Graphs, GraphsError> {
         let count = plan.templates.len();
         if count > MAX_TEMPLATES || bytes.len() != HEAD_BYTES + count * TEMPLATE_BYTES {

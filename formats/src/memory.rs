@@ -1,4 +1,5 @@
-//! Memory that is asked for: sizes that come from a file or an option are reserved fallibly, and refused by name.
+//! Memory that is asked for: sizes that come from a file or an option are reserved fallibly, and
+//! refused by name.
 
 use std::fmt;
 

@@ -1,6 +1,7 @@
 //! Types of elements, and planes of them: what the rows of a weight are stored as.
 //!
-//! What this does not know are the formats that say which planes a weight has: [`crate::dtype`] and [`crate::block`].
+//! What this does not know are the formats that say which planes a weight has: [`crate::dtype`] and
+//! [`crate::block`].
 
 use std::fmt;
 
@@ -78,7 +79,8 @@ impl fmt::Display for DType {
     }
 }
 
-/// Element `i` of little-endian floats `bytes`, widened to f32; `None` past the end or if `dtype` is no float.
+/// Element `i` of little-endian floats `bytes`, widened to f32; `None` past the end or if `dtype`
+/// is no float.
 pub fn float_at(dtype: DType, bytes: &[u8], i: usize) -> Option<f32> {
     let size = dtype.bytes() as usize;
     let start = i.checked_mul(size)?;
@@ -96,7 +98,8 @@ pub const SUPER: u64 = 256;
 /// Most planes a format has.
 pub const WEIGHT_PLANES: usize = 4;
 
-/// One of the tensors a weight is stored as: `[.., out, n]`, where a row of `in` weights has `n = in * elems / per` elements.
+/// One of the tensors a weight is stored as: `[.., out, n]`, where a row of `in` weights has
+/// `n = in * elems / per` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plane {
     /// Last part of the tensor's name: `weight`, `scales`, `biases`, ..

@@ -12,13 +12,13 @@
 //!                56  8  zero
 //! ```
 //!
-//! Loaders of executables ignore what follows the parts they map, so the runtime starts as before; it reads the last
-//! 64 bytes of its own file and maps the loaf where it lies. The offset keeps every alignment of the loaf: a
-//! multiple of 16384 in the loaf is one in the program.
+//! Loaders of executables ignore what follows the parts they map, so the runtime starts as before;
+//! it reads the last 64 bytes of its own file and maps the loaf where it lies. The offset keeps
+//! every alignment of the loaf: a multiple of 16384 in the loaf is one in the program.
 //!
-//! What always holds of a trailer that [`Trailer::read`] returns: the loaf lies within the file, before the trailer, on a
-//! page. It says nothing of the loaf's bytes: they are opened and verified like those of any file, and the
-//! opener compares the id.
+//! What always holds of a trailer that [`Trailer::read`] returns: the loaf lies within the file,
+//! before the trailer, on a page. It says nothing of the loaf's bytes: they are opened and verified
+//! like those of any file, and the opener compares the id.
 
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -72,7 +72,8 @@ impl fmt::Display for TrailerError {
 impl std::error::Error for TrailerError {}
 
 impl Trailer {
-    /// The trailer of a loaf of `len` bytes behind a runtime of `runtime_len` bytes; `None` on overflow.
+    /// The trailer of a loaf of `len` bytes behind a runtime of `runtime_len` bytes; `None` on
+    /// overflow.
     pub fn after(runtime_len: u64, len: u64, id: ArtifactId) -> Option<Trailer> {
         let offset = runtime_len.checked_next_multiple_of(PAGE_BYTES)?;
         offset.checked_add(len)?.checked_add(TRAILER_BYTES)?;
@@ -102,7 +103,8 @@ impl Trailer {
         Trailer::decode(&bytes, file_len)
     }
 
-    /// Decodes the last bytes of a file of `file_len` bytes; `None` if they do not begin with the magic.
+    /// Decodes the last bytes of a file of `file_len` bytes; `None` if they do not begin with the
+    /// magic.
     ///
     /// # Errors
     /// A field that contradicts the file's length.

@@ -1,19 +1,23 @@
 //! Decoding of stored weights: dense floats and MLX's packed layouts, element by element.
 //!
-//! This is the plain reading of the formats that [`WeightFormat`] names, kept as simple as it can be said,
-//! so that kernels, the baker's interpreter and other implementations have one thing to be compared with:
+//! This is the plain reading of the formats that [`WeightFormat`] names, kept as simple as it can
+//! be said, so that kernels, the baker's interpreter and other implementations have one thing to be
+//! compared with:
 //!
-//! - a packed row is one least-significant-bit-first bit stream: code `i` is bits `[i*bits, (i+1)*bits)` of the row;
-//! - affine: `w = scale * code + bias`, two separate f32 roundings (no fused multiply-add), scale and bias widened
-//!   to f32 first. This equals `mx.dequantize` bit for bit when its scales and biases are f32; when they are bf16 or
-//!   f16, MLX rounds to that type after the product and again after the sum, and this module does not: kernels
-//!   work in f32 and widen, as MLX itself does for f32 activations;
-//! - block formats: as [`crate::block`] says, with a symmetric format's offset taken from the code first, so that a zero has the
-//!   scale's sign as in the Python package `gguf`; no rounding but the one of a minimum;
+//! - a packed row is one least-significant-bit-first bit stream: code `i` is bits
+//!   `[i*bits, (i+1)*bits)` of the row;
+//! - affine: `w = scale * code + bias`, two separate f32 roundings (no fused multiply-add), scale
+//!   and bias widened to f32 first. This equals `mx.dequantize` bit for bit when its scales and
+//!   biases are f32; when they are bf16 or f16, MLX rounds to that type after the product and again
+//!   after the sum, and this module does not: kernels work in f32 and widen, as MLX itself does for
+//!   f32 activations;
+//! - block formats: as [`crate::block`] says, with a symmetric format's offset taken from the code
+//!   first, so that a zero has the scale's sign as in the Python package `gguf`; no rounding but
+//!   the one of a minimum;
 //! - mxfp4, nvfp4, mxfp8: element value times group scale, one f32 rounding.
 //!
-//! Three corners follow MLX where the OCP text differs: E4M3 `0x7f` is 480 (no NaN), `0xff` is -480; E8M0 0 is
-//! 2^-127 and 255 is infinity.
+//! Three corners follow MLX where the OCP text differs: E4M3 `0x7f` is 480 (no NaN), `0xff` is
+//! -480; E8M0 0 is 2^-127 and 255 is infinity.
 //!
 //! Nothing here is fast and nothing here panics: lengths are checked once per row.
 
@@ -49,7 +53,8 @@ pub const fn e8m0_to_f32(byte: u8) -> f32 {
     }
 }
 
-/// Appends `value`, rounded to nearest even in `dtype`, little-endian. Appends nothing if `dtype` is no float.
+/// Appends `value`, rounded to nearest even in `dtype`, little-endian. Appends nothing if `dtype`
+/// is no float.
 pub fn push_float(dtype: DType, value: f32, out: &mut Vec<u8>) {
     match dtype {
         DType::F32 => out.extend_from_slice(&value.to_le_bytes()),
@@ -85,7 +90,8 @@ pub struct RowError {
     pub format: WeightFormat,
     /// Weights in the row.
     pub in_dim: u64,
-    /// Length the row needs, in bytes (`out`: in elements); `None` if the format cannot store such a row.
+    /// Length the row needs, in bytes (`out`: in elements); `None` if the format cannot store such
+    /// a row.
     pub expected: Option<u64>,
     /// Length that was given.
     pub got: u64,
@@ -105,8 +111,8 @@ impl std::error::Error for RowError {}
 
 /// Decodes one stored row of `in_dim` weights to f32.
 ///
-/// `planes`: that row of each tensor the weight is stored as ([`WeightFormat::planes`]), empty where the format has fewer;
-/// `out`: `in_dim` elements.
+/// `planes`: that row of each tensor the weight is stored as ([`WeightFormat::planes`]), empty
+/// where the format has fewer; `out`: `in_dim` elements.
 ///
 /// # Errors
 /// A [`RowError`] naming the first buffer whose length is not exactly the one the format implies.
@@ -149,7 +155,8 @@ pub fn decode_row(
         return Ok(());
     }
     for (i, w) in out.iter_mut().enumerate() {
-        // The lengths were just proved, so no lookup below can miss; the default keeps the code free of panics.
+        // The lengths were just proved, so no lookup below can miss; the default keeps the code
+        // free of panics.
         *w = weight_at(format, weight, scales, biases, i).unwrap_or(f32::NAN);
     }
     Ok(())

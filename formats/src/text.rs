@@ -1,26 +1,30 @@
 //! Text that came from a file, made safe to show.
 //!
-//! A terminal acts on control characters: a name in a file could clear the screen, retitle the window or hide the rest of
-//! a message. Whoever prints what a file says goes through here: [`line()`] for a name or a message within a line,
-//! [`lines`] for whole pages, [`json`] for what a machine reads. A program applies one of them at its
-//! boundary too, to everything that it prints, so that a place which forgot is covered.
+//! A terminal acts on control characters: a name in a file could clear the screen, retitle the
+//! window or hide the rest of a message. Whoever prints what a file says goes through here:
+//! [`line()`] for a name or a message within a line, [`lines`] for whole pages, [`json`] for what a
+//! machine reads. A program applies one of them at its boundary too, to everything that it prints,
+//! so that a place which forgot is covered.
 //!
 //! What this does not do: it does not make text true. A name may still look like another name.
 
 use std::fmt::{self, Display, Write};
 
-/// Whether a character steers a terminal, or the order of the text around it, instead of being shown.
+/// Whether a character steers a terminal, or the order of the text around it, instead of being
+/// shown.
 pub fn steers(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
 
-/// The text as part of one line: every character that [`steers`] is written as an escape, such as `\u{1b}` or `\n`.
+/// The text as part of one line: every character that [`steers`] is written as an escape, such as
+/// `\u{1b}` or `\n`.
 pub fn line<T: Display>(text: T) -> Safe<T> {
     Safe { text, kept: &[] }
 }
 
-/// The text with its line ends and tabs as they are, every other character that [`steers`] as an escape.
+/// The text with its line ends and tabs as they are, every other character that [`steers`] as an
+/// escape.
 pub fn lines<T: Display>(text: T) -> Safe<T> {
     Safe { text, kept: &['\n', '\t'] }
 }
@@ -33,8 +37,8 @@ pub fn short(text: &str, most: usize) -> String {
     }
 }
 
-/// JSON text whose strings hold no character that [`steers`]: those that a serialiser leaves as they are become `\uXXXX`,
-/// which is the same JSON.
+/// JSON text whose strings hold no character that [`steers`]: those that a serialiser leaves as
+/// they are become `\uXXXX`, which is the same JSON.
 pub fn json(text: impl Display) -> String {
     let mut out = String::new();
     for c in text.to_string().chars() {

@@ -248,7 +248,8 @@ fn an_output_may_be_the_view_of_an_input_that_its_op_names() {
 
 #[test]
 fn an_output_over_any_other_operand_is_refused() {
-    // A rotation over its own table, and a norm over its own weight, which is a row of a value here.
+    // A rotation over its own table, and a norm over its own weight, which is a row of a value
+    // here.
     refused("operand \"out\": expected no overlap", |p| {
         operand(p, PREFILL, (OpKind::Rope, 0), "out", |o| *o = Operand { offset: 512, ..*o });
     });
@@ -269,7 +270,8 @@ fn matrices_of_experts_lie_apart_as_far_as_the_region_goes_and_never_over_each_o
     let weight = |change: fn(&mut Operand)| {
         move |p: &mut Plan| operand(p, DECODE, (OpKind::ExpertLinearDense, 0), "weight", change)
     };
-    // 64 elements a matrix; the last place of the second in a region of 4096 bytes, of which 1024 lie before the first.
+    // 64 elements a matrix; the last place of the second in a region of 4096 bytes, of which 1024
+    // lie before the first.
     assert_eq!(said(weight(|o| o.row_stride = 80)), "accepted");
     assert_eq!(said(weight(|o| o.row_stride = 704)), "accepted");
     refused("that ends by 4096", weight(|o| o.row_stride = 705));

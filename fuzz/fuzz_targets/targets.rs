@@ -81,8 +81,8 @@ pub fn container(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a plan: what the verifier accepts keeps every operand of every record in its region, at row counts that
-/// the verifier's corners are not.
+/// Any bytes as a plan: what the verifier accepts keeps every operand of every record in its
+/// region, at row counts that the verifier's corners are not.
 pub fn plan(bytes: &[u8]) {
     let Ok(plan) = Plan::decode(bytes) else { return };
     let Ok(plan) = plan.verify(1 << 20) else { return };
@@ -120,8 +120,8 @@ pub fn safetensors(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a GGUF file's header: refused in one line, or tensors that lie in order within the file, and blocks of any
-/// type from the rest decoded and converted.
+/// Any bytes as a GGUF file's header: refused in one line, or tensors that lie in order within the
+/// file, and blocks of any type from the rest decoded and converted.
 pub fn gguf(bytes: &[u8]) {
     match parse_gguf(bytes) {
         Ok(header) => {
@@ -143,8 +143,8 @@ pub fn gguf(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a chat template: a prompt or an error. What it does is counted by the allocator, apart from its own accounts,
-/// and is never more than its steps and bytes allow.
+/// Any bytes as a chat template: a prompt or an error. What it does is counted by the allocator,
+/// apart from its own accounts, and is never more than its steps and bytes allow.
 pub fn template(bytes: &[u8]) {
     let messages = [message("system", "be brief"), message("user", "hello")];
     let inputs = Inputs { messages: &messages, add_generation_prompt: true, ..Inputs::default() };

@@ -1,7 +1,8 @@
-//! The cache on disk: `models--OWNER--NAME/{blobs,refs,snapshots}`, as `huggingface_hub` lays it out.
+//! The cache on disk: `models--OWNER--NAME/{blobs,refs,snapshots}`, as `huggingface_hub` lays it
+//! out.
 //!
-//! What always holds: a blob is named after its ETag and whole; a snapshot's files are links to blobs; `refs/REVISION` holds the
-//! commit that a branch or tag stood for when it was fetched.
+//! What always holds: a blob is named after its ETag and whole; a snapshot's files are links to
+//! blobs; `refs/REVISION` holds the commit that a branch or tag stood for when it was fetched.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -64,7 +65,8 @@ impl Hub {
         }
         #[cfg(unix)]
         {
-            // Relative, so that the cache can be moved: out of snapshots/COMMIT and the file's own folders.
+            // Relative, so that the cache can be moved: out of snapshots/COMMIT and the file's own
+            // folders.
             let up = "../".repeat(2 + file.matches('/').count());
             let name = blob.file_name().and_then(|n| n.to_str()).expect("a blob has a name of ours");
             let _ = fs::remove_file(&path); // a dangling link

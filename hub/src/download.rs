@@ -1,7 +1,9 @@
-//! The hub's API: what a repository holds, where a file lies, and its bytes, in as many pieces as it takes.
+//! The hub's API: what a repository holds, where a file lies, and its bytes, in as many pieces as
+//! it takes.
 //!
-//! A download goes to `blobs/ETAG.incomplete` and gets its name when its length and, where the ETag is a SHA-256, its hash are
-//! right. A broken connection is taken up again; what is there when a run ends is where the next one starts.
+//! A download goes to `blobs/ETAG.incomplete` and gets its name when its length and, where the ETag
+//! is a SHA-256, its hash are right. A broken connection is taken up again; what is there when a
+//! run ends is where the next one starts.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -23,7 +25,8 @@ const HOPS: usize = 6;
 /// The list of a repository's files is held in memory.
 const LIST_LIMIT: u64 = 32 << 20;
 
-/// What makes requests: it follows no redirection by itself, since the token must not follow, and takes any status for an answer.
+/// What makes requests: it follows no redirection by itself, since the token must not follow, and
+/// takes any status for an answer.
 pub(crate) fn agent() -> Agent {
     let config = Agent::config_builder()
         .max_redirects(0)
@@ -140,8 +143,8 @@ impl Hub {
         Err(odd())
     }
 
-    /// Asks the hub where a file lies. Redirections inside the hub (renamed repositories) are followed; the one that leaves it
-    /// is where the bytes are.
+    /// Asks the hub where a file lies. Redirections inside the hub (renamed repositories) are
+    /// followed; the one that leaves it is where the bytes are.
     fn locate(&self, at: &Reference, file: &str) -> Result<Place, Error> {
         let what = format!("{}/{file}", at.repo);
         let odd = |missing: &str| Error::Network(format!("{what}: the hub's answer has no usable {missing}"));
@@ -195,7 +198,8 @@ impl Hub {
                 .truncate(false)
                 .open(&part)
                 .map_err(|e| Error::disk(&part, e))?;
-            // Two programs that fetch one file do so one after the other; a file system without locks lets both try.
+            // Two programs that fetch one file do so one after the other; a file system without
+            // locks lets both try.
             let _ = out.lock();
             if !blob.is_file() {
                 self.fill(at, file, &place, &part, &mut out, progress)?;

@@ -1,12 +1,14 @@
 //! Files of models on the Hugging Face hub, for `bake build hf:OWNER/NAME` and `loaf pull`.
 //!
-//! The cache on disk comes first, in the layout that the Python library `huggingface_hub` uses, so that what either has fetched
-//! serves both. What is missing is downloaded: interrupted downloads are taken up where they stopped, and what arrives is held to
-//! the hub's size and, for large files, to its SHA-256.
+//! The cache on disk comes first, in the layout that the Python library `huggingface_hub` uses, so
+//! that what either has fetched serves both. What is missing is downloaded: interrupted downloads
+//! are taken up where they stopped, and what arrives is held to the hub's size and, for large
+//! files, to its SHA-256.
 //!
-//! What always holds: nothing touches the network but [`Hub::names`], [`Hub::file`] and [`Hub::files`], the last two only for what the cache lacks;
-//! the token goes to the hub and to no host that it redirects to; no name from the network leads out of the cache; a file has its
-//! final name only when it is whole.
+//! What always holds: nothing touches the network but [`Hub::names`], [`Hub::file`] and
+//! [`Hub::files`], the last two only for what the cache lacks; the token goes to the hub and to no
+//! host that it redirects to; no name from the network leads out of the cache; a file has its final
+//! name only when it is whole.
 
 mod cache;
 mod download;
@@ -76,8 +78,8 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// The hub that the environment names: HF_ENDPOINT, HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME or HOME, HF_TOKEN (or the file
-    /// where `hf auth login` leaves one), HF_HUB_OFFLINE.
+    /// The hub that the environment names: HF_ENDPOINT, HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME or
+    /// HOME, HF_TOKEN (or the file where `hf auth login` leaves one), HF_HUB_OFFLINE.
     pub fn of_environment(var: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, Error> {
         let path = |name: &str| var(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let home = path("HF_HOME")
@@ -115,8 +117,9 @@ impl Hub {
         self.list(at).map(|(_, names)| names)
     }
 
-    /// The folder with all files of a repository that `wanted` accepts. The names come from the hub, or, where `enough` says
-    /// that the cached snapshot has what is needed, from the cache alone.
+    /// The folder with all files of a repository that `wanted` accepts. The names come from the
+    /// hub, or, where `enough` says that the cached snapshot has what is needed, from the cache
+    /// alone.
     pub fn files(
         &self,
         at: &Reference,

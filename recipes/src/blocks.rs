@@ -1,7 +1,7 @@
 //! The blocks that model families share: attention, SwiGLU, mixture of experts, gated DeltaNet.
 //!
-//! Each block declares its weights and state once and is then traced any number of times. Notation: `n` rows of
-//! this trace, `H` hidden size; shapes stand beside the values.
+//! Each block declares its weights and state once and is then traced any number of times. Notation:
+//! `n` rows of this trace, `H` hidden size; shapes stand beside the values.
 
 use crate::graph::{StateId, ValueId, WeightId};
 use crate::model::{Decls, WeightClass};
@@ -182,7 +182,8 @@ pub struct MoeSpec {
     pub shared: Option<u64>,
 }
 
-/// Softmax router, `top_k` SwiGLU experts, and where the model family has one a shared expert behind a scalar gate.
+/// Softmax router, `top_k` SwiGLU experts, and where the model family has one a shared expert
+/// behind a scalar gate.
 #[derive(Clone, Debug)]
 pub struct Moe {
     spec: MoeSpec,
@@ -254,7 +255,8 @@ pub struct DeltaNetSpec {
     pub kernel: u64,
     /// Projections come interleaved per key head (`in_proj_qkvz`, `in_proj_ba`).
     pub interleaved: bool,
-    /// Value head `j` belongs to key head `j mod k_heads`, not to `j div (v_heads / k_heads)`; never with interleaved projections.
+    /// Value head `j` belongs to key head `j mod k_heads`, not to `j div (v_heads / k_heads)`;
+    /// never with interleaved projections.
     pub tiled: bool,
     /// Epsilon of the output norm.
     pub eps: f32,
@@ -268,7 +270,8 @@ enum DeltaNetInputs {
     Split([WeightId; 4], StateId),
 }
 
-/// Gated DeltaNet: short convolution, gated delta rule over a matrix state per value head, gated norm.
+/// Gated DeltaNet: short convolution, gated delta rule over a matrix state per value head, gated
+/// norm.
 #[derive(Clone, Debug)]
 pub struct DeltaNet {
     spec: DeltaNetSpec,
@@ -324,7 +327,8 @@ impl DeltaNet {
     pub fn trace(&self, t: &mut Tape, x: ValueId) -> ValueId {
         let DeltaNetSpec { k_heads, v_heads, k_dim, v_dim, .. } = self.spec;
         let (keys, values, per) = (k_heads * k_dim, v_heads * v_dim, v_heads / k_heads);
-        // q, k [n, k_heads, k_dim], v [n, v_heads, v_dim] after the convolution; z in any shape of n * values.
+        // q, k [n, k_heads, k_dim], v [n, v_heads, v_dim] after the convolution; z in any shape of
+        // n * values.
         let (q, k, v, z, a, b) = match &self.inputs {
             DeltaNetInputs::Interleaved(qkvz, ba, [q_conv, k_conv, v_conv]) => {
                 let m = t.linear(x, *qkvz); // [n, k_heads, q | k | v * per | z * per]

@@ -7,7 +7,8 @@ use crate::model::ConfigError;
 /// No dimension of a model is larger than this; products of three fit in `u64`.
 const MAX_DIM: u64 = 1 << 20;
 
-/// Every layer is some thirty values and records of each graph; the deepest published models have some 130.
+/// Every layer is some thirty values and records of each graph; the deepest published models have
+/// some 130.
 const MAX_LAYERS: u64 = 1 << 12;
 
 /// A view of one JSON object and the path that led to it.

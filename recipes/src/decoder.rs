@@ -4,8 +4,8 @@
 //! h = embed(ids);  per layer: a = h + mixer(norm1(h)),  h = a + ffn(norm2(a));  logits = lm_head(norm(h))
 //! ```
 //!
-//! Decode runs it whole and leaves the normalised hidden rows too. Prefill ends at these; the LM head alone turns
-//! chosen ones into logits, so a prompt's logits cost one row wherever it ends.
+//! Decode runs it whole and leaves the normalised hidden rows too. Prefill ends at these; the LM
+//! head alone turns chosen ones into logits, so a prompt's logits cost one row wherever it ends.
 
 use loaf_formats::plan::Phase;
 
@@ -70,7 +70,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Reads what all configs share and declares everything but the layers, which `layer` declares one by one.
+    /// Reads what all configs share and declares everything but the layers, which `layer` declares
+    /// one by one.
     ///
     /// # Errors
     /// Config keys, this function's or `layer`'s.

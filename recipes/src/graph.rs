@@ -1,14 +1,16 @@
 //! The graph: what a recipe says, before anything is decided about memory or formats.
 //!
-//! Static single assignment over values `[rows, heads, dim]`. A node is one op of the op table; shapes follow
-//! from its attributes by the table, so there is one shape rule for tracing, for every pass and for lowering
-//! ([`Graph::push`] and [`Graph::verify`] call the same function). State is threaded: an op that updates state
-//! takes one version and yields the next, so the order of updates is data flow, not luck.
+//! Static single assignment over values `[rows, heads, dim]`. A node is one op of the op table;
+//! shapes follow from its attributes by the table, so there is one shape rule for tracing, for
+//! every pass and for lowering ([`Graph::push`] and [`Graph::verify`] call the same function).
+//! State is threaded: an op that updates state takes one version and yields the next, so the order
+//! of updates is data flow, not luck.
 //!
-//! Nodes are plain fixed-size records in one vector: tracing a quarter of a million graphs must not allocate. Nor need
-//! each of them be checked: a graph made unchecked is shaped by the same table, but the rules that can
-//! only fail are left out. It is for whoever goes on to compare what comes of it, word for word, with what came of a
-//! checked graph; words that are equal describe one graph, so one check serves all.
+//! Nodes are plain fixed-size records in one vector: tracing a quarter of a million graphs must not
+//! allocate. Nor need each of them be checked: a graph made unchecked is shaped by the same table,
+//! but the rules that can only fail are left out. It is for whoever goes on to compare what comes
+//! of it, word for word, with what came of a checked graph; words that are equal describe one
+//! graph, so one check serves all.
 //!
 //! Not here: regions, offsets, weight formats, devices.
 
@@ -49,8 +51,8 @@ pub enum Port {
 pub enum Origin {
     /// An input of the graph.
     Port(Port),
-    /// A weight (or constant) by its index, from a row on; several weights laid side by side after fusion carry
-    /// the first one's.
+    /// A weight (or constant) by its index, from a row on; several weights laid side by side after
+    /// fusion carry the first one's.
     Weight(WeightId, u32),
     /// The state as the graph finds it.
     State(StateId),
@@ -60,7 +62,8 @@ pub enum Origin {
     Node(u32),
 }
 
-/// A value: its shape `[rows, heads, dim]`, element type (of a weight: as if it were f32) and origin.
+/// A value: its shape `[rows, heads, dim]`, element type (of a weight: as if it were f32) and
+/// origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value {
     /// `[rows, heads, dim]`.
@@ -74,8 +77,9 @@ pub struct Value {
 /// Most values a node takes.
 pub const MAX_INPUTS: usize = 6;
 
-/// One op. `inputs` follow the table's `In` and `InOut` operands (a weight is one input, whatever its planes);
-/// outputs follow its `InOut` and `Out` operands and have consecutive ids from `first_output`.
+/// One op. `inputs` follow the table's `In` and `InOut` operands (a weight is one input, whatever
+/// its planes); outputs follow its `InOut` and `Out` operands and have consecutive ids from
+/// `first_output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Which op.
@@ -88,7 +92,8 @@ pub struct Node {
     inputs: [ValueId; MAX_INPUTS],
     /// Id of the first output.
     pub first_output: ValueId,
-    /// Attribute words, which all fit: counts, flags, bits of an `f32`, formats. Nodes are copied a lot.
+    /// Attribute words, which all fit: counts, flags, bits of an `f32`, formats. Nodes are copied a
+    /// lot.
     attrs: [u32; MAX_ATTRS],
 }
 
@@ -138,8 +143,8 @@ impl Node {
         ValueId(self.first_output.0 + u32::from(self.n_outputs) - 1)
     }
 
-    /// The node's values in the order of the op's operands, for `Operands::of` of the op's module. All planes of a weight
-    /// are its one value; a state that is updated is the version before.
+    /// The node's values in the order of the op's operands, for `Operands::of` of the op's module.
+    /// All planes of a weight are its one value; a state that is updated is the version before.
     #[inline]
     pub fn operands(&self) -> [ValueId; MAX_OPERANDS] {
         let mut out = [ValueId(u32::MAX); MAX_OPERANDS];
@@ -285,8 +290,8 @@ impl Graph {
         Ok(node)
     }
 
-    /// Makes a node and its output values without placing it: for passes, which build a new order of nodes. Inputs of an
-    /// unchecked graph's node are taken as they are.
+    /// Makes a node and its output values without placing it: for passes, which build a new order
+    /// of nodes. Inputs of an unchecked graph's node are taken as they are.
     ///
     /// # Errors
     /// As [`Graph::push`].
@@ -359,8 +364,8 @@ impl Graph {
         Ok(node)
     }
 
-    /// Proves the graph is one: every input defined before use, every state version used once as an update,
-    /// shapes as the table says, outputs present.
+    /// Proves the graph is one: every input defined before use, every state version used once as an
+    /// update, shapes as the table says, outputs present.
     ///
     /// # Errors
     /// The first thing that does not hold.
@@ -449,7 +454,8 @@ impl Graph {
     fn extent(&self, node: &Node, rule: &OperandSpec) -> Result<[u32; 3], GraphError> {
         let mut shape = [0; 3];
         for (out, dim) in shape.iter_mut().zip(rule.dims) {
-            // A weight's columns are its inputs here; how they are packed is no business of a graph.
+            // A weight's columns are its inputs here; how they are packed is no business of a
+            // graph.
             let dim = match dim {
                 Dim::Plane(inputs, ..) => Dim::Attr(inputs),
                 other => other,

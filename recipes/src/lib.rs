@@ -1,11 +1,13 @@
 //! The graph language and the model families written in it.
 //!
-//! [`open`] reads a config and declares a [`Model`]: every weight, constant and state by name and shape.
-//! [`Model::trace`] then says what the model computes for one concrete [`Shape`] (a phase, a position, a number of
-//! rows) as a [`Graph`]. A recipe knows a config and a tape; it knows no device, no quantisation and no memory.
+//! [`open`] reads a config and declares a [`Model`]: every weight, constant and state by name and
+//! shape. [`Model::trace`] then says what the model computes for one concrete [`Shape`] (a phase, a
+//! position, a number of rows) as a [`Graph`]. A recipe knows a config and a tape; it knows no
+//! device, no quantisation and no memory.
 //!
-//! Entry points: [`llama`], [`qwen2`], [`qwen3`], [`qwen3_moe`], [`qwen3_next`], [`qwen3_5`] are the model families, one file
-//! each, assembled from [`blocks`]. A new one is one more file and one line in [`open`].
+//! Entry points: [`llama`], [`qwen2`], [`qwen3`], [`qwen3_moe`], [`qwen3_next`], [`qwen3_5`] are
+//! the model families, one file each, assembled from [`blocks`]. A new one is one more file and one
+//! line in [`open`].
 
 pub mod blocks;
 pub mod config;
@@ -93,7 +95,8 @@ pub fn trained_context(config: &Json) -> Result<u32, ConfigError> {
 /// Declares the model that `config` describes.
 ///
 /// # Errors
-/// An unknown `model_type`, a key that is missing or malformed, a feature no recipe has, or sizes that no plan can hold.
+/// An unknown `model_type`, a key that is missing or malformed, a feature no recipe has, or sizes
+/// that no plan can hold.
 pub fn open(config: &Json, options: Options) -> Result<Model, ConfigError> {
     let c = Config::new(config);
     let named = c.text("model_type")?;

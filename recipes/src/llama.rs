@@ -1,5 +1,5 @@
-//! Llama 3.x and Mistral: plain norms, no q/k norm, half-split rope (Llama 3's scaling included), SwiGLU;
-//! Mistral optionally with a sliding window.
+//! Llama 3.x and Mistral: plain norms, no q/k norm, half-split rope (Llama 3's scaling included),
+//! SwiGLU; Mistral optionally with a sliding window.
 
 use crate::blocks::{Attention, AttentionSpec, NormStyle, SwiGlu};
 use crate::config::Config;

@@ -1,8 +1,8 @@
 //! What a recipe declares before it is traced: weights, state, constants.
 //!
-//! A recipe is opened once per model ([`crate::open`]): it reads the config, declares every weight by its
-//! canonical name and shape, and keeps the ids. Tracing then only refers to ids, so that a trace costs what its
-//! nodes cost.
+//! A recipe is opened once per model ([`crate::open`]): it reads the config, declares every weight
+//! by its canonical name and shape, and keeps the ids. Tracing then only refers to ids, so that a
+//! trace costs what its nodes cost.
 
 use std::fmt;
 
@@ -81,7 +81,8 @@ pub struct Decls {
     pub states: Vec<StateDecl>,
 }
 
-/// Constants are numbered apart while a recipe declares, since the number of weights is not known yet.
+/// Constants are numbered apart while a recipe declares, since the number of weights is not known
+/// yet.
 const CONSTANT_BIT: u32 = 1 << 31;
 
 impl Decls {
@@ -113,8 +114,8 @@ impl Decls {
         if id.0 & CONSTANT_BIT == 0 { id.0 as usize } else { self.weights.len() + (id.0 & !CONSTANT_BIT) as usize }
     }
 
-    /// Proves that shapes, strides and the sum of all state are numbers that a plan can hold, so that nothing that follows
-    /// has to ask again.
+    /// Proves that shapes, strides and the sum of all state are numbers that a plan can hold, so
+    /// that nothing that follows has to ask again.
     ///
     /// # Errors
     /// Names the first weight or state that is too large.

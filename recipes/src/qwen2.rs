@@ -1,4 +1,5 @@
-//! Qwen2 and Qwen2.5 dense: Llama's layers with biases on q, k and v, half-split rope over whole heads, no q/k norms.
+//! Qwen2 and Qwen2.5 dense: Llama's layers with biases on q, k and v, half-split rope over whole
+//! heads, no q/k norms.
 
 use crate::blocks::{Attention, AttentionSpec, NormStyle, SwiGlu};
 use crate::config::Config;

@@ -1,5 +1,5 @@
-//! Qwen3.5 and 3.6 (text), dense and mixture of experts: Qwen3-Next's math with the DeltaNet projections apart and
-//! the config nested under `text_config`.
+//! Qwen3.5 and 3.6 (text), dense and mixture of experts: Qwen3-Next's math with the DeltaNet
+//! projections apart and the config nested under `text_config`.
 
 use crate::blocks::{Moe, NormStyle, SwiGlu};
 use crate::config::Config;

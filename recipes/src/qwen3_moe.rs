@@ -1,4 +1,5 @@
-//! Qwen3-MoE: Qwen3's attention, a mixture of experts without a shared one in all layers but the listed ones.
+//! Qwen3-MoE: Qwen3's attention, a mixture of experts without a shared one in all layers but the
+//! listed ones.
 
 use serde_json::Value;
 
@@ -8,7 +9,8 @@ use crate::decoder::{Decoder, Ffn, Layer, Mixer, plain};
 use crate::model::{ConfigError, Decls};
 use crate::{Options, qwen3, rope};
 
-/// Expert counts and sizes every mixture names the same way; `renorm` where the config says nothing.
+/// Expert counts and sizes every mixture names the same way; `renorm` where the config says
+/// nothing.
 ///
 /// # Errors
 /// Config keys.

@@ -1,5 +1,6 @@
-//! Qwen3-Next and Qwen3-Coder-Next: three gated DeltaNet layers to one of gated attention, zero-centred norms, a
-//! mixture of experts with a shared one in every layer. DeltaNet projections come interleaved per key head.
+//! Qwen3-Next and Qwen3-Coder-Next: three gated DeltaNet layers to one of gated attention,
+//! zero-centred norms, a mixture of experts with a shared one in every layer. DeltaNet projections
+//! come interleaved per key head.
 
 use crate::blocks::{Attention, AttentionSpec, DeltaNet, DeltaNetSpec, Moe, NormStyle, SwiGlu};
 use crate::config::Config;

@@ -6,15 +6,17 @@ use crate::config::Config;
 use crate::graph::WeightId;
 use crate::model::{ConfigError, Decls};
 
-/// Declares the table of inverse frequencies of a head of `head_dim`, of which `partial_rotary_factor` rotates.
+/// Declares the table of inverse frequencies of a head of `head_dim`, of which
+/// `partial_rotary_factor` rotates.
 ///
-/// `theta_i = base^(-2i/d)` for `i < d/2`; scaling `llama3` (Llama 3.x), `linear` and `divisors` (a divisor for each
-/// frequency, as GGUF files have them) are known, anything else is refused.
+/// `theta_i = base^(-2i/d)` for `i < d/2`; scaling `llama3` (Llama 3.x), `linear` and `divisors` (a
+/// divisor for each frequency, as GGUF files have them) are known, anything else is refused.
 ///
 /// # Errors
 /// A key that is absent, malformed or asks for an unknown scaling.
 pub fn declare(d: &mut Decls, c: Config<'_>, head_dim: u64, default_partial: f64) -> Result<WeightId, ConfigError> {
-    // Published configs carry `rope_theta` and `rope_scaling`; newer ones one `rope_parameters` object.
+    // Published configs carry `rope_theta` and `rope_scaling`; newer ones one `rope_parameters`
+    // object.
     let parameters = c.section("rope_parameters")?;
     let scaling = c.section("rope_scaling")?.section("rope_parameters")?;
     let base = parameters.real_or("rope_theta", c.real_or("rope_theta", 10_000.0)?)?;
@@ -57,7 +59,8 @@ pub fn declare(d: &mut Decls, c: Config<'_>, head_dim: u64, default_partial: f64
     Ok(d.constant("rope.inv_freq", freqs))
 }
 
-/// Llama 3's scaling by wavelength: long waves are slowed by `factor`, short ones kept, those between blended.
+/// Llama 3's scaling by wavelength: long waves are slowed by `factor`, short ones kept, those
+/// between blended.
 fn llama3(freqs: &mut [f64], c: Config<'_>) -> Result<(), ConfigError> {
     let factor = c.real("factor")?;
     let (low, high) = (c.real("low_freq_factor")?, c.real("high_freq_factor")?);

@@ -1,8 +1,9 @@
 //! The tape: the words a recipe is written in.
 //!
-//! Each method appends one op and returns its value; attributes are read off the inputs' shapes. The first error
-//! sticks and every later call returns a dummy, so recipes read as the formulas they are and [`Tape::finish`]
-//! reports what went wrong, where. A tape knows the phase, position and number of rows it traces, concretely.
+//! Each method appends one op and returns its value; attributes are read off the inputs' shapes.
+//! The first error sticks and every later call returns a dummy, so recipes read as the formulas
+//! they are and [`Tape::finish`] reports what went wrong, where. A tape knows the phase, position
+//! and number of rows it traces, concretely.
 
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{
@@ -20,7 +21,8 @@ use crate::model::Decls;
 pub struct Shape {
     /// Phase.
     pub phase: Phase,
-    /// Position of the first row. No op holds one: that a recipe could look at it is why every one is traced.
+    /// Position of the first row. No op holds one: that a recipe could look at it is why every one
+    /// is traced.
     pub pos: u32,
     /// Rows.
     pub rows: u32,
@@ -83,7 +85,8 @@ impl<'a> Tape<'a> {
         self.node(attrs, inputs).map_or([DUMMY; MAX_OPERANDS], |node| node.operands())
     }
 
-    /// Appends an op that updates `state`, whose newest version is its last input; returns what the op writes last.
+    /// Appends an op that updates `state`, whose newest version is its last input; returns what the
+    /// op writes last.
     fn update<A: OpAttrs>(&mut self, state: StateId, attrs: A, inputs: &[ValueId]) -> ValueId {
         let Some(node) = self.node(attrs, inputs) else { return DUMMY };
         // State versions come first among outputs.
@@ -202,7 +205,8 @@ impl<'a> Tape<'a> {
         self.op(mul_rows::Attrs { rows: self.rows(), dim }, &[x, s])
     }
 
-    /// `[rows, ..]` seen as `[rows, heads, dim]` from element `start` of a row, heads `stride` apart.
+    /// `[rows, ..]` seen as `[rows, heads, dim]` from element `start` of a row, heads `stride`
+    /// apart.
     pub fn view(&mut self, x: ValueId, heads: u64, dim: u64, start: u64, stride: u64) -> ValueId {
         let [rows, _, _] = self.dims(x);
         let [heads, dim, start, head_stride] = [heads, dim, start, stride].map(|n| n as usize);
@@ -244,8 +248,8 @@ impl<'a> Tape<'a> {
         self.op(attrs, &[q, k, v])
     }
 
-    /// Causal depthwise convolution with state, `[rows, heads, dim]` -> `[rows, 1, heads * dim]`, with the
-    /// weight's channels from `first` on.
+    /// Causal depthwise convolution with state, `[rows, heads, dim]` -> `[rows, 1, heads * dim]`,
+    /// with the weight's channels from `first` on.
     pub fn conv(&mut self, x: ValueId, weight: WeightId, first: u64, state: StateId) -> ValueId {
         let [_, heads, dim] = self.dims(x);
         let w = self.weight_rows(weight, first, heads * dim);
@@ -263,7 +267,8 @@ impl<'a> Tape<'a> {
         (made.decay, made.beta)
     }
 
-    /// The gated delta rule over this trace's rows; `tiled` if value head `j` belongs to key head `j mod k_heads`.
+    /// The gated delta rule over this trace's rows; `tiled` if value head `j` belongs to key head
+    /// `j mod k_heads`.
     pub fn gdn_scan(
         &mut self,
         [q, k, v]: [ValueId; 3],

@@ -1,4 +1,5 @@
-//! One prompt, one answer: `cargo run --release -p loaf-runtime --example generate -- model.loaf "Once upon a time"`.
+//! One prompt, one answer:
+//! `cargo run --release -p loaf-runtime --example generate -- model.loaf "Once upon a time"`.
 
 use std::io::Write;
 use std::ops::ControlFlow;

@@ -95,7 +95,8 @@ fn now(threads: usize) -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Seconds of the fastest of the runs that fit into so many milliseconds: the op's rows are one sequence's, from position `pos` on.
+/// Seconds of the fastest of the runs that fit into so many milliseconds: the op's rows are one
+/// sequence's, from position `pos` on.
 fn time_at(pos: usize, ms: u128, pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
     let operands = operands(kind, attrs);
     let runs = [Run { rows: attrs[0] as usize, pos, ..Run::ONE }];
@@ -111,7 +112,8 @@ fn time_at(pos: usize, ms: u128, pool: &Pool, kernels: &Kernels, kind: OpKind, a
         let body = |range: Range<usize>, worker: usize| {
             let shared = &shared;
             let at = scratch[worker].next_multiple_of(64) as *mut u8;
-            // SAFETY: this worker's own scratch, of the size asked for; operands as the table demands.
+            // SAFETY: this worker's own scratch, of the size asked for; operands as the table
+            // demands.
             unsafe { kernel(&shared.0, range, std::slice::from_raw_parts_mut(at, shared.1)) }
         };
         pool.run(units(&call), &body);
@@ -263,7 +265,8 @@ fn main() {
             let kind = if format.activation_group().is_some() { OpKind::LinearQuant } else { OpKind::LinearDense };
             let bytes = |inp: u64, out: u64| out * format.row_bytes(inp).unwrap_or(0);
             let (inp, out) = (1024, 3072);
-            // Some microseconds in the second cache, tried often: neighbours on the same core slow the rest.
+            // Some microseconds in the second cache, tried often: neighbours on the same core slow
+            // the rest.
             let tiny = time_for(short_ms, &pool, &kernels, kind, &[1, inp, 512, format.code()]);
             let tiles = time_for(short_ms, &pool, &kernels, kind, &[24, inp, 64, format.code()]);
             if short {

@@ -1,4 +1,5 @@
-//! How long opening a loaf takes, warm: `cargo run --release -p loaf-runtime --example open_bench -- model.loaf`.
+//! How long opening a loaf takes, warm:
+//! `cargo run --release -p loaf-runtime --example open_bench -- model.loaf`.
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -1,8 +1,11 @@
-//! Steps of several sequences together: `cargo run --release -p loaf-runtime --example rows_bench -- model.loaf cuda 128 1,2,4,8,16`
-//! prints, for each number of rows, the median time of a step at that position, logits read by the host, and tokens a second of all
-//! rows. The context before the position is filled with a pattern, as `loaf bench --context` has it. One row is also timed with tokens that
-//! the device chooses. With `check` in place of the backend, decode steps of a card are compared with the CPU's instead, bit for bit, of
-//! one row after a prompt of that length and of rows after prompts of several lengths up to it.
+//! Steps of several sequences together:
+//! `cargo run --release -p loaf-runtime --example rows_bench -- model.loaf cuda 128 1,2,4,8,16`
+//! prints, for each number of rows, the median time of a step at that position, logits read by the
+//! host, and tokens a second of all rows. The context before the position is filled with a pattern,
+//! as `loaf bench --context` has it. One row is also timed with tokens that the device chooses.
+//! With `check` in place of the backend, decode steps of a card are compared with the CPU's
+//! instead, bit for bit, of one row after a prompt of that length and of rows after prompts of
+//! several lengths up to it.
 
 use std::time::Instant;
 

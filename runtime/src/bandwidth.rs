@@ -1,9 +1,9 @@
 //! A bandwidth probe: how fast memory can be read, by which decode speeds are judged.
 //!
 //! All threads together read a buffer that no cache holds, each its own part in order, with the
-//! widest loads there are; the best of a few passes counts. Shared memory gives twice as much in one
-//! second as in the next, so whoever judges a speed by it measures it again beside every repetition.
-//! What this does not do: it says nothing about writes, or about reads out of order.
+//! widest loads there are; the best of a few passes counts. Shared memory gives twice as much in
+//! one second as in the next, so whoever judges a speed by it measures it again beside every
+//! repetition. What this does not do: it says nothing about writes, or about reads out of order.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,7 +1,8 @@
 //! Comparing engines: every float result of every op of one, beside another's.
 //!
-//! [`CpuTrace`] plays a plan's graphs on one thread and shows each result when it is there; the MLX backend can do the same
-//! uncompiled. [`Activations`] are results that another implementation saved, by the name of the module that made them.
+//! [`CpuTrace`] plays a plan's graphs on one thread and shows each result when it is there; the MLX
+//! backend can do the same uncompiled. [`Activations`] are results that another implementation
+//! saved, by the name of the module that made them.
 //!
 //! What this does not do: it is no way to run a model; nothing here is fast.
 
@@ -83,8 +84,8 @@ impl Trace for CpuTrace {
             let operands: Vec<RawOperand> = (0..count).map(|i| bases.resolve(record.operand(i))).collect();
             let call = OpCall { kind: record.kind, operands: &operands, attrs: record.attrs, runs: &runs };
             let Some(kernel) = self.kernels.get(record.kind) else { continue };
-            // SAFETY: position and ids were bounded above, extents by the verifier; scratch was made for the largest op;
-            // nobody else uses these regions, and weights are only read.
+            // SAFETY: position and ids were bounded above, extents by the verifier; scratch was
+            // made for the largest op; nobody else uses these regions, and weights are only read.
             unsafe { kernel(&call, 0..kernels::units(&call), self.scratch.bytes_mut()) };
             for i in (0..count).filter(|&i| is_shown(record.kind, i)) {
                 let Some([rows, heads, dim]) = record.dims(i).map(|d| d.map(|n| n as usize)) else { continue };
@@ -107,7 +108,8 @@ pub struct Difference {
     pub scale: f32,
     /// Largest difference.
     pub max_abs: f32,
-    /// Largest difference of an element, in units of the reference's element, among those above a thousandth of the scale.
+    /// Largest difference of an element, in units of the reference's element, among those above a
+    /// thousandth of the scale.
     pub max_rel: f32,
     /// Root of the mean squared difference.
     pub rms: f64,
@@ -154,7 +156,8 @@ impl Names {
         Names { tensors }
     }
 
-    /// Modules whose results stand in a record's result, each with its first column and their number.
+    /// Modules whose results stand in a record's result, each with its first column and their
+    /// number.
     pub fn modules(&self, r: &Record<'_>) -> Vec<(&str, usize, usize)> {
         let spec = r.kind.spec();
         // Matrices have planes, norms and convolutions a weight by that name.
@@ -200,7 +203,8 @@ impl fmt::Display for ActivationsError {
 
 impl std::error::Error for ActivationsError {}
 
-/// Results that another implementation saved: a safetensors file with `ids` (`I32`) and per module `[tokens, width]` (`F32`).
+/// Results that another implementation saved: a safetensors file with `ids` (`I32`) and per module
+/// `[tokens, width]` (`F32`).
 pub struct Activations {
     /// The prompt.
     pub ids: Vec<u32>,

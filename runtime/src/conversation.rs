@@ -1,9 +1,10 @@
 //! A conversation and the prompts it makes: turns in, token ids out.
 //!
-//! Every prompt renders the whole conversation through the model's template, since templates rewrite the past (they drop
-//! old reasoning, say). What always holds: nothing that a message says becomes a special token unless
-//! [`Conversation::special`] is set; a prompt never depends on what was asked before. What this does not do: it evaluates
-//! nothing and keeps no state of the model; [`crate::Session::keep_prefix`] says how much of a prompt a sequence holds already.
+//! Every prompt renders the whole conversation through the model's template, since templates
+//! rewrite the past (they drop old reasoning, say). What always holds: nothing that a message says
+//! becomes a special token unless [`Conversation::special`] is set; a prompt never depends on what
+//! was asked before. What this does not do: it evaluates nothing and keeps no state of the model;
+//! [`crate::Session::keep_prefix`] says how much of a prompt a sequence holds already.
 
 use std::fmt;
 
@@ -171,8 +172,8 @@ impl Conversation {
         self.messages.clear();
     }
 
-    /// Forgets the oldest turn: a user's message and everything up to the next. Says how many messages that were; 0 if
-    /// one turn is all there is.
+    /// Forgets the oldest turn: a user's message and everything up to the next. Says how many
+    /// messages that were; 0 if one turn is all there is.
     pub fn drop_oldest(&mut self) -> usize {
         let dropped = self.turn_starts().nth(1).unwrap_or(0);
         self.messages.drain(..dropped);
@@ -212,8 +213,9 @@ impl Conversation {
         Ok(render(&self.template, &inputs, self.special, tokenizer, scratch)?)
     }
 
-    /// The prompt, after as few of the oldest turns were dropped as leave room for `room` tokens of an answer in a context
-    /// of `context` tokens; and how many messages were dropped. With one turn left, any room will do.
+    /// The prompt, after as few of the oldest turns were dropped as leave room for `room` tokens of
+    /// an answer in a context of `context` tokens; and how many messages were dropped. With one
+    /// turn left, any room will do.
     ///
     /// # Errors
     /// What the template says; a last turn that does not fit by itself, with nothing dropped then.
@@ -269,7 +271,8 @@ impl Conversation {
     }
 }
 
-/// The prompt that a template makes of its inputs. What messages, tools and variables say spells special tokens only if `special`.
+/// The prompt that a template makes of its inputs. What messages, tools and variables say spells
+/// special tokens only if `special`.
 ///
 /// # Errors
 /// What the template says.
@@ -287,7 +290,8 @@ pub fn render(
     Ok(Prompt { ids, thinks: rendered.text.trim_end().ends_with("<think>") })
 }
 
-/// The ids of a text by itself, with what the tokenizer puts around one. It spells special tokens only if `special`.
+/// The ids of a text by itself, with what the tokenizer puts around one. It spells special tokens
+/// only if `special`.
 pub fn text_ids(tokenizer: &Tokenizer, text: &str, special: bool) -> Vec<u32> {
     let mut ids = Vec::new();
     let options = EncodeOptions { add_special: true, parse_special: special };

@@ -1,4 +1,5 @@
-//! An engine: one device's way to run a model, for any number of sequences that its slots have room for.
+//! An engine: one device's way to run a model, for any number of sequences that its slots have room
+//! for.
 //!
 //! ```
 //! use loaf_runtime::{Engine, EngineOptions, Model};
@@ -21,9 +22,10 @@
 //! # }
 //! ```
 //!
-//! The engine checks what it is asked (tokens, room, whose sequence it is) before it asks its device, so an error leaves every
-//! sequence as it was, unless the device itself failed. On the CPU a row's results do not depend on what else is computed in
-//! the same step, nor on how its sequence was cut into steps.
+//! The engine checks what it is asked (tokens, room, whose sequence it is) before it asks its
+//! device, so an error leaves every sequence as it was, unless the device itself failed. On the CPU
+//! a row's results do not depend on what else is computed in the same step, nor on how its sequence
+//! was cut into steps.
 //!
 //! What it does not do: it chooses no tokens ([`crate::generate`]) and knows no text.
 
@@ -277,10 +279,12 @@ impl Engine {
         self.runs.clear();
     }
 
-    /// One step, a token for each of several sequences; then [`Engine::logits`] has a row for each, in their order.
+    /// One step, a token for each of several sequences; then [`Engine::logits`] has a row for each,
+    /// in their order.
     ///
     /// # Errors
-    /// An unknown token, no room, more rows than [`Limits::decode_rows`]: the sequences are unchanged.
+    /// An unknown token, no room, more rows than [`Limits::decode_rows`]: the sequences are
+    /// unchanged.
     pub fn decode(&mut self, rows: &mut [(&mut Sequence, u32)]) -> Result<(), EngineError> {
         Self::check_rows(self.limits.decode_rows, rows.len())?;
         rows.iter().try_for_each(|(sequence, id)| self.check(sequence, &[*id]))?;
@@ -308,9 +312,10 @@ impl Engine {
         Ok(self.logits(0))
     }
 
-    /// Extends one sequence by a few tokens in one step, with logits after each: row `i` of [`Engine::logits`] follows `ids[i]`. The
-    /// recurrent state after each of them is kept, so the sequence can be rewound to any, or to where it was (this is
-    /// how drafted tokens are verified).
+    /// Extends one sequence by a few tokens in one step, with logits after each: row `i` of
+    /// [`Engine::logits`] follows `ids[i]`. The recurrent state after each of them is kept, so the
+    /// sequence can be rewound to any, or to where it was (this is how drafted tokens are
+    /// verified).
     ///
     /// # Errors
     /// As [`Engine::decode`].
@@ -340,8 +345,9 @@ impl Engine {
         Ok(())
     }
 
-    /// One prefill step: tokens of one prompt, or of several at once, at most [`Limits::prefill_rows`] together. Their hidden rows can
-    /// then be turned into logits with [`Engine::logits_of`].
+    /// One prefill step: tokens of one prompt, or of several at once, at most
+    /// [`Limits::prefill_rows`] together. Their hidden rows can then be turned into logits with
+    /// [`Engine::logits_of`].
     ///
     /// # Errors
     /// An unknown token, no room, or too many rows. The sequences are unchanged.
@@ -374,7 +380,8 @@ impl Engine {
         chunk_of(&self.chunks, n, self.limits.pads)
     }
 
-    /// Logits after rows of the last prefill step, at most [`Limits::decode_rows`] of them; then [`Engine::logits`] has them.
+    /// Logits after rows of the last prefill step, at most [`Limits::decode_rows`] of them; then
+    /// [`Engine::logits`] has them.
     ///
     /// # Errors
     /// A row that the last prefill step did not have, or what the device says.
@@ -429,7 +436,8 @@ impl Engine {
         self.device.logits(row)
     }
 
-    /// Row `row` of the normalised hidden rows last computed, `[hidden]`, where the host can see them.
+    /// Row `row` of the normalised hidden rows last computed, `[hidden]`, where the host can see
+    /// them.
     pub fn hidden(&self, row: usize) -> Option<&[f32]> {
         self.device.hidden(row)
     }
@@ -437,8 +445,8 @@ impl Engine {
     /// Cuts a sequence back to its first `to` tokens.
     ///
     /// # Errors
-    /// [`EngineError::Rewind`] if `to` is past the position, or the model has recurrent state and it was not kept there (see
-    /// [`Sequence::rewind_point`]).
+    /// [`EngineError::Rewind`] if `to` is past the position, or the model has recurrent state and
+    /// it was not kept there (see [`Sequence::rewind_point`]).
     pub fn rewind(&mut self, sequence: &mut Sequence, to: u32) -> Result<(), EngineError> {
         if !sequence.is_of(&self.slots) {
             return Err(EngineError::OtherEngine);
@@ -470,8 +478,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Puts the recurrent state at the present position aside, so that the sequence can be rewound here later; the oldest of more than
-    /// four marks goes. Costs nothing for models that have none.
+    /// Puts the recurrent state at the present position aside, so that the sequence can be rewound
+    /// here later; the oldest of more than four marks goes. Costs nothing for models that have
+    /// none.
     ///
     /// # Errors
     /// Memory, or what the device says.
@@ -531,7 +540,8 @@ impl Engine {
         Ok(Snapshot { state: self.saved(sequence, Part::All)?, ids: sequence.ids.clone() })
     }
 
-    /// A new sequence as the snapshot says. The snapshot must come from an engine of the same model; its length and tokens are checked.
+    /// A new sequence as the snapshot says. The snapshot must come from an engine of the same
+    /// model; its length and tokens are checked.
     ///
     /// # Errors
     /// [`EngineError::Snapshot`], [`EngineError::NoSlot`], or what the device says.
@@ -551,8 +561,9 @@ impl Engine {
         Ok(sequence)
     }
 
-    /// Makes an empty sequence look as if `tokens` tokens had been evaluated, so that what follows can be timed at that position: on the
-    /// CPU cache rows get one pattern, recurrent state stays as it is. What it then says means nothing.
+    /// Makes an empty sequence look as if `tokens` tokens had been evaluated, so that what follows
+    /// can be timed at that position: on the CPU cache rows get one pattern, recurrent state stays
+    /// as it is. What it then says means nothing.
     ///
     /// # Errors
     /// No room for so many tokens.
@@ -572,12 +583,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins to gather what ops take, or ends it; gives what was gathered since the last call. The CPU alone can tell.
+    /// Begins to gather what ops take, or ends it; gives what was gathered since the last call. The
+    /// CPU alone can tell.
     pub fn watch_ops(&mut self, times: Option<OpTimes>) -> Option<OpTimes> {
         self.device.watch_ops(times)
     }
 
-    /// Choosing tokens on the device, where it can do so by these options, and tell their log-probabilities if they are wanted.
+    /// Choosing tokens on the device, where it can do so by these options, and tell their
+    /// log-probabilities if they are wanted.
     pub fn chooser(&mut self, options: &SamplerOptions, log_probs: bool) -> Option<&mut dyn Chooser> {
         self.device.chooser(options, log_probs)
     }
@@ -589,8 +602,9 @@ impl Engine {
     }
 }
 
-/// How many of `n` tokens to take at once with templates of these rows, in ascending order. A device that pads computes all of a
-/// template's rows, so one is used that the tokens fill by more than half, if there is a smaller one; the CPU computes the rows there are.
+/// How many of `n` tokens to take at once with templates of these rows, in ascending order. A
+/// device that pads computes all of a template's rows, so one is used that the tokens fill by more
+/// than half, if there is a smaller one; the CPU computes the rows there are.
 fn chunk_of(templates: &[u32], n: usize, pads: bool) -> usize {
     let rows = |r: &u32| *r as usize;
     let fits = templates.iter().map(rows).find(|&rows| rows >= n);

@@ -1,14 +1,17 @@
 //! Generation: from a prompt to text, token by token.
 //!
-//! [`Generation`] is a state machine. It says what it needs next ([`Need`]): tokens to be fed to the model, or a token to be chosen from the logits that
-//! follow; whoever drives it does so and tells it. It holds no engine and no sequence, so one program can drive one ([`run`], the command line), and
-//! another many at once, a row each of the same step. Nothing is allocated between the first and the last token.
+//! [`Generation`] is a state machine. It says what it needs next ([`Need`]): tokens to be fed to
+//! the model, or a token to be chosen from the logits that follow; whoever drives it does so and
+//! tells it. It holds no engine and no sequence, so one program can drive one ([`run`], the command
+//! line), and another many at once, a row each of the same step. Nothing is allocated between the
+//! first and the last token.
 //!
-//! Text comes out in whole characters, and never past a place that may still turn out to be in the middle of
-//! a character or inside a stop string.
+//! Text comes out in whole characters, and never past a place that may still turn out to be in the
+//! middle of a character or inside a stop string.
 //!
-//! Afterwards the sequence holds the prompt and the tokens, but for the last one if nothing followed it: its
-//! position says how many. What this does not do: it formats no prompt and remembers no conversation.
+//! Afterwards the sequence holds the prompt and the tokens, but for the last one if nothing
+//! followed it: its position says how many. What this does not do: it formats no prompt and
+//! remembers no conversation.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -31,14 +34,16 @@ pub struct GenerateOptions {
     pub sampler: SamplerOptions,
     /// Tokens that end generation and are no part of it.
     pub stop_ids: Vec<u32>,
-    /// Texts that end generation and are no part of it; empty ones are ignored. They need a tokenizer.
+    /// Texts that end generation and are no part of it; empty ones are ignored. They need a
+    /// tokenizer.
     pub stop_strings: Vec<String>,
-    /// The text goes on where the prompt's ends, rather than starting anew: a space at its start stays.
+    /// The text goes on where the prompt's ends, rather than starting anew: a space at its start
+    /// stays.
     pub continues_text: bool,
     /// Whether to compute log-probabilities of the chosen tokens.
     pub log_probs: bool,
-    /// Whether [`run`] marks the end of the prompt ([`Engine::mark`]), so that a sequence of a model with recurrent state can be taken back
-    /// there, where the device can.
+    /// Whether [`run`] marks the end of the prompt ([`Engine::mark`]), so that a sequence of a
+    /// model with recurrent state can be taken back there, where the device can.
     pub mark_prompt: bool,
 }
 
@@ -68,7 +73,8 @@ impl StopReason {
     }
 }
 
-/// What a listener of [`run`] is told while it happens, beside the text that is now certain: nothing, or whole characters.
+/// What a listener of [`run`] is told while it happens, beside the text that is now certain:
+/// nothing, or whole characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -80,13 +86,15 @@ pub enum Event {
     Tail,
 }
 
-/// What a generation needs next. Whoever drives one does something of its own for each, so another one is a change that has to be seen.
+/// What a generation needs next. Whoever drives one does something of its own for each, so another
+/// one is a change that has to be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// [`Generation::feed`] has tokens for the model; tell [`Generation::fed`] how many of them it took.
+    /// [`Generation::feed`] has tokens for the model; tell [`Generation::fed`] how many of them it
+    /// took.
     Feed,
-    /// The model took them all: the next token is to be chosen from the logits that follow, by [`Generation::choose`] or by the
-    /// caller, who tells [`Generation::chosen`].
+    /// The model took them all: the next token is to be chosen from the logits that follow, by
+    /// [`Generation::choose`] or by the caller, who tells [`Generation::chosen`].
     Choose,
     /// Nothing: it has ended.
     Done(StopReason),
@@ -128,7 +136,8 @@ pub enum Need {
 /// # }
 /// ```
 pub trait Constraint: Send {
-    /// Takes away what must not be chosen next, by making its logit minus infinity. Must leave something.
+    /// Takes away what must not be chosen next, by making its logit minus infinity. Must leave
+    /// something.
     fn restrict(&mut self, logits: &mut [f32]);
 
     /// A token was chosen.
@@ -153,8 +162,8 @@ pub struct Report {
     pub decode: Duration,
     /// Tokens generated.
     pub tokens: usize,
-    /// Sum of the log-probabilities (natural) of the tokens chosen, the one that ended it included, if they were asked
-    /// for.
+    /// Sum of the log-probabilities (natural) of the tokens chosen, the one that ended it included,
+    /// if they were asked for.
     pub log_prob: Option<f64>,
     /// Tokens in that sum.
     pub scored: usize,
@@ -268,7 +277,8 @@ impl Text {
         self.pending.clear();
     }
 
-    /// Drops what has been told, adds a token; true if a stop string is complete. Then [`Text::certain`] is new text.
+    /// Drops what has been told, adds a token; true if a stop string is complete. Then
+    /// [`Text::certain`] is new text.
     fn push(&mut self, id: u32) -> bool {
         self.forget();
         self.detokenizer.push(&self.tokenizer, id, &mut self.pending);
@@ -382,11 +392,13 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Reserves the buffers for an answer to `prompt`, of which the sequence holds the first `held` tokens already. Without a
-    /// tokenizer there is no text; with one, only tokens that it knows are ever chosen (models pad their vocabulary).
+    /// Reserves the buffers for an answer to `prompt`, of which the sequence holds the first `held`
+    /// tokens already. Without a tokenizer there is no text; with one, only tokens that it knows
+    /// are ever chosen (models pad their vocabulary).
     ///
     /// # Errors
-    /// A prompt that has nothing to evaluate, does not fit or has unknown tokens; [`SampleError::Option`].
+    /// A prompt that has nothing to evaluate, does not fit or has unknown tokens;
+    /// [`SampleError::Option`].
     pub fn new(
         model: &Model,
         tokenizer: Option<Tokenizer>,
@@ -470,7 +482,8 @@ impl Generation {
         }
     }
 
-    /// Chooses the next token by the logits that follow what was fed, `[vocab]`, and goes on with it.
+    /// Chooses the next token by the logits that follow what was fed, `[vocab]`, and goes on with
+    /// it.
     ///
     /// # Errors
     /// Logits of which none is a number.
@@ -489,7 +502,8 @@ impl Generation {
         Ok(id)
     }
 
-    /// Goes on with a token that the caller chose, and its log-probability (natural) if it knows it.
+    /// Goes on with a token that the caller chose, and its log-probability (natural) if it knows
+    /// it.
     pub fn chosen(&mut self, id: u32, log_prob: Option<f64>) {
         if let Some(text) = &mut self.text {
             text.forget();
@@ -532,7 +546,8 @@ impl Generation {
         self.text.as_ref().map_or("", Text::certain)
     }
 
-    /// The text that had been held back until it was certain that nothing follows; empty before the end.
+    /// The text that had been held back until it was certain that nothing follows; empty before the
+    /// end.
     pub fn tail(&self) -> &str {
         if matches!(self.state, State::Done { held_back: true, .. }) { self.text() } else { "" }
     }
@@ -559,8 +574,9 @@ fn known_tokens(model: &Model, tokenizer: Option<&Tokenizer>) -> u32 {
     tokenizer.map_or(vocab, |t| t.token_count().min(vocab))
 }
 
-/// Drives a generation to its end on one sequence, which holds as much of its prompt as it was told. The listener is told what happens, with the text
-/// that is now certain; when it breaks, the generation ends.
+/// Drives a generation to its end on one sequence, which holds as much of its prompt as it was
+/// told. The listener is told what happens, with the text that is now certain; when it breaks, the
+/// generation ends.
 ///
 /// # Errors
 /// What the engine says; logits without a number.

@@ -1,12 +1,16 @@
 //! The runtime: everything needed to replay a baked model.
 //!
 //! - A [`Model`] is a loaf, mapped and verified, shared by reference count.
-//! - An [`Engine`] is one device's way to run it: memory, threads, resolved graphs, and a fixed number of slots.
-//! - A [`Sequence`] lives in a slot: a conversation, a document, a request. It can be forked, rewound, saved and restored.
-//! - A [`Generation`] says what it needs next, tokens to be fed or a token to be chosen, until its answer is complete.
+//! - An [`Engine`] is one device's way to run it: memory, threads, resolved graphs, and a fixed
+//!   number of slots.
+//! - A [`Sequence`] lives in a slot: a conversation, a document, a request. It can be forked,
+//!   rewound, saved and restored.
+//! - A [`Generation`] says what it needs next, tokens to be fed or a token to be chosen, until its
+//!   answer is complete.
 //!
-//! There is no model code here: the runtime knows ops, and a loaf's plan says which. None of these borrows from another, all can be sent
-//! to other threads, and nothing allocates between the first and the last token.
+//! There is no model code here: the runtime knows ops, and a loaf's plan says which. None of these
+//! borrows from another, all can be sent to other threads, and nothing allocates between the first
+//! and the last token.
 //!
 //! ```
 //! use std::ops::ControlFlow;

@@ -1,7 +1,7 @@
 //! Zeroed memory whose address never changes.
 //!
-//! State is reserved for the whole context at once and committed by the system when first touched, so a session of a
-//! long context costs what it uses.
+//! State is reserved for the whole context at once and committed by the system when first touched,
+//! so a session of a long context costs what it uses.
 
 use std::ops::Range;
 
@@ -30,8 +30,8 @@ impl Reserved {
         Ok(Reserved { map: options.map_anon()?, bytes: len })
     }
 
-    /// Asks for large pages in a range of bytes, which the system may refuse; contents stay. What is touched is then committed
-    /// [`LARGE_PAGE`] bytes at a time.
+    /// Asks for large pages in a range of bytes, which the system may refuse; contents stay. What
+    /// is touched is then committed [`LARGE_PAGE`] bytes at a time.
     pub fn advise_large_pages(&mut self, range: Range<usize>) {
         let start = self.map.as_ptr() as usize;
         let from = (start + range.start).next_multiple_of(LARGE_PAGE);

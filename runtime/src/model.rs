@@ -1,8 +1,8 @@
 //! Opening a loaf: map, verify, ready to replay.
 //!
-//! Nothing is parsed that replay does not need, nothing is copied out of the mapped file but the plan. Everything that
-//! engines rely on is proved here, once: [`Model`] is that proof. It is shared by reference count, so whoever holds one keeps the
-//! mapping alive.
+//! Nothing is parsed that replay does not need, nothing is copied out of the mapped file but the
+//! plan. Everything that engines rely on is proved here, once: [`Model`] is that proof. It is
+//! shared by reference count, so whoever holds one keeps the mapping alive.
 
 use std::fmt;
 use std::fs::File;
@@ -110,8 +110,8 @@ fn is_ours(file: &File) -> bool {
     }
 }
 
-/// Hashes a section's leaves on a few threads: a large vocabulary's tables are megabytes, and hashing them is most of what
-/// opening costs.
+/// Hashes a section's leaves on a few threads: a large vocabulary's tables are megabytes, and
+/// hashing them is most of what opening costs.
 fn check_leaves(leaves: &Leaves<'_>) -> Result<(), ContainerError> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(4) as u64;
     let share =
@@ -160,8 +160,9 @@ impl fmt::Debug for Model {
 }
 
 impl Model {
-    /// Maps and verifies a file, or the loaf that a program carries. Head, table, plan, chat and tokenizer sections are hashed and checked; weights are
-    /// not hashed (see [`Model::bytes`] for that).
+    /// Maps and verifies a file, or the loaf that a program carries. Head, table, plan, chat and
+    /// tokenizer sections are hashed and checked; weights are not hashed (see [`Model::bytes`] for
+    /// that).
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -172,8 +173,9 @@ impl Model {
             return Err(io(std::io::Error::other("expected a file, found something else")));
         }
         let file = File::open(path).map_err(io)?;
-        // SAFETY: the mapping is read-only and private to us; a file that another process truncates or rewrites
-        // while it is mapped breaks every program that maps files, and the hashes catch what was there at open.
+        // SAFETY: the mapping is read-only and private to us; a file that another process truncates
+        // or rewrites while it is mapped breaks every program that maps files, and the hashes catch
+        // what was there at open.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         match Model::from_bytes(Bytes::Mapped { map, ours: is_ours(&file) }) {
             // What is no loaf may be a program that carries one.
@@ -182,8 +184,9 @@ impl Model {
         }
     }
 
-    /// Maps and verifies the loaf behind a program that `bake executable` wrote, where it lies: nothing is unpacked,
-    /// nothing copied. `None` if the file at `program` is an executable without one; finding that out takes one read.
+    /// Maps and verifies the loaf behind a program that `bake executable` wrote, where it lies:
+    /// nothing is unpacked, nothing copied. `None` if the file at `program` is an executable
+    /// without one; finding that out takes one read.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -202,7 +205,8 @@ impl Model {
         Ok(Some(loaf))
     }
 
-    /// Asks that weights be read from the file, and mapped, in large pages where the system can; it may refuse.
+    /// Asks that weights be read from the file, and mapped, in large pages where the system can; it
+    /// may refuse.
     pub(crate) fn advise_large_pages(&self) {
         #[cfg(target_os = "linux")]
         if let Bytes::Mapped { map, .. } = &self.0.bytes {
@@ -212,7 +216,8 @@ impl Model {
         }
     }
 
-    /// Whether weights are a file's pages and the system says which of them are in memory: of another's file it says that all are.
+    /// Whether weights are a file's pages and the system says which of them are in memory: of
+    /// another's file it says that all are.
     pub(crate) fn tells_pages(&self) -> bool {
         matches!(self.0.bytes, Bytes::Mapped { ours: true, .. })
     }
@@ -246,7 +251,8 @@ impl Model {
         Ok(Model(Arc::new(Inner { plan, chat, id, bytes })))
     }
 
-    /// The loaf's bytes. What this type has no method for is read with [`Container::open`]: other sections, the hashes of the weights.
+    /// The loaf's bytes. What this type has no method for is read with [`Container::open`]: other
+    /// sections, the hashes of the weights.
     pub fn bytes(&self) -> &[u8] {
         self.0.bytes.get()
     }
@@ -285,12 +291,14 @@ impl Model {
     /// The tables do not pass verification.
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>, tokenizer::Error> {
         let Some(section) = self.container().section(SectionKind::Tokenizer) else { return Ok(None) };
-        // SAFETY: the bytes are mapped read-only, or static, and stay while this reference to the model lives.
+        // SAFETY: the bytes are mapped read-only, or static, and stay while this reference to the
+        // model lives.
         unsafe { Tokenizer::over(section, self.0.clone()) }.map(Some)
     }
 }
 
-/// The file of the running program, if it carries a loaf, even a damaged one: opening it says what is wrong.
+/// The file of the running program, if it carries a loaf, even a damaged one: opening it says what
+/// is wrong.
 pub fn running_program() -> Option<PathBuf> {
     // Linux keeps this link right when the file is renamed or replaced while it runs.
     let link = Path::new("/proc/self/exe");

@@ -1,6 +1,7 @@
 //! What each kind of op took and moved, gathered while graphs are replayed for a measurement.
 //!
-//! Times are the clock's, bytes and multiply-adds those of the plan's cost model for the very words that are replayed.
+//! Times are the clock's, bytes and multiply-adds those of the plan's cost model for the very words
+//! that are replayed.
 
 use std::time::Duration;
 

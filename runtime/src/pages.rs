@@ -1,12 +1,13 @@
 //! Pages of a mapped file, ready before they are read.
 //!
-//! A page that the system holds in memory still costs a fault when this process reads it first, and most pages of a mixture of
-//! experts are read first by some token in mid-answer. Two ways around that, neither of which changes a result:
+//! A page that the system holds in memory still costs a fault when this process reads it first, and
+//! most pages of a mixture of experts are read first by some token in mid-answer. Two ways around
+//! that, neither of which changes a result:
 //!
-//! - [`PagePrefetch`]: a thread maps what the page cache has, matrix by matrix in the order of use. What the cache has not is left
-//!   alone, so a file larger than memory is not read for nothing.
-//! - [`Asked`]: once a router has chosen, the system is told at once which experts will be read, each the first time. What is on
-//!   disk is then read side by side and not a page at a time.
+//! - [`PagePrefetch`]: a thread maps what the page cache has, matrix by matrix in the order of use.
+//!   What the cache has not is left alone, so a file larger than memory is not read for nothing.
+//! - [`Asked`]: once a router has chosen, the system is told at once which experts will be read,
+//!   each the first time. What is on disk is then read side by side and not a page at a time.
 
 use std::ops::Range;
 
@@ -57,7 +58,8 @@ impl Asked {
     }
 }
 
-/// Number of experts, where each one's slots start, and the first plane of the matrices, of an op that has experts.
+/// Number of experts, where each one's slots start, and the first plane of the matrices, of an op
+/// that has experts.
 fn chosen(call: &OpCall<'_>) -> Option<(usize, RawOperand, RawOperand)> {
     match call.kind {
         OpKind::ExpertLinearQuant => {
@@ -77,14 +79,16 @@ fn advise(range: Range<usize>) {
     #[cfg(unix)]
     {
         let start = range.start / PAGE * PAGE;
-        // SAFETY: advice changes no byte; pages that are not mapped are an error, which is left alone.
+        // SAFETY: advice changes no byte; pages that are not mapped are an error, which is left
+        // alone.
         unsafe { libc::madvise(std::ptr::without_provenance_mut(start), range.end - start, libc::MADV_WILLNEED) };
     }
     #[cfg(not(unix))]
     let _ = range;
 }
 
-/// Advice is given in whole pages of at least this size; a system with larger ones rejects it, and nothing is lost.
+/// Advice is given in whole pages of at least this size; a system with larger ones rejects it, and
+/// nothing is lost.
 const PAGE: usize = 4096;
 
 #[cfg(target_os = "linux")]
@@ -112,7 +116,8 @@ mod linux {
     const STOP: u8 = 2;
 
     impl PagePrefetch {
-        /// For operands in the order of use, of which those within the model's data are weights. `None` if there is no such thread to be had.
+        /// For operands in the order of use, of which those within the model's data are weights.
+        /// `None` if there is no such thread to be had.
         pub fn new(model: &Model, operands: impl Iterator<Item = usize>) -> Option<PagePrefetch> {
             let stage = Arc::new(AtomicU8::new(WAIT));
             let (model, told) = (model.clone(), Arc::clone(&stage));
@@ -167,7 +172,8 @@ mod linux {
         }
     }
 
-    /// From each start, in their order, to where the next higher one is, so that together they are everything from the lowest on.
+    /// From each start, in their order, to where the next higher one is, so that together they are
+    /// everything from the lowest on.
     fn ranges(starts: &[usize], end: usize) -> Vec<Range<usize>> {
         let mut rising = starts.to_vec();
         rising.push(end);
@@ -191,8 +197,8 @@ mod linux {
         let start = bytes.as_ptr().addr() / PAGE * PAGE;
         let (at, len) = (std::ptr::without_provenance_mut(start), bytes.as_ptr().addr() + bytes.len() - start);
         let mut there = [0u8; PIECE / PAGE + 1];
-        // SAFETY: `there` has a byte for every page of a piece, whose first may begin before it; the mapping lives as long as
-        // `bytes`. Neither call writes to it.
+        // SAFETY: `there` has a byte for every page of a piece, whose first may begin before it;
+        // the mapping lives as long as `bytes`. Neither call writes to it.
         unsafe {
             libc::mincore(at, len, there.as_mut_ptr()) == 0
                 && there[..len.div_ceil(PAGE)].iter().all(|page| page & 1 == 1)
@@ -266,7 +272,8 @@ mod tests {
         let call = OpCall { kind: OpKind::ExpertLinearDense, operands: &operands, attrs: &attrs, runs: &[Run::ONE] };
         let mut asked = Asked::of(&call).expect("experts");
         assert_eq!(asked.bits, [0]);
-        // SAFETY: the operands are the arrays above; advice about memory that is no file's changes nothing.
+        // SAFETY: the operands are the arrays above; advice about memory that is no file's changes
+        // nothing.
         unsafe { asked.ask(&call) };
         assert_eq!(asked.bits, [0b1010]);
         let none = OpCall { kind: OpKind::LinearDense, ..call };

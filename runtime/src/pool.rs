@@ -1,12 +1,13 @@
 //! A fixed set of threads that run one parallel loop after another.
 //!
-//! A decode step is a few hundred short loops, so handing one out must cost about a microsecond and no heap
-//! allocation: workers spin for a moment after each loop, then park; the caller is worker 0 and takes its share.
-//! The partition is static and contiguous: worker `w` of `n` gets units `units * w / n .. units * (w + 1) / n`.
-//! Kernels never split a sum over units, so results do not depend on the number of threads.
+//! A decode step is a few hundred short loops, so handing one out must cost about a microsecond and
+//! no heap allocation: workers spin for a moment after each loop, then park; the caller is worker 0
+//! and takes its share. The partition is static and contiguous: worker `w` of `n` gets units
+//! `units * w / n .. units * (w + 1) / n`. Kernels never split a sum over units, so results do not
+//! depend on the number of threads.
 //!
-//! A panic in the loop's body is carried to the caller once every worker is done. A loop started from inside a
-//! loop, or while another thread runs one, runs on its caller alone.
+//! A panic in the loop's body is carried to the caller once every worker is done. A loop started
+//! from inside a loop, or while another thread runs one, runs on its caller alone.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -28,8 +29,8 @@ pub const MAX_THREADS: usize = (1 << ACTIVE_BITS) - 1;
 
 type Body<'a> = dyn Fn(Range<usize>, usize) + Sync + 'a;
 
-/// The loop being run. Written by the caller before it publishes the loop word; read by active workers, all of
-/// which the caller waits for before it writes again.
+/// The loop being run. Written by the caller before it publishes the loop word; read by active
+/// workers, all of which the caller waits for before it writes again.
 #[derive(Clone, Copy)]
 struct Job {
     body: Option<*const Body<'static>>,
@@ -52,8 +53,8 @@ struct Shared {
     spin: Duration,
 }
 
-// SAFETY: `job` is the only field that is not `Sync`; its doc says who may touch it when. The pointer in it is to a
-// `Sync` closure.
+// SAFETY: `job` is the only field that is not `Sync`; its doc says who may touch it when. The
+// pointer in it is to a `Sync` closure.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
@@ -66,8 +67,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` workers, the caller among them; at least 1, at most [`MAX_THREADS`]. If the system
-    /// refuses a thread, the pool has fewer.
+    /// A pool of `threads` workers, the caller among them; at least 1, at most [`MAX_THREADS`]. If
+    /// the system refuses a thread, the pool has fewer.
     pub fn new(threads: usize) -> Pool {
         let threads = threads.clamp(1, MAX_THREADS);
         // With more threads than processors, spinning only keeps the others from running.
@@ -95,7 +96,8 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `body(units, worker)` on every worker with its share of `0..units`; returns when all are done.
+    /// Calls `body(units, worker)` on every worker with its share of `0..units`; returns when all
+    /// are done.
     ///
     /// # Panics
     /// If `body` does, with its payload.
@@ -103,7 +105,8 @@ impl Pool {
         self.dispatch(self.threads(), units, Prefetch::NONE, body);
     }
 
-    /// As [`Pool::run`], on the caller and at most `workers - 1` others, for loops too short to wake them all.
+    /// As [`Pool::run`], on the caller and at most `workers - 1` others, for loops too short to
+    /// wake them all.
     ///
     /// # Panics
     /// If `body` does, with its payload.
@@ -111,8 +114,8 @@ impl Pool {
         self.dispatch(workers, units, Prefetch::NONE, body);
     }
 
-    /// As [`Pool::run`]; a worker that is done asks for its share of `prefetch`, until the others are done too and, if it is not the
-    /// caller, until the next loop.
+    /// As [`Pool::run`]; a worker that is done asks for its share of `prefetch`, until the others
+    /// are done too and, if it is not the caller, until the next loop.
     ///
     /// # Panics
     /// If `body` does, with its payload.
@@ -129,13 +132,15 @@ impl Pool {
             return;
         }
         let shared = &*self.shared;
-        // SAFETY: the lifetime is erased, but `body` outlives every use: this call waits for all active workers.
+        // SAFETY: the lifetime is erased, but `body` outlives every use: this call waits for all
+        // active workers.
         let erased = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         // SAFETY: `busy` is ours and no worker is active, so nobody else touches the job.
         unsafe { *shared.job.get() = Job { body: Some(erased), units, prefetch } };
         shared.remaining.store(active - 1, Ordering::Relaxed);
         let number = (shared.word.load(Ordering::Relaxed) >> ACTIVE_BITS).wrapping_add(1);
-        // Sequentially consistent against `parked`: either a worker sees the word, or we see that it sleeps.
+        // Sequentially consistent against `parked`: either a worker sees the word, or we see that
+        // it sleeps.
         shared.word.store(number << ACTIVE_BITS | active as u64, Ordering::SeqCst);
         for worker in 1..active {
             if shared.parked[worker - 1].swap(false, Ordering::SeqCst) {
@@ -183,7 +188,8 @@ impl Shared {
                 prefetch = Prefetch::NONE;
                 continue;
             }
-            // SAFETY: this worker is active, so the caller waits for it before it writes the job again.
+            // SAFETY: this worker is active, so the caller waits for it before it writes the job
+            // again.
             let job = unsafe { *self.job.get() };
             if let Some(body) = job.body {
                 // SAFETY: the caller keeps the closure alive until `remaining` is 0.
@@ -210,7 +216,8 @@ impl Shared {
         }
         let parked = &self.parked[worker - 1];
         loop {
-            // An exchange, not a store: that the load below comes after it then rests on no emulator's reading of a store.
+            // An exchange, not a store: that the load below comes after it then rests on no
+            // emulator's reading of a store.
             parked.swap(true, Ordering::SeqCst);
             let word = self.word.load(Ordering::SeqCst);
             if word != seen {

@@ -1,7 +1,8 @@
 //! Memory that will be read next, fetched into the cache by threads that would only wait.
 //!
-//! A plan says which matrix comes after the ops at hand, so a thread that is done before the others, or has no part in a short op,
-//! can have the beginning of its share of that matrix on the way. Nothing is read: a hint cannot fault and changes no result.
+//! A plan says which matrix comes after the ops at hand, so a thread that is done before the
+//! others, or has no part in a short op, can have the beginning of its share of that matrix on the
+//! way. Nothing is read: a hint cannot fault and changes no result.
 
 use std::ops::Range;
 

@@ -1,15 +1,16 @@
 //! From logits to one token id.
 //!
-//! The order is fixed: repetition, presence and frequency penalties; temperature; top-k; top-p; min-p; a draw.
-//! Temperature 0 takes the best token after penalties, the lower id of equals.
+//! The order is fixed: repetition, presence and frequency penalties; temperature; top-k; top-p;
+//! min-p; a draw. Temperature 0 takes the best token after penalties, the lower id of equals.
 //!
-//! What always holds: the same logits, history, options and seed give the same token on every machine, since
-//! every sum runs in a stated order, `exp` is [`loaf_kernels::math::exp`], and the generator is ours. Nothing is allocated
-//! after [`Sampler::new`]; only the candidates that survive a filter are ever sorted. A NaN logit is minus infinity, an
-//! infinite one the largest finite number; if no logit is left, that is an error and not a guess.
+//! What always holds: the same logits, history, options and seed give the same token on every
+//! machine, since every sum runs in a stated order, `exp` is [`loaf_kernels::math::exp`], and the
+//! generator is ours. Nothing is allocated after [`Sampler::new`]; only the candidates that survive
+//! a filter are ever sorted. A NaN logit is minus infinity, an infinite one the largest finite
+//! number; if no logit is left, that is an error and not a guess.
 //!
-//! What this does not do: it knows nothing of text, of stopping, or of probabilities that a caller wants to
-//! see; for those there is [`log_prob`], over the logits as the model gave them.
+//! What this does not do: it knows nothing of text, of stopping, or of probabilities that a caller
+//! wants to see; for those there is [`log_prob`], over the logits as the model gave them.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -31,7 +32,8 @@ pub struct SamplerOptions {
     pub top_p: f32,
     /// Candidates less probable than this fraction of the best are dropped; in [0, 1).
     pub min_p: f32,
-    /// Divides positive logits, and multiplies negative ones, of every token of prompt and output; 1 changes nothing.
+    /// Divides positive logits, and multiplies negative ones, of every token of prompt and output;
+    /// 1 changes nothing.
     pub repetition_penalty: f32,
     /// Subtracted from the logit of every token of the output.
     pub presence_penalty: f32,
@@ -142,7 +144,8 @@ impl Rng {
     }
 }
 
-/// A token that may be chosen: its penalised logit, and its weight relative to the best (1 for the best).
+/// A token that may be chosen: its penalised logit, and its weight relative to the best (1 for the
+/// best).
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     logit: f32,
@@ -150,7 +153,8 @@ struct Candidate {
     id: u32,
 }
 
-/// Best first, the lower id of equals first: a total order, so that sorted prefixes are the same by any algorithm.
+/// Best first, the lower id of equals first: a total order, so that sorted prefixes are the same by
+/// any algorithm.
 fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
@@ -367,7 +371,8 @@ fn weigh(candidates: &mut [Candidate], max: f32, temperature: f32) {
 }
 
 /// Natural logarithm of the probability of `id` under `logits`, untouched by any sampling option:
-/// `x - max - ln(sum exp(x - max))`, the sum in f64 over eight interleaved lanes, then the lanes in order.
+/// `x - max - ln(sum exp(x - max))`, the sum in f64 over eight interleaved lanes, then the lanes in
+/// order.
 ///
 /// Minus infinity for an id that has none; `None` if all logits are NaN or minus infinity.
 pub fn log_prob(logits: &[f32], id: u32) -> Option<f64> {

@@ -1,7 +1,8 @@
 //! A sequence: what an engine has evaluated for one conversation, document or request.
 //!
-//! It is a handle: the state itself lies in a slot of the engine's device, and the slot is free again when the handle is dropped.
-//! Everything that changes it goes through [`crate::engine::Engine`].
+//! It is a handle: the state itself lies in a slot of the engine's device, and the slot is free
+//! again when the handle is dropped. Everything that changes it goes through
+//! [`crate::engine::Engine`].
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -66,7 +67,8 @@ pub struct Sequence {
     pub(crate) slot: u32,
     pub(crate) version: u32,
     pub(crate) ids: Vec<u32>,
-    /// Positions whose recurrent state still lies in another version than the present one, rising: (position, version).
+    /// Positions whose recurrent state still lies in another version than the present one, rising:
+    /// (position, version).
     pub(crate) kept: Vec<(u32, u32)>,
     /// Recurrent state that was put aside, by position, rising.
     pub(crate) marks: Vec<(u32, Box<[u8]>)>,
@@ -117,8 +119,9 @@ impl Sequence {
         &self.ids
     }
 
-    /// The last position, `to` or before, that the sequence can be taken back to without evaluating anything again: `to` itself, unless the
-    /// model has recurrent state; then the present position, one whose state was kept or marked, or 0.
+    /// The last position, `to` or before, that the sequence can be taken back to without evaluating
+    /// anything again: `to` itself, unless the model has recurrent state; then the present
+    /// position, one whose state was kept or marked, or 0.
     pub fn rewind_point(&self, to: u32) -> u32 {
         if to >= self.position() {
             return self.position();
@@ -148,8 +151,8 @@ pub fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// What an engine holds of a sequence at a position, in memory of its own: it can be kept, and put into any engine of the same
-/// model.
+/// What an engine holds of a sequence at a position, in memory of its own: it can be kept, and put
+/// into any engine of the same model.
 ///
 /// ```
 /// use loaf_runtime::{Engine, EngineOptions, Model};
@@ -187,7 +190,8 @@ impl Snapshot {
         &self.ids
     }
 
-    /// The state: per state of the plan, in its order, the ranges that a snapshot at this position holds.
+    /// The state: per state of the plan, in its order, the ranges that a snapshot at this position
+    /// holds.
     pub fn state(&self) -> &[u8] {
         &self.state
     }

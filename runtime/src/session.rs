@@ -1,6 +1,7 @@
 //! An engine with one sequence on it, for programs that need no more.
 //!
-//! Both are there to be used: what is not offered here is a call of [`Session::engine`] with [`Session::sequence`].
+//! Both are there to be used: what is not offered here is a call of [`Session::engine`] with
+//! [`Session::sequence`].
 
 use crate::engine::{Engine, EngineError};
 use crate::sequence::Sequence;
@@ -83,8 +84,9 @@ impl Session {
         self.sequence.position()
     }
 
-    /// Cuts the sequence back to what it has in common with a prompt, less the prompt's last token, whose logits are needed; says how much is
-    /// left. A model with recurrent state may have to go back further than the rest (see [`Sequence::rewind_point`]).
+    /// Cuts the sequence back to what it has in common with a prompt, less the prompt's last token,
+    /// whose logits are needed; says how much is left. A model with recurrent state may have to go
+    /// back further than the rest (see [`Sequence::rewind_point`]).
     ///
     /// # Errors
     /// As [`Engine::rewind`].

@@ -1,8 +1,8 @@
 //! How many threads a model is worth.
 //!
-//! Every op that is shared out costs all threads a meeting, about a microsecond each, and what a thread gains
-//! is its share of the bytes that a token reads. A model of a few megabytes, which lies in a core's own caches,
-//! is faster on one thread than on two.
+//! Every op that is shared out costs all threads a meeting, about a microsecond each, and what a
+//! thread gains is its share of the bytes that a token reads. A model of a few megabytes, which
+//! lies in a core's own caches, is faster on one thread than on two.
 
 use loaf_formats::cost::{Traffic, graph};
 use loaf_formats::plan::{Phase, VerifiedPlan};
@@ -12,7 +12,8 @@ use crate::pool::default_threads;
 /// Bytes that a token must read for each thread: half a millisecond at what one core reads.
 const BYTES_PER_THREAD: u64 = 8 << 20;
 
-/// Threads for a plan: as many as there are cores, but no more than the bytes of a decode step keep busy.
+/// Threads for a plan: as many as there are cores, but no more than the bytes of a decode step keep
+/// busy.
 pub fn threads_for(plan: &VerifiedPlan) -> usize {
     let mut token = Traffic::default();
     for template in plan.templates_of(Phase::Decode) {

@@ -1,12 +1,15 @@
-//! Tiny GGUF models whose every byte follows from their names, so that two languages can write the same files.
+//! Tiny GGUF models whose every byte follows from their names, so that two languages can write the
+//! same files.
 //!
-//! `tests/fixtures/make_gguf_logits.py` writes them too, and has llama.cpp compute their logits. A tensor's bytes are those
-//! of splitmix64, seeded by the FNV-1a hash of `MODEL/TENSOR`; factors in f16 get an exponent under which weights stay
-//! small, and what is f32 is made of bytes that are exact in f32.
+//! `tests/fixtures/make_gguf_logits.py` writes them too, and has llama.cpp compute their logits. A
+//! tensor's bytes are those of splitmix64, seeded by the FNV-1a hash of `MODEL/TENSOR`; factors in
+//! f16 get an exponent under which weights stay small, and what is f32 is made of bytes that are
+//! exact in f32.
 
 use super::gguf::{File, Tensor, Value};
 
-/// A type of weights: name, code, weights and bytes of a block, where its f16 factors are, their exponent field.
+/// A type of weights: name, code, weights and bytes of a block, where its f16 factors are, their
+/// exponent field.
 pub type Kind = (&'static str, u32, u64, usize, &'static [usize], u8);
 
 /// The types that matrices come in.
@@ -87,8 +90,8 @@ impl Model {
     }
 }
 
-/// The model of an architecture (`qwen2`, `qwen3`, `qwen35moe`; `qwen35moe+fused` has gate and up rows of every expert in one tensor)
-/// with matrices of a type.
+/// The model of an architecture (`qwen2`, `qwen3`, `qwen35moe`; `qwen35moe+fused` has gate and up
+/// rows of every expert in one tensor) with matrices of a type.
 ///
 /// # Panics
 /// For a type or an architecture that there is none of.

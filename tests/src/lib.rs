@@ -19,7 +19,8 @@ use loaf_runtime::kernels::Kernels;
 use loaf_runtime::{Engine, EngineOptions, Model, Session};
 use safetensors::SafeTensors;
 
-/// Runs the command line of `loaf` in this process with nothing on standard input: exit code, standard output, standard error.
+/// Runs the command line of `loaf` in this process with nothing on standard input: exit code,
+/// standard output, standard error.
 pub fn command_line<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> (u8, String, String) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut none = std::io::empty();

@@ -1,7 +1,7 @@
 //! The token loop allocates nothing: sampling, detokenising and stop strings included.
 //!
-//! A counting allocator, per thread so that tests do not see each other, counts between the first token a listener
-//! is told and the last. The canary shows that it does count.
+//! A counting allocator, per thread so that tests do not see each other, counts between the first
+//! token a listener is told and the last. The canary shows that it does count.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -24,7 +24,8 @@ fn count() -> u64 {
     COUNT.with(Cell::get)
 }
 
-// SAFETY: all work is the system allocator's; counting touches a thread-local that needs no allocation.
+// SAFETY: all work is the system allocator's; counting touches a thread-local that needs no
+// allocation.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|c| c.set(c.get() + 1));

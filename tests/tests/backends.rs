@@ -1,8 +1,9 @@
-//! One suite for all engines: scalar, AVX2 and AVX-512 kernels, and MLX where it is built in, over the same cases.
+//! One suite for all engines: scalar, AVX2 and AVX-512 kernels, and MLX where it is built in, over
+//! the same cases.
 //!
-//! CPU tables must give the same bits. MLX must come within a tolerance of a reference that keeps activations exact: transformers
-//! for dense models, mlx-lm for quantised ones, the interpreter for every width the quantiser has. (The CPU's own
-//! int8 activations are the business of `oracle.rs`.)
+//! CPU tables must give the same bits. MLX must come within a tolerance of a reference that keeps
+//! activations exact: transformers for dense models, mlx-lm for quantised ones, the interpreter for
+//! every width the quantiser has. (The CPU's own int8 activations are the business of `oracle.rs`.)
 
 use std::path::Path;
 
@@ -30,7 +31,8 @@ fn f32_caches(quant: QuantOptions) -> BuildOptions {
     BuildOptions { kv: Some(DType::F32), quant, ..BuildOptions::default() }
 }
 
-/// Logits after the chosen tokens: `chunks` by prefill, which need not be full, and the rest one by one.
+/// Logits after the chosen tokens: `chunks` by prefill, which need not be full, and the rest one by
+/// one.
 fn play(session: &mut Session, ids: &[u32], chunks: &[usize], keep: &[usize]) -> Vec<Vec<f32>> {
     let (mut at, mut rows) = (0, Vec::new());
     for &n in chunks {
@@ -76,7 +78,8 @@ fn references(expected: &Expected, keep: &[usize]) -> Vec<Vec<f32>> {
     keep.iter().map(|&i| expected.logits_at(i).to_vec()).collect()
 }
 
-/// All fixtures; on a GPU, where every new size is seconds of compiling, those that have every chain between them.
+/// All fixtures; on a GPU, where every new size is seconds of compiling, those that have every
+/// chain between them.
 fn families(kind: &str, on_gpu: &[&str]) -> Vec<String> {
     let mut names = fixtures(kind);
     names.retain(|name| !has_gpu() || on_gpu.iter().any(|g| name.ends_with(&format!("/{g}"))));

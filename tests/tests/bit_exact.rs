@@ -1,4 +1,5 @@
-//! One loaf, the same bits: whatever the instruction set, the number of threads and the cut of the prompt.
+//! One loaf, the same bits: whatever the instruction set, the number of threads and the cut of the
+//! prompt.
 
 use loaf_bake::build::BuildOptions;
 use loaf_bake::weights::QuantOptions;

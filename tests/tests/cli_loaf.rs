@@ -1,6 +1,7 @@
 //! The program `loaf`, called in process with streams of our own, on loaves baked here.
 //!
-//! Weights are drawn, so what the models say means nothing; what is tested is the road there and the promises around it.
+//! Weights are drawn, so what the models say means nothing; what is tested is the road there and
+//! the promises around it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
-//! The container as others meet it: files written by the writer, read by our reader, by the safetensors crate and
-//! by a naive second implementation of the hash tree, and files that someone has tampered with.
+//! The container as others meet it: files written by the writer, read by our reader, by the
+//! safetensors crate and by a naive second implementation of the hash tree, and files that someone
+//! has tampered with.
 
 use loaf_formats::container::{
     Container, Error, FLAG_OPTIONAL, FileLayout, HEAD_BYTES, LEAF_BYTES, Layout, SectionKind, WeightIx, Writer, hex,

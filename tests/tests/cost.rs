@@ -8,8 +8,8 @@ use loaf_formats::plan::Phase;
 use loaf_tests::{Baked, bake, container};
 use serde_json::Value;
 
-/// Bytes of weights that one token reads, from the names and lengths of the file's tensors: all of every tensor, but of a table
-/// of embeddings one row, and of experts those that a token chooses.
+/// Bytes of weights that one token reads, from the names and lengths of the file's tensors: all of
+/// every tensor, but of a table of embeddings one row, and of experts those that a token chooses.
 fn bytes_of_a_token(baked: &Baked, config: &Value) -> u64 {
     let number = |key: &str| config[key].as_u64().or(config["text_config"][key].as_u64()).unwrap();
     let tensors = stored_planes(&container(&baked.loaf)).unwrap();

@@ -1,5 +1,5 @@
-//! The CUDA backend's kernels as they are committed give the CPU's bits: interpreted, so that no card is needed; with LOAF_TEST_CUDA set
-//! (`make test-cuda`), on the first card there is.
+//! The CUDA backend's kernels as they are committed give the CPU's bits: interpreted, so that no
+//! card is needed; with LOAF_TEST_CUDA set (`make test-cuda`), on the first card there is.
 #![cfg(target_os = "linux")]
 
 use std::ops::ControlFlow;
@@ -57,7 +57,8 @@ fn ways() -> [CudaOptions; 4] {
     [of(false, false), of(false, true), of(true, false), of(true, true)]
 }
 
-/// Plays a text in every way, half of it as a prompt; on a card it is played twice, and then by the token alone.
+/// Plays a text in every way, half of it as a prompt; on a card it is played twice, and then by the
+/// token alone.
 fn check(name: &str, model: &Model, ids: &[u32]) {
     let want = decode_logits(&mut session(model, Kernels::detect(), 1), ids);
     let half = ids.len() / 2;
@@ -115,7 +116,8 @@ fn every_width_has_the_bits_of_the_cpu() {
     }
 }
 
-/// Prompts whose products are tiles: several tiles of rows, and rows and outputs that do not fill the last.
+/// Prompts whose products are tiles: several tiles of rows, and rows and outputs that do not fill
+/// the last.
 #[test]
 fn prompts_by_tiles_have_the_bits_of_the_cpu() {
     let made = |bits, group| {
@@ -169,7 +171,8 @@ fn one_layer(hidden: u64, intermediate: u64, heads: [u64; 3], options: &BuildOpt
     random("configs/qwen3_0_6b", &numbers, options)
 }
 
-/// Attention of prompts by tiles: each size of heads, groups that do not fill a tile, caches of both types, windows, blocks that are merged.
+/// Attention of prompts by tiles: each size of heads, groups that do not fill a tile, caches of
+/// both types, windows, blocks that are merged.
 #[test]
 fn attention_by_tiles_has_the_bits_of_the_cpu() {
     let options = |kv| BuildOptions { quant: four_bits(64), kv: Some(kv), ..BuildOptions::default() };
@@ -223,7 +226,8 @@ fn launched(record: &Arc<Mutex<Record>>) -> Vec<String> {
 #[test]
 fn short_kernels_have_the_bits_of_the_cpu() {
     let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
-    // The interpreted card has few multiprocessors, so that the second has more blocks of attention than those.
+    // The interpreted card has few multiprocessors, so that the second has more blocks of attention
+    // than those.
     let cases: [(u64, u64, [u64; 3], &[&str]); 2] = [
         (1024, 3072, [8, 2, 128], &["row_norm_1", "row_pairs_1", "row_plain_1", "row_plain_3", "attention_row_128"]),
         (2048, 1024, [32, 4, 64], &["row_norm_2", "row_pairs_2", "row_plain_2", "row_plain_1", "attention_late_64"]),
@@ -251,11 +255,13 @@ fn short_kernels_have_the_bits_of_the_cpu() {
     }
 }
 
-/// The short attention over several blocks: merged by one thread block, and by whichever comes last.
+/// The short attention over several blocks: merged by one thread block, and by whichever comes
+/// last.
 #[test]
 fn short_attention_has_the_bits_of_the_cpu_over_many_blocks() {
     let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
-    // The second half of a block's values comes later than its keys, so the first position of it, too.
+    // The second half of a block's values comes later than its keys, so the first position of it,
+    // too.
     for (dim, n, last) in [(128, 127, 2), (64, 255, 2), (128, 257, 2), (64, 515, 2)] {
         let baked = one_layer(64, 64, [2, 1, dim], &options);
         let ids = text(512, n + last);
@@ -278,7 +284,8 @@ fn follows_a_prompt(what: &str, model: &Model, ids: &[u32], n: usize) {
     }
 }
 
-/// Heads of 256 elements of which a quarter is rotated, over blocks that are merged, two heads of a block and one.
+/// Heads of 256 elements of which a quarter is rotated, over blocks that are merged, two heads of a
+/// block and one.
 #[test]
 fn short_attention_of_wide_heads_has_the_bits_of_the_cpu() {
     let numbers = [
@@ -302,7 +309,8 @@ fn short_attention_of_wide_heads_has_the_bits_of_the_cpu() {
     }
 }
 
-/// Steps of several rows by the kernels that read weights once for all of them: rows of several sequences, then rows of one.
+/// Steps of several rows by the kernels that read weights once for all of them: rows of several
+/// sequences, then rows of one.
 #[test]
 fn few_rows_together_have_the_bits_of_rows_alone() {
     let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
@@ -359,7 +367,8 @@ fn few_rows_together_have_the_bits_of_rows_alone() {
     }
 }
 
-/// Attention of rows together, each at a position of its own, and of rows of one sequence over the end of a block.
+/// Attention of rows together, each at a position of its own, and of rows of one sequence over the
+/// end of a block.
 #[test]
 fn attention_of_rows_together_has_the_bits_of_rows_alone() {
     let options = BuildOptions { quant: four_bits(64), ..BuildOptions::default() };
@@ -499,7 +508,8 @@ fn a_token_is_one_launch_and_one_wait() {
     assert!(others.is_empty(), "{others:?}");
 }
 
-/// Greedy answers to a prompt, until `stop`: ids, position, and the logits of what then follows a token.
+/// Greedy answers to a prompt, until `stop`: ids, position, and the logits of what then follows a
+/// token.
 fn answer(mut session: Session, prompt: &[u32], n: usize, stop: &[u32]) -> (Vec<u32>, u32, Vec<f32>) {
     let Session { engine, sequence } = &mut session;
     let options = GenerateOptions { max_tokens: Some(n), stop_ids: stop.to_vec(), ..GenerateOptions::default() };
@@ -509,7 +519,8 @@ fn answer(mut session: Session, prompt: &[u32], n: usize, stop: &[u32]) -> (Vec<
     (ids, pos, session.decode(7).expect("a step").to_vec())
 }
 
-/// Tokens are chosen on the device, a step ahead; the last step is taken back where nothing follows it, after even and odd numbers of them.
+/// Tokens are chosen on the device, a step ahead; the last step is taken back where nothing follows
+/// it, after even and odd numbers of them.
 #[test]
 fn tokens_chosen_on_the_device_are_those_that_the_cpu_chooses() {
     for name in ["hf/qwen3", "hf/qwen3_next"] {
@@ -551,7 +562,8 @@ fn a_token_that_the_device_chooses_is_one_launch_and_no_logits() {
     chooser.end();
 }
 
-/// Ties, zeros of both signs, NaNs and infinities: the rules of [`best`], for any number of known tokens.
+/// Ties, zeros of both signs, NaNs and infinities: the rules of [`best`], for any number of known
+/// tokens.
 #[test]
 fn the_device_chooses_by_the_rules_of_the_sampler() {
     const VOCAB: usize = 70_000;
@@ -582,11 +594,13 @@ fn the_device_chooses_by_the_rules_of_the_sampler() {
         let mut logits: Vec<f32> = (0..VOCAB).map(noise).collect();
         special.iter().for_each(|(at, x)| logits[*at] = *x);
         let pos = 10 + i as u32;
-        // Runs and tokens that may be chosen; a run: first, rows, position, nothing, cache, from, to, stride; a row: run, position, cache; the id.
+        // Runs and tokens that may be chosen; a run: first, rows, position, nothing, cache, from,
+        // to, stride; a row: run, position, cache; the id.
         let mut words = [0u32; 64];
         (words[0], words[1], words[6]) = (1, known as u32, pos - 1);
         (words[10], words[12], words[17], words[20]) = (111, 222, pos - 1, 77);
-        // SAFETY: pinned memory of that length, which nothing else uses until the copy is waited for.
+        // SAFETY: pinned memory of that length, which nothing else uses until the copy is waited
+        // for.
         unsafe {
             std::ptr::copy_nonoverlapping(logits.as_ptr().cast::<u8>(), host.at, VOCAB * 4);
             std::ptr::copy_nonoverlapping(words.as_ptr().cast::<u8>(), host.at.add(VOCAB * 4), 256);
@@ -692,7 +706,8 @@ fn resources(cubin: &[u8]) -> Vec<(String, u32, u32)> {
         let end = at + cubin[at..].iter().position(|b| *b == 0).expect("a string that ends");
         String::from_utf8_lossy(&cubin[at..end]).into_owned()
     };
-    // ELF: sections of 64 bytes each; symbols of 24; what the driver is told of functions is in `.nv.info`.
+    // ELF: sections of 64 bytes each; symbols of 24; what the driver is told of functions is in
+    // `.nv.info`.
     let (start, count, strings) = (u(0x28, 8), u(0x3c, 2), u(0x3e, 2));
     let section = |i: usize| start + 64 * i;
     let (place, size) = (|i: usize| u(section(i) + 24, 8), |i: usize| u(section(i) + 32, 8));
@@ -737,8 +752,9 @@ fn compiled_kernels_keep_to_their_registers_and_stack() {
             _ => 256,
         };
         assert!(registers > 0 && registers * threads <= 65536, "{name}: {registers} registers of {threads} threads");
-        // The scan holds 128 rows of state in registers, and the convolution its taps, of which it knows no number; tiles of attention
-        // put some aside that they need once a block, so that two blocks fit on a multiprocessor.
+        // The scan holds 128 rows of state in registers, and the convolution its taps, of which it
+        // knows no number; tiles of attention put some aside that they need once a block, so that
+        // two blocks fit on a multiprocessor.
         let most = match name.as_str() {
             "gdn_scan_128" => 128,
             name if name.starts_with("conv") => 128,
@@ -823,8 +839,9 @@ fn quantised_hybrids_have_the_bits_of_the_cpu() {
     }
 }
 
-/// A mixture of the widths that have kernels of their own, of one layer with the delta rule and one with attention: both ways to lay out what the
-/// rule's projections make, routers of one and several lots of 32 experts, and a width that the short kernels do not take.
+/// A mixture of the widths that have kernels of their own, of one layer with the delta rule and one
+/// with attention: both ways to lay out what the rule's projections make, routers of one and
+/// several lots of 32 experts, and a width that the short kernels do not take.
 #[test]
 fn short_kernels_of_mixtures_have_the_bits_of_the_cpu() {
     let numbers = |experts, k, inner, dim, head_dim| {

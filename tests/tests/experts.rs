@@ -1,4 +1,5 @@
-//! Experts in records: the same model whichever way its experts lie, and descriptions that lie are found out.
+//! Experts in records: the same model whichever way its experts lie, and descriptions that lie are
+//! found out.
 
 use std::fs;
 use std::path::Path;
@@ -141,7 +142,8 @@ fn records_that_are_not_what_the_manifest_says_are_found() {
     let gap = first.padding().next().expect("padding").start + tensor.offset + 2 * first.record_bytes;
     let refused = said(&|data| data[gap as usize] = 1, &|_| ());
     assert!(refused.contains("model.layers.0.mlp.switch_mlp.experts: expected zeros"), "{refused}");
-    // As long, but in another order, of another shape or format, under another name, twice, not at all.
+    // As long, but in another order, of another shape or format, under another name, twice, not at
+    // all.
     type Edit<'a> = (&'a str, &'a dyn Fn(&mut Value));
     let edits: [Edit<'_>; 7] = [
         ("manifest, experts: expected", &|m| m["experts"][0]["matrices"].as_array_mut().expect("matrices").swap(0, 1)),

@@ -1,5 +1,6 @@
-//! The fuzz targets, without a fuzzer: every committed corpus file goes through the function that its target calls, on the
-//! compiler everything else is built with. The corpus for tokenizer tables is made here, from tables of the fixtures and damage to them.
+//! The fuzz targets, without a fuzzer: every committed corpus file goes through the function that
+//! its target calls, on the compiler everything else is built with. The corpus for tokenizer tables
+//! is made here, from tables of the fixtures and damage to them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -70,7 +71,8 @@ fn tokenizer_inputs() -> BTreeMap<String, Vec<u8>> {
     let input = |table: &[u8]| [&(table.len() as u32).to_le_bytes()[..], table, text.as_bytes()].concat();
     let mut inputs =
         BTreeMap::from([("valid".to_string(), input(&table)), ("cut".into(), input(&table[..table.len() / 2]))]);
-    // Header words, where damage does most: lengths and offsets one too large, huge, swapped with their neighbours.
+    // Header words, where damage does most: lengths and offsets one too large, huge, swapped with
+    // their neighbours.
     for word in [2, 5] {
         let at = word * 4;
         let mut more = table.clone();
@@ -93,7 +95,8 @@ fn tokenizer_inputs() -> BTreeMap<String, Vec<u8>> {
     inputs
 }
 
-/// A seed of another format is refused at its first field, and a fuzzer that starts there learns nothing of what follows.
+/// A seed of another format is refused at its first field, and a fuzzer that starts there learns
+/// nothing of what follows.
 #[test]
 fn the_seeds_of_containers_and_plans_are_of_this_format() {
     let vector = Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors/tiny.loaf");

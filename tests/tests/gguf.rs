@@ -1,4 +1,5 @@
-//! GGUF files, all the way: the same model written twice gives the same logits, the same ids and the same answers.
+//! GGUF files, all the way: the same model written twice gives the same logits, the same ids and
+//! the same answers.
 //!
 //! The fixtures under `gguf/` were converted by llama.cpp's own script (`make_gguf.py`).
 
@@ -47,8 +48,8 @@ fn both_files_of_a_model_give_the_same_logits() {
         let theirs = logits(&folder);
         for (ours, theirs) in ours.iter().zip(&theirs) {
             match name.as_str() {
-                // `rope_freqs` is in f32 there, a config's divisors are taken in f64; `A_log` went through f32 as
-                // `-exp(A_log)`. Both are off by an ulp here and there.
+                // `rope_freqs` is in f32 there, a config's divisors are taken in f64; `A_log` went
+                // through f32 as `-exp(A_log)`. Both are off by an ulp here and there.
                 "llama" | "qwen3next" | "qwen35" | "qwen35moe" => {
                     let scale = theirs.iter().flatten().fold(0f32, |m, x| m.max(x.abs()));
                     let diff = ours.iter().zip(theirs).map(|(a, b)| max_diff(a, b)).fold(0.0, f32::max);

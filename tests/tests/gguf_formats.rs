@@ -1,5 +1,6 @@
-//! GGUF's block formats, from file to logits: stored at their size, the same bits on every instruction set, the same bits as
-//! affine weights of the same numbers, and the logits of llama.cpp but for what int8 activations cost.
+//! GGUF's block formats, from file to logits: stored at their size, the same bits on every
+//! instruction set, the same bits as affine weights of the same numbers, and the logits of
+//! llama.cpp but for what int8 activations cost.
 
 use std::path::{Path, PathBuf};
 
@@ -144,7 +145,8 @@ fn a_block_format_gives_the_bits_of_affine_weights_of_the_same_numbers() {
     }
 }
 
-/// Logits of every position by the interpreter: on exact activations, or with noise of the size that int8 would make.
+/// Logits of every position by the interpreter: on exact activations, or with noise of the size
+/// that int8 would make.
 fn interpreted(path: &Path, baked: &Baked, ids: &[u32], noise: Option<u64>) -> Vec<Vec<f32>> {
     let checkpoint = Checkpoint::open(path).unwrap();
     let prepared = Prepared::new(&checkpoint, &options(), &Silent).unwrap();
@@ -164,12 +166,15 @@ fn interpreted(path: &Path, baked: &Baked, ids: &[u32], noise: Option<u64>) -> V
     ids.iter().enumerate().map(&mut step).collect()
 }
 
-/// Rounding to a code is an error of up to half a step: noise of that size on exact activations shows how far logits move.
-/// The largest move of a few draws is an estimate from few samples, hence twice.
+/// Rounding to a code is an error of up to half a step: noise of that size on exact activations
+/// shows how far logits move. The largest move of a few draws is an estimate from few samples,
+/// hence twice.
 const NOISE_FACTOR: f32 = 2.0;
 
-/// llama.cpp rounds activations in groups of 256 where weights have super-blocks, and of 32 elsewhere, we in groups of 16 and
-/// 32. The largest of 256 normal numbers is on average 1.6 times the largest of 16, and so is a step.
+/// llama.cpp rounds activations in groups of 256 where weights have super-blocks, and of 32
+/// elsewhere, we in groups of 16 and
+/// 32. The largest of 256 normal numbers is on average 1.6 times the largest of 16, and so is a
+///     step.
 const LARGER_GROUPS: f32 = 1.6;
 
 #[test]
@@ -201,7 +206,8 @@ fn llama_cpp_computes_the_same_but_for_what_int8_activations_explain() {
         // Without int8 nothing but f32 sums in another order is left.
         let rounding = 2e-5;
         assert!(ours <= NOISE_FACTOR * explained + rounding, "{name}: {ours} of the scale, explained {explained}");
-        // What every other implementation may differ by in f32 (`oracle.rs`): it has other sums, and another `exp`.
+        // What every other implementation may differ by in f32 (`oracle.rs`): it has other sums,
+        // and another `exp`.
         let most = NOISE_FACTOR * LARGER_GROUPS * explained + 1e-4;
         assert!(theirs <= most, "{name}: llama.cpp is {theirs} of the scale off, explained {explained}");
     }

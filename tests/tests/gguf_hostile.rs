@@ -1,7 +1,8 @@
-//! Headers of GGUF files from someone who means harm: 20,000 structured mutations of a valid file, the same ones every
-//! time, of a file through the parser and of a whole model through all that a bake does before graphs. None may panic, take
-//! memory beyond a bound or an error of more than a line; what is accepted has tensors within the file that do not overlap.
-//! A counting allocator measures, and canaries show that it does and that mutations reach every stage.
+//! Headers of GGUF files from someone who means harm: 20,000 structured mutations of a valid file,
+//! the same ones every time, of a file through the parser and of a whole model through all that a
+//! bake does before graphs. None may panic, take memory beyond a bound or an error of more than a
+//! line; what is accepted has tensors within the file that do not overlap. A counting allocator
+//! measures, and canaries show that it does and that mutations reach every stage.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -32,7 +33,8 @@ fn gave(bytes: usize) {
     NOW.with(|now| now.set(now.get().saturating_sub(bytes)));
 }
 
-// SAFETY: all work is the system allocator's; counting touches thread-locals that need no allocation.
+// SAFETY: all work is the system allocator's; counting touches thread-locals that need no
+// allocation.
 unsafe impl GlobalAlloc for Measuring {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         took(layout.size());
@@ -106,7 +108,8 @@ fn valid() -> File {
     file
 }
 
-/// Where the parts of a header lie: every count, length, type and offset by its first byte and its size.
+/// Where the parts of a header lie: every count, length, type and offset by its first byte and its
+/// size.
 fn fields(file: &File) -> Vec<(usize, usize)> {
     let mut at = 24;
     let mut out = vec![(0, 4), (4, 4), (8, 8), (16, 8)];
@@ -343,8 +346,8 @@ fn mutated_models_are_refused_in_one_line_on_the_road_of_a_bake() {
         std::fs::write(&path, &bytes).unwrap();
         let mut result = None;
         let taken = peak(|| result = Some(prepare(&path, round % 50 == 0)));
-        // As many layers as a recipe allows are declared before the first of their tensors is missed; compiled tokenizers have
-        // a class for every character there is.
+        // As many layers as a recipe allows are declared before the first of their tensors is
+        // missed; compiled tokenizers have a class for every character there is.
         assert!(taken <= 64 * bytes.len() + (32 << 20), "round {round}: {taken} bytes for a file of {}", bytes.len());
         match result.unwrap() {
             Ok(()) => accepted += 1,

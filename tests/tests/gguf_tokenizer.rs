@@ -1,7 +1,9 @@
-//! Vocabularies of GGUF files against the tokenizer.json they stand for: the same ids for the same text.
+//! Vocabularies of GGUF files against the tokenizer.json they stand for: the same ids for the same
+//! text.
 //!
-//! One file was converted by llama.cpp's script. The others are written here from the committed tokenizers, as that
-//! script lists tokens, types, merges and scores, so that every rule that is known meets its pipeline.
+//! One file was converted by llama.cpp's script. The others are written here from the committed
+//! tokenizers, as that script lists tokens, types, merges and scores, so that every rule that is
+//! known meets its pipeline.
 
 use loaf_bake::checkpoint::Checkpoint;
 use loaf_runtime::tokenizer::{EncodeOptions, Scratch, Tokenizer};
@@ -88,7 +90,8 @@ fn written(file: &Json, model: &str, pre: Option<&str>, bos: Option<&str>) -> Fi
         out.key("tokenizer.ggml.pre", pre);
         out.key("tokenizer.ggml.merges", Value::Texts(merges.clone()));
     } else {
-        // A piece's score is the rank of the merge that makes it, as SentencePiece numbers its BPE pieces.
+        // A piece's score is the rank of the merge that makes it, as SentencePiece numbers its BPE
+        // pieces.
         let rank = |token: &str| merges.iter().position(|m| m.replacen(' ', "", 1) == token);
         let scores = tokens.iter().map(|t| rank(&t.1).map_or(0.0, |r| -1.0 - r as f32)).collect();
         out.key("tokenizer.ggml.scores", Value::F32s(scores));
@@ -185,7 +188,8 @@ fn under(answers: &Json, pre: &str) -> File {
     out
 }
 
-/// Twelve digits of the hash of the ids that a file's vocabulary gives each text: with special tokens, and without.
+/// Twelve digits of the hash of the ids that a file's vocabulary gives each text: with special
+/// tokens, and without.
 fn hashes(file: &File, texts: &[String]) -> Vec<[String; 2]> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
@@ -221,8 +225,8 @@ fn every_rule_gives_the_ids_of_llama_cpp() {
                 }
                 pre => under(&answers, pre),
             };
-            // llama.cpp takes every letter beyond ASCII for a capital and a small one at once where the published rule
-            // asks; its row of `published` says which texts that changes.
+            // llama.cpp takes every letter beyond ASCII for a capital and a small one at once where
+            // the published rule asks; its row of `published` says which texts that changes.
             let published = &answers["published"][if pre == "llama4" { "gpt-4o" } else { pre }];
             let mut other = 0;
             for (i, (ours, text)) in hashes(&file, &texts).iter().zip(&texts).enumerate() {

@@ -47,7 +47,8 @@ fn every_type_decodes_to_the_bits_of_the_reference() {
         let first: Vec<Value> = first.into_iter().map(Value::from).collect();
         assert_eq!(entry["first"].as_array().unwrap()[..], first[..], "{kind}");
         assert_eq!(entry["sha256"], sha256(&bits), "{kind}");
-        // A flipped bit in every block is noticed (in one block a scale of zero or NaN might hide it).
+        // A flipped bit in every block is noticed (in one block a scale of zero or NaN might hide
+        // it).
         let mut damaged = bytes.clone();
         damaged.chunks_exact_mut(kind.block_bytes() as usize).for_each(|block| block[block.len() / 2] ^= 1);
         assert_ne!(entry["sha256"], sha256(&decoded(kind, &damaged, blocks)), "{kind}");

@@ -4,7 +4,8 @@ use loaf_bake::build::BuildOptions;
 use loaf_runtime::kernels::Kernels;
 use loaf_tests::{Expected, argmax, bake, decode_logits, fixtures, greedy, max_diff, prefill_logits, session};
 
-/// Of the logit scale. Both sides round to f32; the fixtures' own f32 noise is at most a fifth of this.
+/// Of the logit scale. Both sides round to f32; the fixtures' own f32 noise is at most a fifth of
+/// this.
 const TOLERANCE: f32 = 1e-4;
 
 fn check_logits(name: &str, how: &str, expected: &Expected, got: &[Vec<f32>]) {

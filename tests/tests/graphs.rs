@@ -1,5 +1,5 @@
-//! Every shape, proven: what the roots stand for, and that whoever alters a template, a root or the recipe at a single
-//! position is found out.
+//! Every shape, proven: what the roots stand for, and that whoever alters a template, a root or the
+//! recipe at a single position is found out.
 
 use loaf_bake::build::{BuildOptions, Prepared, Silent};
 use loaf_bake::checkpoint::Checkpoint;
@@ -30,7 +30,8 @@ fn every_fixture_expands_to_its_roots_and_traces_back_to_its_recipe() {
         let baked = bake(&name, &small());
         let bytes = std::fs::read(&baked.path).expect("the loaf");
         let leaves = verify::graphs(&bytes, DEEP, &Silent).unwrap_or_else(|e| panic!("{name}: {e}"));
-        // Decode starts everywhere, prefill at multiples of its chunk, the LM head at every hidden row.
+        // Decode starts everywhere, prefill at multiples of its chunk, the LM head at every hidden
+        // row.
         assert_eq!(leaves, 70 + 18 + 5 + 16, "{name}");
     }
 }

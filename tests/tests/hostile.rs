@@ -1,14 +1,17 @@
 //! Files from someone who means harm: 20,000 mutations of a valid loaf, the same ones every time.
 //!
-//! A third damages bytes and leaves the hashes as they are: none of those may verify, nor may one open whose damage
-//! lies in what opening hashes. The rest fits the hashes to the damage, as an attacker would, so that it is structure that is
-//! checked: plans record by record, tokenizer tables, chat and golden sections. What those readers accept is replayed, encoded
-//! with and rendered: it may give nonsense, it may not panic, hang or leave its memory. A plan that replays to other logits than
-//! the original's has to fail the check of its graphs and its recipe. Both gates count what a weaker check would have let through.
+//! A third damages bytes and leaves the hashes as they are: none of those may verify, nor may one
+//! open whose damage lies in what opening hashes. The rest fits the hashes to the damage, as an
+//! attacker would, so that it is structure that is checked: plans record by record, tokenizer
+//! tables, chat and golden sections. What those readers accept is replayed, encoded with and
+//! rendered: it may give nonsense, it may not panic, hang or leave its memory. A plan that replays
+//! to other logits than the original's has to fail the check of its graphs and its recipe. Both
+//! gates count what a weaker check would have let through.
 //!
-//! An access outside of memory need not show in a process of ordinary tests; weights are mapped read-only, every region is
-//! a mapping of its own, and index operands are clamped in kernels whose references check indices (`Kernels::naive`),
-//! which replay the accepted plans here too: those panic where the fast ones would stray.
+//! An access outside of memory need not show in a process of ordinary tests; weights are mapped
+//! read-only, every region is a mapping of its own, and index operands are clamped in kernels whose
+//! references check indices (`Kernels::naive`), which replay the accepted plans here too: those
+//! panic where the fast ones would stray.
 
 use std::cell::Cell;
 use std::fs;
@@ -100,7 +103,8 @@ impl Drop for Case<'_> {
     }
 }
 
-/// A loaf of every kind of op: recurrent and full attention, experts, int8 and dense matrices, a tokenizer and a template.
+/// A loaf of every kind of op: recurrent and full attention, experts, int8 and dense matrices, a
+/// tokenizer and a template.
 struct Base {
     dir: tempfile::TempDir,
     bytes: Vec<u8>,
@@ -152,11 +156,13 @@ impl Base {
     }
 }
 
-/// Opens, prefills and decodes; gives the bits of the logits, in which any NaN is one NaN. Memory that the system refuses is
-/// an answer. References with checked indexing go first; then the fast kernels on one thread and on three, which must agree.
+/// Opens, prefills and decodes; gives the bits of the logits, in which any NaN is one NaN. Memory
+/// that the system refuses is an answer. References with checked indexing go first; then the fast
+/// kernels on one thread and on three, which must agree.
 fn replay(path: &Path) -> Vec<Option<Vec<u32>>> {
     let Ok(model) = Model::open(path) else { return Vec::new() };
-    // Whatever is replayed has fused steps too, that pass their check. Only steps of a port that is written twice have no order.
+    // Whatever is replayed has fused steps too, that pass their check. Only steps of a port that is
+    // written twice have no order.
     for template in &model.plan().templates {
         if let Err(e) = Schedule::new(model.plan(), template) {
             assert_eq!(e.expected, "a port that is written once", "{e}");
@@ -285,8 +291,8 @@ fn words_of(at: usize, operand: usize) -> std::ops::Range<usize> {
     at + 1 + 3 * operand..at + 4 + 3 * operand
 }
 
-/// Changes a plan the way someone would who knows what a verifier looks at: everything stays well formed, and what is wrong
-/// takes more than one operand to see.
+/// Changes a plan the way someone would who knows what a verifier looks at: everything stays well
+/// formed, and what is wrong takes more than one operand to see.
 fn design_plan(plan: &mut Plan, rng: &mut Rng) {
     let t = rng.below(plan.templates.len());
     let words = &mut plan.templates[t].words;

@@ -1,4 +1,5 @@
-//! What holds of the MLX backend alone: the delta rule, what is compiled when, choosing on the device, refusals.
+//! What holds of the MLX backend alone: the delta rule, what is compiled when, choosing on the
+//! device, refusals.
 #![cfg(feature = "mlx")]
 
 #[path = "mlx/kernels.rs"]
@@ -65,7 +66,8 @@ struct Case {
 }
 
 impl Case {
-    /// Keys have unit length, as after their norm; with `repeat`, every row has the same, and is learnt all but entirely.
+    /// Keys have unit length, as after their norm; with `repeat`, every row has the same, and is
+    /// learnt all but entirely.
     fn new(rows: usize, heads: [usize; 2], dims: [usize; 2], repeat: bool) -> Case {
         let [hk, hv] = heads;
         let [dk, dv] = dims;
@@ -106,7 +108,8 @@ impl Case {
         }
     }
 
-    /// The recurrence as it is written, in f64: outputs of the first `valid` rows, and the state after them.
+    /// The recurrence as it is written, in f64: outputs of the first `valid` rows, and the state
+    /// after them.
     fn naive(&self, valid: usize) -> (Vec<f32>, Vec<f32>) {
         let ([hk, hv], [dk, dv]) = (self.heads, self.dims);
         let mut s: Vec<f64> = self.state.iter().map(|&x| x.into()).collect();

@@ -1,9 +1,10 @@
-//! What opening costs, held by counts: bytes hashed, allocations, resident memory. Times depend on the machine:
-//! `KEEP_LOAF=$PWD/target/large.loaf cargo test -p loaf-tests --test opening` keeps the file, and
-//! `cargo run --release -p loaf-runtime --example open_bench -- target/large.loaf` opens it a hundred times.
+//! What opening costs, held by counts: bytes hashed, allocations, resident memory. Times depend on
+//! the machine: `KEEP_LOAF=$PWD/target/large.loaf cargo test -p loaf-tests --test opening` keeps
+//! the file, and `cargo run --release -p loaf-runtime --example open_bench -- target/large.loaf`
+//! opens it a hundred times.
 //!
-//! The loaf is 600 MB long, mostly holes, with the plan of a 28-layer model and the tables of a 151,669-token vocabulary, so
-//! all that opening checks has a real size.
+//! The loaf is 600 MB long, mostly holes, with the plan of a 28-layer model and the tables of a
+//! 151,669-token vocabulary, so all that opening checks has a real size.
 
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::collections::HashSet;
@@ -50,7 +51,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A vocabulary of Qwen's size: the fixture's, and words merged from pairs of what is there already.
+/// A vocabulary of Qwen's size: the fixture's, and words merged from pairs of what is there
+/// already.
 fn large_tokenizer() -> Vec<u8> {
     let text = fs::read(fixture("tokenizers/qwen3.json")).expect("a fixture");
     let mut json: Value = serde_json::from_slice(&text).expect("JSON");

@@ -1,4 +1,5 @@
-//! The interpreter against the references, every pass against the interpreter, quantised replay against both.
+//! The interpreter against the references, every pass against the interpreter, quantised replay
+//! against both.
 
 use loaf_bake::build::{BuildOptions, Prepared, Silent};
 use loaf_bake::checkpoint::Checkpoint;
@@ -26,8 +27,8 @@ fn prepared(name: &str, options: &BuildOptions) -> Prepared {
     Prepared::new(&checkpoint, options, &Silent).expect("it was baked before")
 }
 
-/// Logits after every token, by the interpreter on the graph as it is after `pass`, token by token; with a seed,
-/// activations get noise instead of being rounded.
+/// Logits after every token, by the interpreter on the graph as it is after `pass`, token by token;
+/// with a seed, activations get noise instead of being rounded.
 fn interpreted(
     name: &str,
     baked: &Baked,
@@ -105,7 +106,8 @@ fn every_pass_means_what_the_recipe_said() {
         let (options, expected) = (options(None, DType::F32), Expected::read(&name));
         let baked = bake(&name, &options);
         let want = rows(&expected, 20);
-        // The layout pass brings int8 activations to quantised models; that is the next test's business.
+        // The layout pass brings int8 activations to quantised models; that is the next test's
+        // business.
         let dense = name.starts_with("hf");
         for pass in [Pass::None, Pass::Fuse, Pass::Fold, Pass::Layout, Pass::Dead] {
             if !dense && pass >= Pass::Layout {
@@ -118,18 +120,19 @@ fn every_pass_means_what_the_recipe_said() {
     }
 }
 
-/// Of the logit scale: replay against an interpreter that quantises activations the same way, where only f32 rounding is
-/// left.
+/// Of the logit scale: replay against an interpreter that quantises activations the same way, where
+/// only f32 rounding is left.
 const SAME_CODES: f32 = 1e-5;
 
-/// Now and then that rounding moves an activation across the middle between two codes. Such a flip is one of the thousands of
-/// roundings whose sum is what int8 costs, so it costs a small part of that; and since one stays in the cache, it is
-/// enough for every later token. Most models here must have none.
+/// Now and then that rounding moves an activation across the middle between two codes. Such a flip
+/// is one of the thousands of roundings whose sum is what int8 costs, so it costs a small part of
+/// that; and since one stays in the cache, it is enough for every later token. Most models here
+/// must have none.
 const FLIP: f32 = 0.1;
 
-/// What int8 may cost is found, not guessed: rounding to a code is an error of up to half a step, so noise of that size
-/// on exact activations shows how far a model's logits move. The largest move in a few draws is an estimate from few
-/// samples; rounding must stay within twice of it.
+/// What int8 may cost is found, not guessed: rounding to a code is an error of up to half a step,
+/// so noise of that size on exact activations shows how far a model's logits move. The largest move
+/// in a few draws is an estimate from few samples; rounding must stay within twice of it.
 const NOISE_FACTOR: f32 = 2.0;
 
 #[test]

@@ -11,7 +11,8 @@ use loaf_runtime::Model;
 use loaf_runtime::model::OpenError;
 use loaf_tests::bake;
 
-/// Exit code, standard output, standard error of the command line of `program`, or of the bare runtime.
+/// Exit code, standard output, standard error of the command line of `program`, or of the bare
+/// runtime.
 fn call(program: Option<&Path>, args: &[&str]) -> (u8, String, String) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut none = std::io::empty();

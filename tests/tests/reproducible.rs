@@ -1,11 +1,14 @@
-//! The same input gives the same bytes, wherever it lies, however many threads bake it, whatever was baked before.
+//! The same input gives the same bytes, wherever it lies, however many threads bake it, whatever
+//! was baked before.
 //!
-//! Debug or release and the instruction set do not matter either: every float that goes into a file comes from IEEE operations that
-//! Rust neither reorders nor contracts, or from the platform's `pow` (rotary frequencies, attention scales), whose
-//! results are rounded to f32; golden ids end where rounding could decide, and replay gives the same bits on every instruction set
-//! (`bit_exact.rs`). One test binary is one build, so that part is held by the lock file: `bake/tests/reproducible.rs`
-//! bakes its artifacts in the debug profile, `make verify-artifacts` in the release profile, and both must meet its ids. The clock is
-//! nowhere read: `clippy.toml` forbids it.
+//! Debug or release and the instruction set do not matter either: every float that goes into a file
+//! comes from IEEE operations that Rust neither reorders nor contracts, or from the platform's
+//! `pow` (rotary frequencies, attention scales), whose results are rounded to f32; golden ids end
+//! where rounding could decide, and replay gives the same bits on every instruction set
+//! (`bit_exact.rs`). One test binary is one build, so that part is held by the lock file:
+//! `bake/tests/reproducible.rs` bakes its artifacts in the debug profile, `make verify-artifacts`
+//! in the release profile, and both must meet its ids. The clock is nowhere read: `clippy.toml`
+//! forbids it.
 
 use std::fs;
 use std::path::Path;

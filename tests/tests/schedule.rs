@@ -1,5 +1,5 @@
-//! Fused steps: every model family has them, they are few, replaying them in their order and in their own memory gives the same
-//! bits, and a schedule that breaks a rule is refused.
+//! Fused steps: every model family has them, they are few, replaying them in their order and in
+//! their own memory gives the same bits, and a schedule that breaks a rule is refused.
 
 use std::collections::BTreeMap;
 
@@ -84,7 +84,8 @@ fn every_family_falls_into_steps_without_a_rest() {
                     // The last norm is the result.
                     Phase::Prefill => assert_eq!(single, ["add_rms_norm", "embed", "rope_table"], "{what}"),
                 }
-                // Two halves of a layer: what mixes tokens and what mixes features, each with products around it.
+                // Two halves of a layer: what mixes tokens and what mixes features, each with
+                // products around it.
                 let (mixers, experts) = (of("attend") + of("delta"), of("experts in"));
                 assert_eq!((mixers, of("route"), of("experts out")), (layers, experts, experts), "{what}");
                 let head = usize::from(template.phase == Phase::Decode);
@@ -126,7 +127,8 @@ fn replanned(plan: &VerifiedPlan) -> Plan {
                 if let Source::Value { id, at, .. } = *operand
                     && let Some(place) = schedule.arena.offsets[id]
                 {
-                    // A record's head, then three words an operand: region and type, offset, stride.
+                    // A record's head, then three words an operand: region and type, offset,
+                    // stride.
                     after.words[start + 2 + 3 * j] = place + at;
                 }
             }
@@ -168,8 +170,9 @@ fn record<A: OpAttrs>(attrs: A, operands: &[Operand]) -> Vec<u64> {
 
 #[test]
 fn steps_that_would_wait_for_themselves_fall_apart() {
-    // After the last norm of a prefill: a product of the normed row, and to it the sum before the norm, through a silu.
-    // Norm, product and sum would be one step, which the silu reads and which reads the silu.
+    // After the last norm of a prefill: a product of the normed row, and to it the sum before the
+    // norm, through a silu. Norm, product and sum would be one step, which the silu reads and which
+    // reads the silu.
     let baked = bake("hf/llama3", &BuildOptions::default());
     let mut plan: Plan = (**baked.loaf.plan()).clone();
     let at = plan.templates.iter().position(|t| t.phase == Phase::Prefill).expect("prefill");
@@ -209,7 +212,8 @@ fn steps_that_would_wait_for_themselves_fall_apart() {
     assert!(census(&schedule)["attend"] > 0, "the steps before it stay");
 }
 
-/// A change to a draft, the place in what the check says of it, and whether it applies to a draft at all.
+/// A change to a draft, the place in what the check says of it, and whether it applies to a draft
+/// at all.
 type Canary = (&'static str, &'static str, fn(&mut Draft) -> bool);
 
 /// The first step with this name.

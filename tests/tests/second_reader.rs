@@ -1,4 +1,5 @@
-//! A second implementation, written from FORMAT.md in another language, reads what this one writes and finds the same.
+//! A second implementation, written from FORMAT.md in another language, reads what this one writes
+//! and finds the same.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -118,7 +119,8 @@ fn vector(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors").join(name)
 }
 
-/// `tests/vectors` pins the format: the same recipe and seed give these bytes, and both readers these values.
+/// `tests/vectors` pins the format: the same recipe and seed give these bytes, and both readers
+/// these values.
 #[test]
 fn the_committed_vectors_are_what_is_baked_and_read_today() {
     for (name, bits, group) in [("tiny", None, 64), ("mixture", Some(4), 32)] {
@@ -147,8 +149,9 @@ fn the_committed_vectors_are_what_is_baked_and_read_today() {
     }
 }
 
-/// An interpreter with these packages, as pinned for the fixtures. It lives beside the build, is made once, and is made again when
-/// the pins change. `None`, with a line that says so, if the package index is out of reach.
+/// An interpreter with these packages, as pinned for the fixtures. It lives beside the build, is
+/// made once, and is made again when the pins change. `None`, with a line that says so, if the
+/// package index is out of reach.
 fn python_with(packages: &[&str]) -> Option<PathBuf> {
     let pins = fixture("requirements.txt");
     let wanted = fs::read_to_string(&pins).expect("committed") + &packages.join(" ");

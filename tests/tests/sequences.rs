@@ -1,5 +1,6 @@
-//! Many sequences on one engine: rows computed together have the bits of rows computed alone, whatever they are computed with, and a sequence
-//! can be forked, taken back, put aside and put back.
+//! Many sequences on one engine: rows computed together have the bits of rows computed alone,
+//! whatever they are computed with, and a sequence can be forked, taken back, put aside and put
+//! back.
 
 use loaf_bake::build::BuildOptions;
 use loaf_runtime::engine::EngineError;
@@ -48,7 +49,8 @@ fn check_together(name: &str, model: &Model, ids: &[u32]) {
         let ends: Vec<Vec<f32>> = (0..SEQUENCES).map(|i| want[i][start(i) - 1].clone()).collect();
         assert_bits(&format!("{what}: prompts together"), &of(&engine, SEQUENCES), &ends);
         for step in 0..STEPS {
-            // One of them sits out each step but the last, and they come in another order each time.
+            // One of them sits out each step but the last, and they come in another order each
+            // time.
             let mut rows: Vec<(usize, &mut Sequence)> =
                 all.iter_mut().enumerate().filter(|(i, _)| step + 1 == STEPS || i % STEPS != step).collect();
             let turn = step % rows.len();
@@ -71,7 +73,8 @@ fn rows_together_have_the_bits_of_rows_alone() {
     }
 }
 
-/// As many sequences as a step has room for, some of them beyond one and two blocks of attention; and the hidden rows that a step leaves.
+/// As many sequences as a step has room for, some of them beyond one and two blocks of attention;
+/// and the hidden rows that a step leaves.
 #[test]
 fn sixteen_sequences_step_together_at_any_distance() {
     const SEQUENCES: usize = 16;
@@ -141,7 +144,8 @@ fn several_rows_of_one_sequence_have_logits_each_and_can_be_taken_back() {
             engine.eval(&mut sequence, &ids[..10]).expect("a prompt");
             let mut wrong = ids[10..18].to_vec();
             wrong[3] = (wrong[3] + 1) % baked.loaf.plan().vocab;
-            // Drafted tokens, of which the first three are right; then all of the next sixteen; then a step back to before.
+            // Drafted tokens, of which the first three are right; then all of the next sixteen;
+            // then a step back to before.
             engine.extend(&mut sequence, &wrong).expect("a step that fits");
             assert_bits(&format!("{what}: a draft"), &of(&engine, 3), &want[10..13]);
             engine.rewind(&mut sequence, 13).expect("the state after each row was kept");

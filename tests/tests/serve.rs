@@ -1,4 +1,5 @@
-//! The server over real sockets: what each surface says and refuses, and what no client can do to it.
+//! The server over real sockets: what each surface says and refuses, and what no client can do to
+//! it.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -263,7 +264,8 @@ fn responses_go_on_from_earlier_ones() {
     assert_eq!((&given["metadata"]["a"], &given["instructions"]), (&json!("b"), &json!("Be brief.")));
     assert_eq!((&given["tool_choice"], &given["max_output_tokens"]), (&json!("none"), &json!(6)));
     assert_eq!(given["temperature"], 0.7);
-    // Probabilities stand with the text that they are of, streamed and whole; reasoning has none, and is counted.
+    // Probabilities stand with the text that they are of, streamed and whole; reasoning has none,
+    // and is counted.
     for (effort, kind, reasoning) in [("none", "message", 0), ("high", "reasoning", 6)] {
         let mut asked = json!({
             "include": ["message.output_text.logprobs"], "top_logprobs": 2, "reasoning": { "effort": effort },
@@ -484,7 +486,8 @@ fn strangers_are_bounded() {
         let reply = server.raw(format!("GET /health HTTP/1.1\r\nhost: localhost\r\n{head}\r\n").as_bytes());
         assert_eq!(reply.status, 431);
     }
-    // More connections than there may be, none of which says anything: they are cut off, and others get their turn.
+    // More connections than there may be, none of which says anything: they are cut off, and others
+    // get their turn.
     let silent: Vec<_> = (0..6).map(|_| server.connect()).collect();
     assert_eq!(server.get("/health").status, 200);
     for mut stream in silent {
@@ -540,7 +543,8 @@ fn other_names_other_origins_and_no_key_are_turned_away() {
     assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
     assert_eq!(locked.get("/health").status, 200);
     assert_eq!(get(&locked, "host: 10.1.2.3\r\nx-api-key: another-key-of-ours\r\n"), 403);
-    // Where others can reach it, any address will do, since no page can be called by one, and names that were given.
+    // Where others can reach it, any address will do, since no page can be called by one, and names
+    // that were given.
     let keys = vec!["a-key-that-is-long".to_owned()];
     let listen = vec![SocketAddr::from(([0, 0, 0, 0], 0))];
     let open = ServerOptions { listen, keys, hosts: vec!["box.example".to_owned()], ..ServerOptions::default() };

@@ -1,4 +1,5 @@
-//! The cache of sessions against cold runs: random branches, edits, evictions, restarts and damaged files change no bit, and are of use.
+//! The cache of sessions against cold runs: random branches, edits, evictions, restarts and damaged
+//! files change no bit, and are of use.
 
 use std::path::Path;
 
@@ -218,7 +219,8 @@ fn what_lies_in_slots_reaches_the_disk_though_memory_has_no_room_for_it() {
         let mut second = scheduler(model, 1, memory, Some(folder.path()));
         let (again, cached) = ask(&mut second);
         assert_eq!(again, said, "{name}");
-        // A hybrid goes on from the end of the prompt, others from the last whole block: what they have past it goes on with the answer.
+        // A hybrid goes on from the end of the prompt, others from the last whole block: what they
+        // have past it goes on with the answer.
         assert!(cached >= 56, "{name}: {cached} of 60 tokens were known");
         assert!(metrics.cached_on_disk.get() >= 56 && second.gauges().cache_bytes <= memory);
     }

@@ -1,5 +1,6 @@
-//! A request has the same bytes whether it runs alone or beside fifteen others, on any kernels, from a cold start, from a slot, from memory or
-//! from disk: content, log-probabilities and reasons to stop.
+//! A request has the same bytes whether it runs alone or beside fifteen others, on any kernels,
+//! from a cold start, from a slot, from memory or from disk: content, log-probabilities and reasons
+//! to stop.
 
 use std::path::Path;
 use std::sync::{Arc, Barrier, OnceLock};

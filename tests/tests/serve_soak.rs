@@ -1,9 +1,10 @@
-//! A server ends a day with the memory it began it with: a thousand clients that leave at random moments, and a mixed load,
-//! leave no slot, no descriptor and no byte behind.
+//! A server ends a day with the memory it began it with: a thousand clients that leave at random
+//! moments, and a mixed load, leave no slot, no descriptor and no byte behind.
 //!
-//! An allocator counts the bytes that live in this process. It is looked at while the models are let go, so that neither
-//! sequences nor the session cache, which has its own budget, stand between the two counts. `LOAF_SOAK_SECONDS` says how long the
-//! mixed load lasts; twenty where nobody does. Responses that are kept have a budget of their own and are taken off.
+//! An allocator counts the bytes that live in this process. It is looked at while the models are
+//! let go, so that neither sequences nor the session cache, which has its own budget, stand between
+//! the two counts. `LOAF_SOAK_SECONDS` says how long the mixed load lasts; twenty where nobody
+//! does. Responses that are kept have a budget of their own and are taken off.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{Read, Write};
@@ -46,9 +47,11 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that may live on: threads of the runtime's pool and buffers of the standard library, which come and go as they like.
+/// Bytes that may live on: threads of the runtime's pool and buffers of the standard library, which
+/// come and go as they like.
 const SLACK: i64 = 96 << 10;
-/// Bytes by which the system may see the process grow: freed memory is given back in large pieces only.
+/// Bytes by which the system may see the process grow: freed memory is given back in large pieces
+/// only.
 const RESIDENT_SLACK: u64 = 24 << 20;
 
 /// Tests that count what the process has run one at a time.
@@ -104,7 +107,8 @@ fn models() -> &'static [PathBuf; 2] {
     &MODELS.get_or_init(make).1
 }
 
-/// A dense model `m` and a hybrid `h`, that are let go when nobody asks, with little memory for many conversations.
+/// A dense model `m` and a hybrid `h`, that are let go when nobody asks, with little memory for
+/// many conversations.
 fn start(folder: Option<&Path>) -> Running {
     let cache = CacheOptions {
         memory: 4 << 20,
@@ -125,7 +129,8 @@ fn gauges(server: &Running) -> Vec<Gauges> {
     server.models.iter().map(|m| m.gauges()).collect()
 }
 
-/// Waits until nothing runs; every slot is free then, or holds a conversation that ended. Then until the models are let go.
+/// Waits until nothing runs; every slot is free then, or holds a conversation that ended. Then
+/// until the models are let go.
 fn settled(server: &Running) -> Has {
     soon("nothing runs", || gauges(server).iter().all(|g| (g.running, g.waiting) == (0, 0)));
     for g in gauges(server) {
@@ -190,7 +195,8 @@ fn everything(server: &Running, random: &mut Random, n: u64) {
     }
 }
 
-/// Connects, sends all or a part of a request, reads all or a part of the answer or nothing, and leaves.
+/// Connects, sends all or a part of a request, reads all or a part of the answer or nothing, and
+/// leaves.
 fn leave(server: &Running, random: &mut Random, i: u64) {
     let ask = format!("{} once upon a time {i}", "and then ".repeat(random.below(120) as usize));
     let model = if random.below(2) == 0 { "m" } else { "h" };

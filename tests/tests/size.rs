@@ -1,5 +1,5 @@
-//! The program that `bake executable` puts before a model is small, and has no model of its own. The default program has no
-//! such limit; its size is told where it has been built.
+//! The program that `bake executable` puts before a model is small, and has no model of its own.
+//! The default program has no such limit; its size is told where it has been built.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +12,8 @@ fn the_small_program_is_at_most_4_mb() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let target = root.join("target");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // As `make small` does: with the features of the default program, none of which may get into the small one.
+    // As `make small` does: with the features of the default program, none of which may get into
+    // the small one.
     cargo.args(["build", "--profile", "small", "--locked", "--package", "loaf-cli", "--bin", "loaf-small"]);
     cargo.arg("--target-dir").arg(&target).current_dir(&root);
     cargo.env("RUSTFLAGS", "-C force-unwind-tables=no");

@@ -378,7 +378,8 @@ fn routers_are_8_bit_and_small_tensors_stay_dense() {
         assert_eq!(read.as_ref().ok(), drawn.as_ref().ok());
         read.map_err(|e| e.to_string())
     };
-    // The first rule that fits decides; vectors stay dense under any; a rule about nothing is a mistake.
+    // The first rule that fits decides; vectors stay dense under any; a rule about nothing is a
+    // mistake.
     let rules = ["model.q*=q6", "model.gate.weight=none", "*=q2"];
     assert_eq!(ruled(&rules).unwrap(), ["f32", "q6g32/f32", "f32", "f32", "f32"]);
     assert!(ruled(&["model.k.weight=q6"]).unwrap_err().contains("model.k.weight=q6"));

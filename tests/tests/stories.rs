@@ -30,7 +30,8 @@ fn prompts_tokenise_as_the_reference_does() {
     }
 }
 
-/// Coherent means: the unquantised model finds the eight-bit model's story about as likely as its own.
+/// Coherent means: the unquantised model finds the eight-bit model's story about as likely as its
+/// own.
 #[test]
 fn eight_bits_still_tell_a_coherent_story() {
     let quant = QuantOptions { bits: Some(8), group: 64, ..QuantOptions::default() };

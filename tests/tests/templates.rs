@@ -1,6 +1,8 @@
-//! Chat templates: what they give is what Jinja gives, and none of them can use up memory, stack or time.
+//! Chat templates: what they give is what Jinja gives, and none of them can use up memory, stack or
+//! time.
 //!
-//! The allocator of this test program counts what each thread holds, so a rendering's peak is measured, not believed.
+//! The allocator of this test program counts what each thread holds, so a rendering's peak is
+//! measured, not believed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -31,8 +33,8 @@ fn account(bytes: isize) -> bool {
     held <= LIMIT
 }
 
-// SAFETY: all work is the system allocator's; counting touches thread-locals that need no allocation, and a null pointer
-// is an allocator's way to refuse.
+// SAFETY: all work is the system allocator's; counting touches thread-locals that need no
+// allocation, and a null pointer is an allocator's way to refuse.
 unsafe impl GlobalAlloc for Metered {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !account(layout.size() as isize) {

@@ -1,5 +1,5 @@
-//! No control character of a file reaches a terminal: the commands of `loaf`, on a loaf that has them in every string. The suite
-//! of the same name in `bake/tests` does this for `bake`.
+//! No control character of a file reaches a terminal: the commands of `loaf`, on a loaf that has
+//! them in every string. The suite of the same name in `bake/tests` does this for `bake`.
 
 #[path = "../../bake/tests/common/hostile.rs"]
 mod hostile;
@@ -11,7 +11,8 @@ use hostile::{ESC, poison, steers};
 use loaf_bake::build::{BuildOptions, Silent, build};
 use loaf_tests::{command_line, fixture};
 
-/// Bakes a model with a tokenizer, whose byte 0x1b is token 30, and golden cases, and poisons it in both ways.
+/// Bakes a model with a tokenizer, whose byte 0x1b is token 30, and golden cases, and poisons it in
+/// both ways.
 fn loaves(dir: &Path) -> [String; 2] {
     let plain = dir.join("plain.loaf");
     let options = BuildOptions { context: Some(64), golden: Some(4), ..BuildOptions::default() };

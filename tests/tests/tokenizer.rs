@@ -1,8 +1,10 @@
-//! The tokenizer against its reference, the `tokenizers` crate: same ids, same text, for every pipeline that Loaf compiles.
+//! The tokenizer against its reference, the `tokenizers` crate: same ids, same text, for every
+//! pipeline that Loaf compiles.
 //!
-//! The committed fixtures are small tokenizers in the shapes that models publish; variants of them (other flags, other
-//! pre-tokenizers, the older merges syntax) are made here by editing their JSON, so that the reference reads the same file.
-//! Hostile tables and the limits of time are tested last.
+//! The committed fixtures are small tokenizers in the shapes that models publish; variants of them
+//! (other flags, other pre-tokenizers, the older merges syntax) are made here by editing their
+//! JSON, so that the reference reads the same file. Hostile tables and the limits of time are
+//! tested last.
 
 use loaf_runtime::tokenizer::{Detokenizer, EncodeOptions, Scratch, Tokenizer};
 use proptest::prelude::*;
@@ -464,7 +466,8 @@ fn hostile_tables_are_refused_or_harmless() {
         let case = &CASES[numbers.below(CASES.len())];
         let mut bytes = case.section.clone();
         for _ in 0..1 + numbers.below(3) {
-            // The header and the byte ids are a small part of the file and hold most of what can go wrong.
+            // The header and the byte ids are a small part of the file and hold most of what can go
+            // wrong.
             let range = if numbers.below(2) == 0 { 1200 } else { bytes.len() };
             let at = numbers.below(range);
             match numbers.below(4) {

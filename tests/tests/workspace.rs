@@ -40,7 +40,8 @@ fn crates_depend_on_each_other_one_way() {
     assert_eq!(edges(), expected);
 }
 
-/// Lines of a source file, its unit tests left out, that write a file by other means than `loaf_formats::output`.
+/// Lines of a source file, its unit tests left out, that write a file by other means than
+/// `loaf_formats::output`.
 fn writes(source: &str) -> Vec<&str> {
     const WAYS: [&str; 7] =
         ["fs::write(", "File::create", "File::options", "OpenOptions", "create_new(", "tempfile::", "fs::copy("];
@@ -82,7 +83,8 @@ fn no_public_type_of_the_runtime_borrows() {
     let mut files = Vec::new();
     rust_files(&root, &mut files);
     assert!(files.len() > 40, "{} files", files.len());
-    // Modules of the MLX backend are no part of the interface: they are private, or hidden from documentation.
+    // Modules of the MLX backend are no part of the interface: they are private, or hidden from
+    // documentation.
     for file in files.iter().filter(|file| !file.starts_with(root.join("backend/mlx"))) {
         let source = std::fs::read_to_string(file).expect("a source of ours");
         assert_eq!(borrowing_types(&source), [""; 0], "{}", file.display());
@@ -110,7 +112,8 @@ fn no_library_function_fails_with_a_mere_text() {
     }
 }
 
-/// Paths that a source file names from `crate`, `self` or `super`, comments and unit tests left out; of a list in braces each.
+/// Paths that a source file names from `crate`, `self` or `super`, comments and unit tests left
+/// out; of a list in braces each.
 fn paths(source: &str) -> Vec<Vec<String>> {
     let source = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let code: Vec<&str> = source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();

@@ -62,7 +62,8 @@ fn parse_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, Er
     };
     let mut files = BTreeMap::new();
     for (tensor, file) in map {
-        // A plain name of a weight file beside the index: an index must not reach out of its folder.
+        // A plain name of a weight file beside the index: an index must not reach out of its
+        // folder.
         let plain = file.as_str().filter(|f| f.ends_with(".safetensors") && !f.contains(['/', '\\', ':', '\0']));
         let Some(file) = plain else {
             return Err(Error::malformed(path, format!("tensor {tensor}: {file} is not a plain .safetensors name")));
@@ -75,7 +76,8 @@ fn parse_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, Er
     }
 }
 
-/// Files named `model-0000i-of-0000n.safetensors`, sorted, each with its n (at most 99999 by its five digits).
+/// Files named `model-0000i-of-0000n.safetensors`, sorted, each with its n (at most 99999 by its
+/// five digits).
 fn numbered_shards(dir: &Path) -> Result<Vec<(String, u32)>, Error> {
     let mut shards = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(Error::io(dir))? {

@@ -1,12 +1,12 @@
 //! The safetensors header, parsed strictly.
 //!
-//! A header is hostile until parsed: what this returns has in-file, non-overlapping, gapless byte ranges whose
-//! lengths equal what shape and element type imply, unique names, and no arithmetic that could have wrapped. The
-//! `safetensors` crate is not used for this: its final length check adds header-controlled offsets unchecked, which
-//! a header of several 2^61-byte tensors can wrap.
+//! A header is hostile until parsed: what this returns has in-file, non-overlapping, gapless byte
+//! ranges whose lengths equal what shape and element type imply, unique names, and no arithmetic
+//! that could have wrapped. The `safetensors` crate is not used for this: its final length check
+//! adds header-controlled offsets unchecked, which a header of several 2^61-byte tensors can wrap.
 //!
-//! Element types that Loaf has no use for (I64, F8_E4M3, ...) are kept by name: a file may hold some that nothing
-//! asks for.
+//! Element types that Loaf has no use for (I64, F8_E4M3, ...) are kept by name: a file may hold
+//! some that nothing asks for.
 
 use std::fmt;
 
@@ -60,10 +60,12 @@ pub fn parse(file: &[u8]) -> Result<Vec<HeaderEntry>, String> {
     Ok(entries)
 }
 
-/// Bounds one entry's range by the file and, for known element types, equates its length with its shape's.
+/// Bounds one entry's range by the file and, for known element types, equates its length with its
+/// shape's.
 fn check_entry(name: String, raw: RawEntry, data_start: u64, file_bytes: u64) -> Result<HeaderEntry, String> {
     let [begin, end] = raw.data_offsets;
-    // `data_start <= file_bytes`, so bounding the offsets by the data area bounds both sums by the file.
+    // `data_start <= file_bytes`, so bounding the offsets by the data area bounds both sums by the
+    // file.
     let data_bytes = file_bytes - data_start;
     if begin > end || end > data_bytes {
         return Err(format!("tensor {name}: bytes {begin}..{end} do not lie in the {data_bytes} of the file's data"));

@@ -1,12 +1,14 @@
-//! Checkpoints: a Hugging Face or MLX safetensors folder, or a GGUF model, opened without reading its weights.
+//! Checkpoints: a Hugging Face or MLX safetensors folder, or a GGUF model, opened without reading
+//! its weights.
 //!
-//! [`Checkpoint::open`] parses config.json and every header, maps the weight files and proves that every tensor
-//! lies in its file; after that, looking a tensor up cannot fail for any reason but its absence. A folder with
-//! config.json alone ([`Checkpoint::open_config`]) is a checkpoint without tensors. A GGUF model says in its metadata
-//! what the small files of a folder say; [`gguf`] writes those in memory, so that nobody after it knows the difference.
+//! [`Checkpoint::open`] parses config.json and every header, maps the weight files and proves that
+//! every tensor lies in its file; after that, looking a tensor up cannot fail for any reason but
+//! its absence. A folder with config.json alone ([`Checkpoint::open_config`]) is a checkpoint
+//! without tensors. A GGUF model says in its metadata what the small files of a folder say;
+//! [`gguf`] writes those in memory, so that nobody after it knows the difference.
 //!
-//! It knows MLX's quantisation ([`Checkpoint::format_of`]) and nothing of any model: which tensors a model needs and
-//! under which names they may stand is `crate::weights`.
+//! It knows MLX's quantisation ([`Checkpoint::format_of`]) and nothing of any model: which tensors
+//! a model needs and under which names they may stand is `crate::weights`.
 
 mod error;
 mod folder;
@@ -97,7 +99,8 @@ impl Checkpoint {
     /// Opens a folder with config.json and weights, a GGUF file, or a folder with one GGUF model.
     ///
     /// # Errors
-    /// Missing or malformed files, each named; a missing shard by its name; a folder with several GGUF models.
+    /// Missing or malformed files, each named; a missing shard by its name; a folder with several
+    /// GGUF models.
     pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
         if let Some(model) = gguf_of(dir)? {
             return Checkpoint::open_gguf(&[model]);
@@ -162,7 +165,8 @@ impl Checkpoint {
     /// Opens a folder for its config.json (and tokenizer, where there is one) alone: no tensors.
     ///
     /// # Errors
-    /// A missing or malformed config.json, a malformed generation_config.json, an unknown quantisation.
+    /// A missing or malformed config.json, a malformed generation_config.json, an unknown
+    /// quantisation.
     pub fn open_config(dir: &Path) -> Result<Checkpoint, Error> {
         if !dir.join("config.json").is_file()
             && let Some(model) = gguf_of(dir)?
@@ -202,7 +206,8 @@ impl Checkpoint {
         self.generation_config.as_ref()
     }
 
-    /// The raw bytes of a small file beside the weights, e.g. `tokenizer.json`; `None` if there is none.
+    /// The raw bytes of a small file beside the weights, e.g. `tokenizer.json`; `None` if there is
+    /// none.
     ///
     /// # Errors
     /// I/O errors, and files longer than 256 MiB.
@@ -227,7 +232,8 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The tensor of that name; `None` if there is none, or if its elements are of a type Loaf does not know.
+    /// The tensor of that name; `None` if there is none, or if its elements are of a type Loaf does
+    /// not know.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let e = self.tensors.get(name)?;
         Some(TensorView { dtype: e.dtype?, shape: &e.shape, bytes: e.shard.bytes(e.begin..e.end) })
@@ -237,11 +243,13 @@ impl Checkpoint {
         self.tensors.get(name)
     }
 
-    /// How `module` (a tensor name without `.weight`) is stored: quantised iff `module.scales` exists, in the format
-    /// config.json says, which is proved to agree with the shapes and types of all its tensors.
+    /// How `module` (a tensor name without `.weight`) is stored: quantised iff `module.scales`
+    /// exists, in the format config.json says, which is proved to agree with the shapes and types
+    /// of all its tensors.
     ///
     /// # Errors
-    /// A missing weight, and any disagreement, naming the tensor, what was expected and what was found.
+    /// A missing weight, and any disagreement, naming the tensor, what was expected and what was
+    /// found.
     pub fn format_of(&self, module: &str) -> Result<WeightFormat, Error> {
         let names = [format!("{module}.weight"), module.to_string()];
         let Some((name, weight)) = names.iter().find_map(|n| Some((n, self.entry(n)?))) else {
@@ -302,8 +310,8 @@ impl Checkpoint {
 
     /// Whether zero-centred norms already contain their `+ 1`, as MLX conversions store them.
     ///
-    /// Told by the convolution weights alone: a converter turns `[C, 1, K]` into `[C, K, 1]` when it shifts the
-    /// norms. A checkpoint without a convolution is taken as raw.
+    /// Told by the convolution weights alone: a converter turns `[C, 1, K]` into `[C, K, 1]` when
+    /// it shifts the norms. A checkpoint without a convolution is taken as raw.
     pub fn norms_shifted(&self) -> bool {
         if let Some(gguf) = &self.gguf {
             return gguf.norms_shifted();
@@ -312,7 +320,8 @@ impl Checkpoint {
         convolutions.peek().is_some() && convolutions.all(|(_, e)| e.shape.last() == Some(&1))
     }
 
-    /// Every file of the checkpoint with its SHA-256, in the order of [`Checkpoint::paths`]. Reads all of them, in parallel.
+    /// Every file of the checkpoint with its SHA-256, in the order of [`Checkpoint::paths`]. Reads
+    /// all of them, in parallel.
     ///
     /// # Errors
     /// I/O errors.
@@ -321,7 +330,8 @@ impl Checkpoint {
         files.par_iter().map(|(path, name)| hash_file(path, name, &AtomicBool::new(false), &|_| {})).collect()
     }
 
-    /// Every file with its length and no hash: what [`Checkpoint::source_hashes`] will say, as far as it is known at once.
+    /// Every file with its length and no hash: what [`Checkpoint::source_hashes`] will say, as far
+    /// as it is known at once.
     ///
     /// # Errors
     /// I/O errors.
@@ -333,8 +343,9 @@ impl Checkpoint {
         self.paths.iter().zip(&self.files).map(file).collect()
     }
 
-    /// [`Checkpoint::source_hashes`] on threads of its own, a few files at a time in order, while something else reads the same
-    /// files. `progress` is told of bytes; once `stop` is set what is returned means nothing.
+    /// [`Checkpoint::source_hashes`] on threads of its own, a few files at a time in order, while
+    /// something else reads the same files. `progress` is told of bytes; once `stop` is set what is
+    /// returned means nothing.
     ///
     /// # Errors
     /// I/O errors.
@@ -365,7 +376,8 @@ impl Checkpoint {
     }
 }
 
-/// The GGUF file that `path` is, or the only GGUF model in the folder that it is; `None` for a safetensors folder.
+/// The GGUF file that `path` is, or the only GGUF model in the folder that it is; `None` for a
+/// safetensors folder.
 fn gguf_of(path: &Path) -> Result<Option<PathBuf>, Error> {
     if path.is_file() {
         return Ok(Some(path.to_path_buf()));

@@ -1,9 +1,10 @@
 //! MLX's `quantization` entry of config.json: which modules are quantised, and how.
 //!
-//! A default (`group_size`, `bits`, `mode`) and, per module path, an override: an object (its own three values,
-//! missing ones being the mode's defaults, a missing mode affine), `true` (the default) or `false` (dense). Whether
-//! a module *is* quantised is told by its `.scales` tensor; the config only tells the format. The same content is
-//! often repeated as `quantization_config`, which other tools use for formats of their own (`quant_method`).
+//! A default (`group_size`, `bits`, `mode`) and, per module path, an override: an object (its own
+//! three values, missing ones being the mode's defaults, a missing mode affine), `true` (the
+//! default) or `false` (dense). Whether a module *is* quantised is told by its `.scales` tensor;
+//! the config only tells the format. The same content is often repeated as `quantization_config`,
+//! which other tools use for formats of their own (`quant_method`).
 
 use std::collections::BTreeMap;
 
@@ -70,7 +71,8 @@ impl QuantConfig {
     /// Reads `quantization`, or failing that an MLX-shaped `quantization_config`.
     ///
     /// # Errors
-    /// A sentence about the first entry that cannot be read, or about a quantisation that is not MLX's.
+    /// A sentence about the first entry that cannot be read, or about a quantisation that is not
+    /// MLX's.
     pub fn from_config(config: &Value) -> Result<QuantConfig, String> {
         let (key, value) = match (config.get("quantization"), config.get("quantization_config")) {
             (Some(v), _) if !v.is_null() => ("quantization", v),

@@ -1,8 +1,9 @@
 //! One mapped file of weights.
 //!
-//! Files are mapped read-only; pages that were consumed are given back with [`Shard::forget`], so that a bake's
-//! resident memory does not grow with the checkpoint. What cannot be held from here: if another process truncates
-//! the file while it is mapped, reading it ends the program (SIGBUS), as with every program that maps files.
+//! Files are mapped read-only; pages that were consumed are given back with [`Shard::forget`], so
+//! that a bake's resident memory does not grow with the checkpoint. What cannot be held from here:
+//! if another process truncates the file while it is mapped, reading it ends the program (SIGBUS),
+//! as with every program that maps files.
 
 use std::fs::File;
 use std::ops::Range;
@@ -40,9 +41,10 @@ impl Shard {
         if !file.metadata().map_err(Error::io(path))?.is_file() {
             return Err(Error::malformed(path, "not a regular file"));
         }
-        // SAFETY: the map is read-only and private to this value; nothing here writes to the file. A concurrent
-        // writer could change the bytes under us: they are only ever read as plain bytes, and the header, the one
-        // part whose content bounds accesses, is copied out by the parsers before it is believed.
+        // SAFETY: the map is read-only and private to this value; nothing here writes to the file.
+        // A concurrent writer could change the bytes under us: they are only ever read as plain
+        // bytes, and the header, the one part whose content bounds accesses, is copied out by the
+        // parsers before it is believed.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
         Ok(Shard { path: path.to_path_buf(), map })
     }
@@ -57,13 +59,15 @@ impl Shard {
         &self.map
     }
 
-    /// The bytes `range` of the file; empty if it does not lie in the file, which no parsed header allows.
+    /// The bytes `range` of the file; empty if it does not lie in the file, which no parsed header
+    /// allows.
     pub fn bytes(&self, range: Range<u64>) -> &[u8] {
         let (Ok(begin), Ok(end)) = (usize::try_from(range.start), usize::try_from(range.end)) else { return &[] };
         self.map.get(begin..end).unwrap_or(&[])
     }
 
-    /// Tells the system that the pages of `range` are not needed for now; they come back from the file when read.
+    /// Tells the system that the pages of `range` are not needed for now; they come back from the
+    /// file when read.
     pub fn forget(&self, range: Range<u64>) {
         #[cfg(unix)]
         {
@@ -71,12 +75,14 @@ impl Shard {
             if length == 0 {
                 return;
             }
-            // SAFETY: the range was just proved to lie in the map. MADV_DONTNEED on a read-only file mapping drops
-            // page-table entries alone: the next read, by any thread, faults the same bytes in from the file.
+            // SAFETY: the range was just proved to lie in the map. MADV_DONTNEED on a read-only
+            // file mapping drops page-table entries alone: the next read, by any thread, faults the
+            // same bytes in from the file.
             let advised = unsafe {
                 self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start as usize, length)
             };
-            // It is advice: a system that refuses keeps pages a little longer, and nothing else changes.
+            // It is advice: a system that refuses keeps pages a little longer, and nothing else
+            // changes.
             drop(advised);
         }
         #[cfg(not(unix))]

@@ -7,7 +7,8 @@ use super::Scratch;
 
 pub(super) fn run(graph: &mut Graph, s: &mut Scratch) -> Result<(), GraphError> {
     s.no_replacements(graph);
-    // Here `maker` points into the new list: a view's input is looked through there, already folded.
+    // Here `maker` points into the new list: a view's input is looked through there, already
+    // folded.
     s.maker.clear();
     s.maker.resize(graph.values.len(), u32::MAX);
     let nodes = std::mem::take(&mut graph.nodes);
@@ -46,7 +47,8 @@ fn view_behind<'a>(s: &'a Scratch, node: &Node) -> Option<&'a Node> {
     s.nodes.get(*s.maker.get(x.0 as usize)? as usize)
 }
 
-/// View `b` over view `a` as one; `None` if `b` crosses the gaps between `a`'s heads in a way one stride cannot say.
+/// View `b` over view `a` as one; `None` if `b` crosses the gaps between `a`'s heads in a way one
+/// stride cannot say.
 fn compose(a: view::Attrs, b: view::Attrs) -> Option<view::Attrs> {
     let contiguous = a.heads == 1 || a.head_stride == a.dim;
     let within_heads = b.heads == a.heads && b.head_stride == a.dim && b.start + b.dim <= a.dim;

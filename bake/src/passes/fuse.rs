@@ -1,10 +1,10 @@
-//! Fuses chains that one kernel does, and projections of the same input into one product over weights that lie
-//! side by side.
+//! Fuses chains that one kernel does, and projections of the same input into one product over
+//! weights that lie side by side.
 //!
-//! Patterns, each only where the intermediate value has no other use:
-//! `mul(silu(a), b)` -> `silu_mul`, `mul(sigmoid(a), b)` -> `sigmoid_mul`, `silu(conv(..))` -> `conv_silu`;
-//! `rms_norm(add(a, b))` -> `add_rms_norm`, which yields the sum too. A group of projections becomes one linear whose output
-//! is taken apart by views.
+//! Patterns, each only where the intermediate value has no other use: `mul(silu(a), b)` ->
+//! `silu_mul`, `mul(sigmoid(a), b)` -> `sigmoid_mul`, `silu(conv(..))` -> `conv_silu`;
+//! `rms_norm(add(a, b))` -> `add_rms_norm`, which yields the sum too. A group of projections
+//! becomes one linear whose output is taken apart by views.
 
 use loaf_formats::dtype::{Plane, WeightFormat};
 use loaf_formats::op::{OpKind, add, add_rms_norm, conv_silu, linear, mul, rms_norm, sigmoid_mul, silu_mul, view};
@@ -111,7 +111,8 @@ fn only_user(nodes: &[Node], s: &Scratch, i: usize, kind: OpKind) -> Option<usiz
     (nodes[j].kind == kind).then_some(j)
 }
 
-/// The norm that is the first use of an addition. It depends on nothing else but its weight, so it may run with it.
+/// The norm that is the first use of an addition. It depends on nothing else but its weight, so it
+/// may run with it.
 fn norm_of(nodes: &[Node], i: usize) -> Option<usize> {
     let sum = nodes[i].output();
     let j = i + 1 + nodes[i + 1..].iter().position(|n| n.inputs().contains(&sum))?;
@@ -192,9 +193,9 @@ fn weight_index(graph: &Graph, node: &Node) -> Option<u32> {
     }
 }
 
-/// Finds weights whose projections can be merged: same input, same format, each used once in the graph, and stored
-/// tensors that can lie without gaps (every length but the last a multiple of 64 bytes). Groups are ordered by their
-/// first weight; the file must lay them out side by side.
+/// Finds weights whose projections can be merged: same input, same format, each used once in the
+/// graph, and stored tensors that can lie without gaps (every length but the last a multiple of 64
+/// bytes). Groups are ordered by their first weight; the file must lay them out side by side.
 pub fn discover_groups(graph: &Graph, decls: &Decls, formats: &[WeightFormat]) -> Vec<Vec<u32>> {
     let mut uses = vec![0u32; decls.weights.len() + decls.constants.len()];
     for id in graph.nodes.iter().flat_map(|n| n.inputs()) {

@@ -1,5 +1,5 @@
-//! Lets weight formats in: every op that reads a weight becomes the one for the weight's format, and integer
-//! products get their quantised activations, once per value and group.
+//! Lets weight formats in: every op that reads a weight becomes the one for the weight's format,
+//! and integer products get their quantised activations, once per value and group.
 
 use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{

@@ -7,10 +7,10 @@
 //! dead    what nothing needs
 //! ```
 //!
-//! A pass never changes what a graph computes, only how; the interpreter holds every stage to that in tests. The
-//! graph is verified after each pass, and [`Pipeline::run`] can stop after any, to find the one that broke it. Values keep
-//! their ids, so the same trace gives the same ids at every position. Scratch lives in the pipeline: passes run
-//! hundreds of thousands of times per bake.
+//! A pass never changes what a graph computes, only how; the interpreter holds every stage to that
+//! in tests. The graph is verified after each pass, and [`Pipeline::run`] can stop after any, to
+//! find the one that broke it. Values keep their ids, so the same trace gives the same ids at every
+//! position. Scratch lives in the pipeline: passes run hundreds of thousands of times per bake.
 
 mod dead;
 mod fold;
@@ -30,7 +30,8 @@ pub struct Facts<'a> {
     pub decls: &'a Decls,
     /// Format of every weight, then every constant.
     pub formats: &'a [WeightFormat],
-    /// Weights laid side by side in the file, whose projections may be merged; indices as in `formats`.
+    /// Weights laid side by side in the file, whose projections may be merged; indices as in
+    /// `formats`.
     pub groups: &'a [Vec<u32>],
 }
 
@@ -69,7 +70,8 @@ pub(crate) struct Scratch {
     taken: Vec<bool>,
     /// Per value: the newest of its entries in `quantised`, plus one; 0 if there is none.
     quantised_at: Vec<u32>,
-    /// Quantised forms made: group; codes, scales and sums; the value's entry before (as in `quantised_at`).
+    /// Quantised forms made: group; codes, scales and sums; the value's entry before (as in
+    /// `quantised_at`).
     quantised: Vec<(u64, [ValueId; 3], u32)>,
     /// Nodes of the group being merged.
     members: Vec<usize>,
@@ -114,7 +116,8 @@ impl Scratch {
         }
     }
 
-    /// Installs the new node list, rewires the graph's outputs, and keeps the memory of the old list for the next pass.
+    /// Installs the new node list, rewires the graph's outputs, and keeps the memory of the old
+    /// list for the next pass.
     fn commit(&mut self, graph: &mut Graph, mut old: Vec<Node>) {
         for (_, id) in &mut graph.outputs {
             *id = self.replace.get(id.0 as usize).copied().unwrap_or(*id);
@@ -131,7 +134,8 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Runs every pass up to and including `last`. With `verify`, the graph is verified before and after each.
+    /// Runs every pass up to and including `last`. With `verify`, the graph is verified before and
+    /// after each.
     ///
     /// # Errors
     /// The graph is malformed, or a pass broke it (the error's place names the pass).

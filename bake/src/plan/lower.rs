@@ -1,8 +1,8 @@
 //! Lowering: a graph and its memory become words.
 //!
-//! Views disappear into operands; every other node becomes one record, its operands in table order. Lowering makes no
-//! choice: where things lie was decided before ([`Placement`]), so lowering is a pure function that runs once per
-//! traced shape.
+//! Views disappear into operands; every other node becomes one record, its operands in table order.
+//! Lowering makes no choice: where things lie was decided before ([`Placement`]), so lowering is a
+//! pure function that runs once per traced shape.
 
 use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 use loaf_formats::op::{Dim, MAX_ATTRS, MAX_OPERANDS, Mode, OpKind, OperandSpec, Types, view};
@@ -62,7 +62,8 @@ pub struct StatePlace {
 /// Where everything lies that outlives a graph, as the operands records will carry.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// Per weight, then constant: its planes, as one matrix of stored rows, or as experts in records.
+    /// Per weight, then constant: its planes, as one matrix of stored rows, or as experts in
+    /// records.
     weights: Vec<[Operand; WEIGHT_PLANES]>,
     /// Per state.
     states: Vec<Operand>,
@@ -154,7 +155,8 @@ impl Lowering {
     /// Writes the concrete graph into `words`, which is cleared first.
     ///
     /// # Errors
-    /// A graph-only op that no pass removed, a view over a strided view, or a value without a place.
+    /// A graph-only op that no pass removed, a view over a strided view, or a value without a
+    /// place.
     pub fn run(
         &mut self,
         graph: &Graph,
@@ -205,7 +207,8 @@ impl Lowering {
             (None, Some(offset)) => (Region::Arena, offset),
             (None, None) => return Err(LowerError(format!("%{} has no place", id.0))),
         };
-        // A value whose length varies with the rows has one row; its stride must not vary too. Likewise one head.
+        // A value whose length varies with the rows has one row; its stride must not vary too.
+        // Likewise one head.
         let row_stride = if rule.dims[0] == Dim::One { 0 } else { u64::from(heads) * u64::from(dim) };
         let head_stride = if rule.dims[1] == Dim::One { 0 } else { dim };
         Ok(Operand { region, dtype: value.dtype, offset, row_stride, head_stride })
@@ -252,8 +255,8 @@ impl Lowering {
                         outputs.next();
                     }
                     let mut operand = self.operand(graph, placement, id)?;
-                    // A weight of one row where an op reads many: the one row for each of them. Values begin with the
-                    // weights as declared.
+                    // A weight of one row where an op reads many: the one row for each of them.
+                    // Values begin with the weights as declared.
                     if let Origin::Weight(w, _) = graph.value(id).origin
                         && !rule.is_plane()
                         && rule.dims[0] != Dim::One
@@ -278,7 +281,8 @@ impl Lowering {
             Origin::Weight(..) => Ok(placement.weight(graph, id, 0)),
             Origin::State(s) | Origin::Update(s, _) => Ok(placement.states[s.0 as usize]),
             Origin::Port(port) => {
-                // Ids and selections are one row, whose length is the number of rows: no stride may vary with it.
+                // Ids and selections are one row, whose length is the number of rows: no stride may
+                // vary with it.
                 let one_row = matches!(port, Port::Ids | Port::Select);
                 let row_stride = if one_row { 0 } else { u64::from(heads) * u64::from(dim) };
                 let offset = placement.port(port);

@@ -1,8 +1,9 @@
 //! The memory plan: where transient values live.
 //!
-//! Lifetimes come from one backward look at the graph, places from offline best fit by size. [`check`] is written
-//! against the graph alone: it plays the graph, remembers who owns which bytes, and refuses if any op would read
-//! bytes that are no longer its input's. Neither knows the other's reasoning.
+//! Lifetimes come from one backward look at the graph, places from offline best fit by size.
+//! [`check`] is written against the graph alone: it plays the graph, remembers who owns which
+//! bytes, and refuses if any op would read bytes that are no longer its input's. Neither knows the
+//! other's reasoning.
 
 use loaf_formats::op::{Mode, OpKind, view};
 use loaf_recipes::graph::{Graph, Node, Origin, ValueId};
@@ -48,7 +49,8 @@ fn lives_in_arena(graph: &Graph, node: &Node, id: ValueId) -> bool {
         && !graph.outputs.iter().any(|(_, out)| *out == id)
 }
 
-/// Places every transient value of `graph`, which must be traced at the template's largest number of rows.
+/// Places every transient value of `graph`, which must be traced at the template's largest number
+/// of rows.
 pub fn plan(graph: &Graph) -> Slots {
     let views = views(graph);
     let mut last_use = vec![0usize; graph.values.len()];
@@ -76,7 +78,8 @@ pub fn plan(graph: &Graph) -> Slots {
     let mut placed: Vec<(u64, u64, usize, usize)> = Vec::with_capacity(lives.len()); // start, end, first, last
     for life in &lives {
         let mut offset = 0;
-        // `placed` is kept in order of start: the first gap between values alive at the same time wins.
+        // `placed` is kept in order of start: the first gap between values alive at the same time
+        // wins.
         for &(start, end, first, last) in &placed {
             if first <= life.last && life.first <= last {
                 if offset + life.bytes <= start {
@@ -93,7 +96,8 @@ pub fn plan(graph: &Graph) -> Slots {
     slots
 }
 
-/// Plays the graph over the slots and finds the first read of bytes that another value has overwritten.
+/// Plays the graph over the slots and finds the first read of bytes that another value has
+/// overwritten.
 ///
 /// # Errors
 /// A sentence naming the node and the values.

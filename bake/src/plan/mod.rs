@@ -1,7 +1,8 @@
 //! From optimised graphs to the plan a runtime replays.
 //!
-//! [`layout_states`] and the container say where state and weights lie; [`memory`] places transient values;
-//! [`lower`] writes records; [`template`] holds all shapes of a phase to one template. [`build`] does it all.
+//! [`layout_states`] and the container say where state and weights lie; [`memory`] places transient
+//! values; [`lower`] writes records; [`template`] holds all shapes of a phase to one template.
+//! [`build`] does it all.
 
 pub mod lower;
 pub mod memory;

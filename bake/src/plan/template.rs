@@ -1,17 +1,20 @@
 //! Graph templates: every start traced, one template kept, all proven to be its graphs.
 //!
-//! A [`Tracer`] takes one concrete shape down the whole road: recipe, passes, lowering. [`build`] makes a template from the
-//! graph with most rows at the first position, then traces **every** start concretely and requires the template's
-//! expansion to be the same words. Nothing may differ between graphs of a phase but their number of rows, so a recipe
-//! that looks at the position is refused, at the first position where it does. Decode traces one row count a position,
-//! walking through all of them, and every count at the first and the last position; prefill and LM head trace the full
-//! count and one more per start, chosen to walk through `1..=max_rows` coprime to the chunk.
+//! A [`Tracer`] takes one concrete shape down the whole road: recipe, passes, lowering. [`build`]
+//! makes a template from the graph with most rows at the first position, then traces **every**
+//! start concretely and requires the template's expansion to be the same words. Nothing may differ
+//! between graphs of a phase but their number of rows, so a recipe that looks at the position is
+//! refused, at the first position where it does. Decode traces one row count a position, walking
+//! through all of them, and every count at the first and the last position; prefill and LM head
+//! trace the full count and one more per start, chosen to walk through `1..=max_rows` coprime to
+//! the chunk.
 //!
-//! The shapes that a template is made from are traced checked: every node against the op table, the graph after every
-//! pass, the memory plan against the graph. All others are traced down the same road unchecked, since their words
-//! are then compared, all of them, with the template's, and equal words are the same graph. Passes and lowering are
-//! told a graph and nothing of the position it was traced at, so one graph becomes the same words wherever it stands: of
-//! the row counts that come back at every start, the graph that was proved first is kept as the recipe traced it, and a
+//! The shapes that a template is made from are traced checked: every node against the op table, the
+//! graph after every pass, the memory plan against the graph. All others are traced down the same
+//! road unchecked, since their words are then compared, all of them, with the template's, and equal
+//! words are the same graph. Passes and lowering are told a graph and nothing of the position it
+//! was traced at, so one graph becomes the same words wherever it stands: of the row counts that
+//! come back at every start, the graph that was proved first is kept as the recipe traced it, and a
 //! later one that equals it, value by value and node by node, is proved with it.
 
 use std::fmt;
@@ -64,8 +67,8 @@ impl fmt::Display for TemplateError {
 
 impl std::error::Error for TemplateError {}
 
-/// What says, shape by shape, what is computed. A model is one; tests put others in its place, to see that a recipe
-/// which changes its mind at one position is found out.
+/// What says, shape by shape, what is computed. A model is one; tests put others in its place, to
+/// see that a recipe which changes its mind at one position is found out.
 pub trait Recipe: Sync {
     /// Traces one concrete shape into `graph`, which is cleared first.
     ///
@@ -136,8 +139,8 @@ impl<'a> Tracer<'a> {
         lowered.map_err(|e| TemplateError::Lower(shape, e))
     }
 
-    /// Traces, optimises and lowers one shape into `self.words`. Unless `checked`, the words mean something only if
-    /// they equal those of a checked trace.
+    /// Traces, optimises and lowers one shape into `self.words`. Unless `checked`, the words mean
+    /// something only if they equal those of a checked trace.
     ///
     /// # Errors
     /// The recipe, a pass, or lowering.
@@ -199,10 +202,12 @@ pub struct Proof {
     pub root: TemplateRoot,
 }
 
-/// Starts proved in parallel before the next are begun, so that an early difference has not cost the whole range.
+/// Starts proved in parallel before the next are begun, so that an early difference has not cost
+/// the whole range.
 const BLOCK: u32 = 4096;
 
-/// A worker's copy of a template, expanded; only the words that hold the number of rows are ever changed.
+/// A worker's copy of a template, expanded; only the words that hold the number of rows are ever
+/// changed.
 #[derive(Clone)]
 struct Expanded<'a> {
     row_words: &'a [usize],
@@ -243,8 +248,8 @@ impl Expanded<'_> {
     }
 }
 
-/// Row counts up to this come back at many starts, and so does a template's largest; the graphs of others do not repay
-/// being kept.
+/// Row counts up to this come back at many starts, and so does a template's largest; the graphs of
+/// others do not repay being kept.
 const KEPT_ROWS: u32 = 16;
 
 /// Graphs as the recipe traced them whose words were proved, by row count.

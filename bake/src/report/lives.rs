@@ -114,7 +114,8 @@ mod tests {
 
     #[test]
     fn a_value_lives_from_its_step_to_its_last_reader() {
-        // 64 of nothing; 128 of 64; 192 of both; 128 in place, of it and 192; and 0, which nobody reads.
+        // 64 of nothing; 128 of 64; 192 of both; 128 in place, of it and 192; and 0, which nobody
+        // reads.
         let words = [add(0, 0, 64), add(64, 64, 128), add(64, 128, 192), add(128, 192, 128), add(128, 128, 0)].concat();
         let arena = arena(&template(words));
         let lives: Vec<_> = arena.lives.iter().map(|l| (l.start, l.first, l.until)).collect();

@@ -79,7 +79,8 @@ fn weight_hashes(html: &mut Html, facts: &Facts<'_>, start: u64, tensors: &[Tens
     ];
     let mut table = Table::begin(html, "tensors", &columns);
     for t in of_weights {
-        // A tensor without a byte is in no leaf; the others lie in the section, as the header was proved to say.
+        // A tensor without a byte is in no leaf; the others lie in the section, as the header was
+        // proved to say.
         let leaf = |byte: u64| byte.saturating_sub(start) / LEAF_BYTES;
         let (first, last) = (leaf(t.offset), leaf((t.offset + t.len).saturating_sub(1).max(t.offset)));
         let hash = |i: u64| leaves.get(i as usize).filter(|_| t.len > 0).map_or(Cell::Empty, |h| Cell::Hash(hex(h)));

@@ -1,4 +1,5 @@
-//! Character classes, read off the same Unicode tables that the reference's regular expressions use.
+//! Character classes, read off the same Unicode tables that the reference's regular expressions
+//! use.
 
 use loaf_formats::tokenizer::{Deepseek, Scanner, class};
 use regex_syntax::hir::{Class, HirKind};
@@ -20,11 +21,13 @@ pub(super) const DEEPSEEK_LETTERS: &str = concat!(
     r"x{118DF}\x{1E900}-\x{1E943}",
 );
 
-/// Its punctuation: ASCII's and the full-width forms of it, quotation marks, the ideographic comma and stop.
+/// Its punctuation: ASCII's and the full-width forms of it, quotation marks, the ideographic comma
+/// and stop.
 pub(super) const DEEPSEEK_PUNCTUATION: &str =
     r"!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3001}\x{3002}";
 
-/// Bits of [`class`] for every code point, surrogates included (they have none); the highest two as the scanner has them.
+/// Bits of [`class`] for every code point, surrogates included (they have none); the highest two as
+/// the scanner has them.
 pub(super) fn table(scanner: Scanner) -> Vec<u8> {
     let mut classes = vec![0; 0x11_0000];
     let own = |pattern: &str, bit| (pattern.to_string(), bit);

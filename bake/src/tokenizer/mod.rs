@@ -1,12 +1,14 @@
 //! Compiles a Hugging Face `tokenizer.json` into the flat tables of [`loaf_formats::tokenizer`].
 //!
-//! A closed set of pipelines is recognised: GPT-2's, Llama 3's, Qwen 2 to 3.5's, GPT-4o's and tekken's, DeepSeek's,
-//! and Llama 2's byte-fallback BPE. A file outside that set is refused by name: a tokenizer that is nearly right is wrong. Everything that can be decided
-//! ahead is decided here: which tokens are their own encoding (so that the runtime looks words up whole), where a
-//! `▁` model may cut its text without changing any id, what each token decodes to, which class each character has.
+//! A closed set of pipelines is recognised: GPT-2's, Llama 3's, Qwen 2 to 3.5's, GPT-4o's and
+//! tekken's, DeepSeek's, and Llama 2's byte-fallback BPE. A file outside that set is refused by
+//! name: a tokenizer that is nearly right is wrong. Everything that can be decided ahead is decided
+//! here: which tokens are their own encoding (so that the runtime looks words up whole), where a
+//! `▁` model may cut its text without changing any id, what each token decodes to, which class each
+//! character has.
 //!
-//! What this module does not do: truncation and padding settings are ignored (the runtime never cuts or pads a prompt),
-//! and so are pair templates.
+//! What this module does not do: truncation and padding settings are ignored (the runtime never
+//! cuts or pads a prompt), and so are pair templates.
 
 mod classes;
 mod model;
@@ -117,8 +119,9 @@ struct AddedToken {
 fn read_added(list: &Value, pairs: &BytePairs) -> Result<Vec<AddedToken>, Error> {
     let mut tokens: Vec<AddedToken> = Vec::new();
     let mut seen = std::collections::BTreeSet::new();
-    // Tokens outside the vocabulary are numbered on from its size, in file order, whatever id the file writes beside
-    // them; a file that says otherwise would be read differently by different programs.
+    // Tokens outside the vocabulary are numbered on from its size, in file order, whatever id the
+    // file writes beside them; a file that says otherwise would be read differently by different
+    // programs.
     let mut next_id = pairs.vocab.len() as u32;
     for (i, entry) in list.as_array().map_or(&[][..], Vec::as_slice).iter().enumerate() {
         let at = format!("added_tokens[{i}]");

@@ -1,18 +1,20 @@
 //! The `model` of a tokenizer.json: vocabulary and merges, by name, as `bake` needs them.
 //!
-//! The merge loop here is the naive one, quadratic and obvious; it decides which tokens are their own encoding. The
-//! runtime's is faster and is tested against the reference.
+//! The merge loop here is the naive one, quadratic and obvious; it decides which tokens are their
+//! own encoding. The runtime's is faster and is tested against the reference.
 
 use super::{Error, unsupported};
 use loaf_formats::tokenizer::{META, Model};
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// Longest token, in initial symbols, that is tried as its own encoding: the naive merge loop is quadratic.
+/// Longest token, in initial symbols, that is tried as its own encoding: the naive merge loop is
+/// quadratic.
 const MAX_SELF_SYMBOLS: usize = 256;
 
 pub(super) struct BytePairs {
-    /// Id of each token; for lookups only: it is never walked, since a hash map's order differs from run to run.
+    /// Id of each token; for lookups only: it is never walked, since a hash map's order differs
+    /// from run to run.
     pub vocab: HashMap<String, u32>,
     /// The same, in order of id.
     pub tokens: Vec<(u32, String)>,
@@ -139,9 +141,10 @@ impl BytePairs {
         symbols == [id]
     }
 
-    /// Whether a text may be cut before each run of `▁` without changing any id: no merge reaches across such a place,
-    /// `▁` itself is known (an unknown one could fuse with an unknown character before it), and no unknown character
-    /// vanishes (two runs of `▁` around one would become neighbours).
+    /// Whether a text may be cut before each run of `▁` without changing any id: no merge reaches
+    /// across such a place, `▁` itself is known (an unknown one could fuse with an unknown
+    /// character before it), and no unknown character vanishes (two runs of `▁` around one would
+    /// become neighbours).
     pub fn meta_starts_tokens(&self) -> bool {
         let known = self.vocab.contains_key(META.encode_utf8(&mut [0; 4]) as &str);
         known && self.model.unk.is_some() && self.results_keep_meta_in_front && !self.ignore_merges
@@ -168,7 +171,8 @@ fn read_vocab(vocab: &Value) -> Result<Vec<(u32, String)>, Error> {
     }
 }
 
-/// GPT-2's printable stand-in for a byte: itself where it prints in Latin-1, else the next code point from U+0100 on.
+/// GPT-2's printable stand-in for a byte: itself where it prints in Latin-1, else the next code
+/// point from U+0100 on.
 fn byte_char(byte: u8) -> char {
     let code = match byte {
         0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => u32::from(byte),

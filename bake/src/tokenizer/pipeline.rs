@@ -81,8 +81,8 @@ const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]
 /// `[U+0800-U+9FA5 U+AC00-U+D7FF]+` without whitespace.
 const DEEPSEEK_WIDE: &str = r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}&&\S]+";
 
-/// The cuts of DeepSeek's rules, each within the pieces of the one before, as llama.cpp has them: there no whitespace
-/// but ASCII's is in a set of letters or punctuation.
+/// The cuts of DeepSeek's rules, each within the pieces of the one before, as llama.cpp has them:
+/// there no whitespace but ASCII's is in a set of letters or punctuation.
 pub(crate) fn deepseek_cuts(rule: Deepseek) -> Vec<String> {
     match rule {
         Deepseek::Llm => vec![
@@ -121,7 +121,8 @@ fn deepseek_of(splits: &[&Value]) -> Option<Deepseek> {
     })
 }
 
-/// The scanner that cuts as `pattern` does. Patterns are spelled from parameters and compared as text.
+/// The scanner that cuts as `pattern` does. Patterns are spelled from parameters and compared as
+/// text.
 fn scanner_of(pattern: &str) -> Option<Scanner> {
     if pattern == GPT2 {
         return Some(Scanner::Gpt2 { prefix_space: false, single_digits: false });
@@ -174,7 +175,8 @@ fn read_scanner(component: &Value, normaliser: Normaliser) -> Result<Scanner, Er
         [one] if kind(one) == "ByteLevel" && with_regex(one) && !meta_normaliser => {
             Ok(Scanner::Gpt2 { prefix_space: truth(one, "add_prefix_space", at)?, single_digits: false })
         }
-        // As SmolLM's publishers write it. A space put in front would go before every stretch between digits.
+        // As SmolLM's publishers write it. A space put in front would go before every stretch
+        // between digits.
         [digits, bytes]
             if kind(digits) == "Digits"
                 && digits["individual_digits"] == true
@@ -186,7 +188,8 @@ fn read_scanner(component: &Value, normaliser: Normaliser) -> Result<Scanner, Er
             Ok(Scanner::Gpt2 { prefix_space: false, single_digits: true })
         }
         [split, bytes] if kind(split) == "Split" && kind(bytes) == "ByteLevel" && !meta_normaliser => {
-            // The patterns match every character, so that keeping the matches and cutting at them are the same.
+            // The patterns match every character, so that keeping the matches and cutting at them
+            // are the same.
             let invert = split["invert"].as_bool();
             let cuts = match split["behavior"].as_str() {
                 Some("Isolated") => invert.is_some(),

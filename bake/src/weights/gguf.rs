@@ -1,9 +1,11 @@
-//! Weights of a GGUF model: found by canonical name, stored without loss where a format holds them, else expanded.
+//! Weights of a GGUF model: found by canonical name, stored without loss where a format holds them,
+//! else expanded.
 //!
-//! A tensor whose type has an exact stored form is converted, code for code. Any other is decoded to f32, which is
-//! exact too, and either stored so or, where the user asks for a width, quantised. Norms, convolutions and vectors are
-//! always dense. One row at a time: rows are looked up in the order of the canonical weight ([`Rows`]), runs of columns
-//! are put back after conversion, which every format allows whose blocks divide a run.
+//! A tensor whose type has an exact stored form is converted, code for code. Any other is decoded
+//! to f32, which is exact too, and either stored so or, where the user asks for a width, quantised.
+//! Norms, convolutions and vectors are always dense. One row at a time: rows are looked up in the
+//! order of the canonical weight ([`Rows`]), runs of columns are put back after conversion, which
+//! every format allows whose blocks divide a run.
 
 use std::path::Path;
 
@@ -195,7 +197,8 @@ pub(super) fn produce_rows(w: &Resolved, from: &GgufRows, first: u64, rows: u64)
             _ => return Err(Error::Options(format!("weight {}: {} is not a format to expand to", w.name, w.format))),
         }
     }
-    // Rows that moved may lie far apart; what another thread still needs of these pages comes back from the file.
+    // Rows that moved may lie far apart; what another thread still needs of these pages comes back
+    // from the file.
     source.shard.forget(lowest.min(highest)..highest);
     Ok([out.codes, out.scales, out.biases])
 }
@@ -234,7 +237,8 @@ fn decode(source: &Source, row: u64, bytes: &[u8], out: &mut [f32], w: &Resolved
     Ok(())
 }
 
-/// Puts runs of a row back: canonical run `i` is run `order[i]`. `row` is all runs, each of one length.
+/// Puts runs of a row back: canonical run `i` is run `order[i]`. `row` is all runs, each of one
+/// length.
 fn put_back<T: Copy>(columns: &Columns, row: &mut [T]) {
     let run = row.len() / columns.order.len().max(1);
     if run == 0 {

@@ -1,12 +1,14 @@
 //! From a model's declared weights to the bytes a loaf stores.
 //!
-//! Three steps, each of which knows only the one before: declarations ([`WeightDecl`]) are **resolved** against a
-//! checkpoint ([`resolve`]) or against nothing but a seed ([`resolve_random`]); a [`Resolved`] weight knows the
-//! tensors it will be stored as, down to the byte, before a single weight was read; [`produce`] then streams those
-//! bytes, block by block, in parallel, into a sink.
+//! Three steps, each of which knows only the one before: declarations ([`WeightDecl`]) are
+//! **resolved** against a checkpoint ([`resolve`]) or against nothing but a seed
+//! ([`resolve_random`]); a [`Resolved`] weight knows the tensors it will be stored as, down to the
+//! byte, before a single weight was read; [`produce`] then streams those bytes, block by block, in
+//! parallel, into a sink.
 //!
-//! What always holds: the bytes depend on checkpoint, declarations and options alone, never on threads or block
-//! order; quantised tensors of the checkpoint are copied untouched; memory is bounded by threads times a block.
+//! What always holds: the bytes depend on checkpoint, declarations and options alone, never on
+//! threads or block order; quantised tensors of the checkpoint are copied untouched; memory is
+//! bounded by threads times a block.
 
 mod gguf;
 mod names;
@@ -35,7 +37,8 @@ pub use resolve::{Resolution, resolve};
 /// A tensor as a loaf stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
-    /// Name: the canonical weight name, or its module's followed by the plane's (`.scales`, `.biases`).
+    /// Name: the canonical weight name, or its module's followed by the plane's (`.scales`,
+    /// `.biases`).
     pub name: String,
     /// Element type.
     pub dtype: DType,
@@ -118,8 +121,8 @@ impl Stretches {
     }
 }
 
-/// The tensors a weight of `shape` is stored as in `format`; `None` if the format cannot hold it or a length
-/// overflows.
+/// The tensors a weight of `shape` is stored as in `format`; `None` if the format cannot hold it or
+/// a length overflows.
 pub(crate) fn stored_tensors(name: &str, format: WeightFormat, shape: &[u64]) -> Option<Vec<StoredTensor>> {
     let (&in_dim, lead) = shape.split_last()?;
     let module = name.strip_suffix(".weight").unwrap_or(name);
@@ -157,8 +160,8 @@ fn target_format(decl: &WeightDecl, dtype: DType, quant: &QuantOptions) -> Weigh
     if affine.divides(in_dim) { affine } else { dense }
 }
 
-/// What a user who asked for quantisation should know: that nothing was quantised, or that weights were left out.
-/// `None` if all that was asked for is done.
+/// What a user who asked for quantisation should know: that nothing was quantised, or that weights
+/// were left out. `None` if all that was asked for is done.
 pub fn quantisation_note(decls: &[WeightDecl], resolved: &[Resolved], quant: &QuantOptions) -> Option<String> {
     if quant.bits.is_none() && quant.rules.iter().all(|rule| rule.bits.is_none()) {
         return None;
@@ -189,7 +192,8 @@ pub fn quantisation_note(decls: &[WeightDecl], resolved: &[Resolved], quant: &Qu
     Some(format!("--quant: {}{reason}", if nothing { "nothing was quantised: " } else { "" }))
 }
 
-/// The bits that the options say for a weight, and whether a rule of its own says so; `None` for what is dense always.
+/// The bits that the options say for a weight, and whether a rule of its own says so; `None` for
+/// what is dense always.
 fn asked_bits(decl: &WeightDecl, quant: &QuantOptions) -> Option<(Option<u8>, bool)> {
     let rule = quant.rules.iter().find(|rule| rule.fits(&decl.name));
     match decl.class {

@@ -1,7 +1,8 @@
 //! The names under which published checkpoints keep a weight.
 //!
-//! Prefixes: `model.` (most), `model.language_model.` (multimodal Hugging Face), `language_model.model.` (multimodal
-//! MLX). Expert stacks: one tensor (MLX), one tensor per expert, or gate and up fused in one (Hugging Face).
+//! Prefixes: `model.` (most), `model.language_model.` (multimodal Hugging Face),
+//! `language_model.model.` (multimodal MLX). Expert stacks: one tensor (MLX), one tensor per
+//! expert, or gate and up fused in one (Hugging Face).
 
 use super::{WeightClass, WeightDecl};
 
@@ -108,8 +109,9 @@ fn prefixed(name: &str) -> Vec<String> {
     }
 }
 
-/// Whether a tensor that no weight used is one that text models never use: vision towers, draft heads, stored rope
-/// frequencies; and an output head that a model with tied embeddings does not declare.
+/// Whether a tensor that no weight used is one that text models never use: vision towers, draft
+/// heads, stored rope frequencies; and an output head that a model with tied embeddings does not
+/// declare.
 pub(super) fn is_ignorable(tensor: &str, head_declared: bool) -> bool {
     let other_parts =
         ["model.visual.", "visual.", "vision_tower.", "model.vision_tower.", "mtp.", "language_model.mtp."];

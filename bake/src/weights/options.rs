@@ -20,7 +20,8 @@ impl Default for QuantOptions {
     }
 }
 
-/// `PATTERN=WIDTH`: the weights whose canonical name fits, and their bits, such as `model.embed_tokens.weight=q6`.
+/// `PATTERN=WIDTH`: the weights whose canonical name fits, and their bits, such as
+/// `model.embed_tokens.weight=q6`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuantRule {
     /// A name in which each `*` stands for any characters.

@@ -1,9 +1,10 @@
 //! Streaming resolved weights into a sink.
 //!
-//! Work is cut into blocks of at most [`BLOCK_BYTES`] of source or output, and threads take blocks in the order in which
-//! the files hold them, so a bake reads nearly sequentially whatever the number of threads. A block of a copy goes from the mapped
-//! file to the sink without a buffer; its pages are given back at once. Each byte's position and value are fixed
-//! before any thread starts; on failure the error reported is that of the first failing block in order.
+//! Work is cut into blocks of at most [`BLOCK_BYTES`] of source or output, and threads take blocks
+//! in the order in which the files hold them, so a bake reads nearly sequentially whatever the
+//! number of threads. A block of a copy goes from the mapped file to the sink without a buffer; its
+//! pages are given back at once. Each byte's position and value are fixed before any thread starts;
+//! on failure the error reported is that of the first failing block in order.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -42,16 +43,19 @@ impl<E: fmt::Display> fmt::Display for ProduceError<E> {
 
 impl<E: fmt::Debug + fmt::Display> std::error::Error for ProduceError<E> {}
 
-/// Takes bytes of a stored tensor: index of the weight, index of its stored tensor, offset in that tensor, bytes.
+/// Takes bytes of a stored tensor: index of the weight, index of its stored tensor, offset in that
+/// tensor, bytes.
 pub type Sink<'a, E> = &'a (dyn Fn(usize, usize, u64, &[u8]) -> Result<(), E> + Sync);
 
-/// Produces every stored byte of `weights` exactly once, in no particular order, on rayon's current thread pool.
+/// Produces every stored byte of `weights` exactly once, in no particular order, on rayon's current
+/// thread pool.
 ///
 /// `progress` is told the number of stored bytes after each block; the numbers add up to the sum of
 /// [`Resolved::bytes`].
 ///
 /// # Errors
-/// The first error of the sink, or [`Error::NotFinite`] for a weight that is NaN or infinite somewhere.
+/// The first error of the sink, or [`Error::NotFinite`] for a weight that is NaN or infinite
+/// somewhere.
 pub fn produce<E: Send>(
     weights: &[Resolved],
     sink: Sink<'_, E>,
@@ -68,7 +72,8 @@ pub fn produce<E: Send>(
             match run(block, sink) {
                 Ok(bytes) => progress(bytes),
                 Err(error) => {
-                    // Every earlier block has been taken and will run to its end, so the least index wins always.
+                    // Every earlier block has been taken and will run to its end, so the least
+                    // index wins always.
                     next.store(blocks.len(), Ordering::Relaxed);
                     let mut failed = failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                     if failed.as_ref().is_none_or(|(first, _)| i < *first) {
@@ -255,7 +260,8 @@ fn quantise_rows(w: &Resolved, source: &Stretches, dtype: DType, first: u64, row
     Ok(out)
 }
 
-/// Refuses a stretch of a stored tensor, from byte `begin` of it on, that holds something that is not a finite number.
+/// Refuses a stretch of a stored tensor, from byte `begin` of it on, that holds something that is
+/// not a finite number.
 fn check_finite(w: &Resolved, part: usize, begin: u64, bytes: &[u8]) -> Result<(), Error> {
     let stored = &w.stored[part];
     let powers_of_two = part == 1 && matches!(w.format, WeightFormat::Mxfp4 | WeightFormat::Mxfp8);

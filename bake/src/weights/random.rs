@@ -1,9 +1,11 @@
-//! Weights drawn from a seed, so that a model's true size and speed can be measured without its weights.
+//! Weights drawn from a seed, so that a model's true size and speed can be measured without its
+//! weights.
 //!
-//! Codes and scales are drawn directly, never quantised. Every 8-byte word of a tensor is a function of seed,
-//! tensor name and word index (splitmix64 in counter mode), so blocks can be drawn in any order by any thread. The
-//! values keep activations sane: matrices have zero mean and variance `1 / in`; norms are the identity; `A_log` is
-//! the logarithm of 1..16; `dt_bias` is spread over the inverse softplus of 0.001..0.1; convolutions lie in +-0.5.
+//! Codes and scales are drawn directly, never quantised. Every 8-byte word of a tensor is a
+//! function of seed, tensor name and word index (splitmix64 in counter mode), so blocks can be
+//! drawn in any order by any thread. The values keep activations sane: matrices have zero mean and
+//! variance `1 / in`; norms are the identity; `A_log` is the logarithm of 1..16; `dt_bias` is
+//! spread over the inverse softplus of 0.001..0.1; convolutions lie in +-0.5.
 //!
 //! No transcendental function is called: outputs are the same on every platform.
 
@@ -60,7 +62,8 @@ fn resolve_one(decl: &WeightDecl, quant: &QuantOptions, dtype: DType, seed: u64)
     Ok(Resolved { name, format, shape, stored, origin: Origin::Random(fills) })
 }
 
-/// Codes uniform in `0..=n`, `n = 2^bits - 1`, have variance `(n^2 + 2n) / 12`: the scale brings it to `1 / in`.
+/// Codes uniform in `0..=n`, `n = 2^bits - 1`, have variance `(n^2 + 2n) / 12`: the scale brings it
+/// to `1 / in`.
 fn affine_laws(bits: u8, in_dim: u64, scales_key: u64) -> Vec<Law> {
     let max_code = ((1u32 << bits) - 1) as f32;
     let scale = (12.0 / (in_dim as f32 * (max_code * max_code + 2.0 * max_code))).sqrt();
@@ -105,7 +108,8 @@ pub(super) struct Fill {
 }
 
 impl Fill {
-    /// Bytes `begin..begin + bytes` of the tensor. `begin` must be a multiple of 8, which blocks are.
+    /// Bytes `begin..begin + bytes` of the tensor. `begin` must be a multiple of 8, which blocks
+    /// are.
     pub fn draw(&self, begin: u64, bytes: u64) -> Vec<u8> {
         let words = (begin + bytes).div_ceil(8) - begin / 8;
         let mut out = vec![0; words as usize * 8];
@@ -127,7 +131,8 @@ impl Fill {
         out
     }
 
-    /// The elements that one word gives: two of 32 bits or four of 16, each from its own bits, `u` in 0..1.
+    /// The elements that one word gives: two of 32 bits or four of 16, each from its own bits, `u`
+    /// in 0..1.
     #[inline(always)]
     fn put_lanes(&self, word: u64, out: &mut [u8], value: impl Fn(f32) -> f32) {
         if self.dtype.bytes() == 4 {

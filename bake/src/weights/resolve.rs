@@ -1,8 +1,9 @@
 //! Finding declared weights in a checkpoint.
 //!
-//! Every declared weight is found under exactly one of its published layouts (the first one present), its shape is
-//! proved, and its bytes are located; nothing is read. Tensors that nothing used are listed, so that a caller can
-//! warn: they may be a sign that the model is not the one the config says.
+//! Every declared weight is found under exactly one of its published layouts (the first one
+//! present), its shape is proved, and its bytes are located; nothing is read. Tensors that nothing
+//! used are listed, so that a caller can warn: they may be a sign that the model is not the one the
+//! config says.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,8 +31,8 @@ pub struct Resolution {
 /// Finds every declared weight in `checkpoint` and decides how it will be stored.
 ///
 /// # Errors
-/// A missing tensor with every name that was tried; a wrong shape or type with what was expected and found; a
-/// quantisation that disagrees with config.json; options that no format has.
+/// A missing tensor with every name that was tried; a wrong shape or type with what was expected
+/// and found; a quantisation that disagrees with config.json; options that no format has.
 pub fn resolve(checkpoint: &Checkpoint, decls: &[WeightDecl], quant: &QuantOptions) -> Result<Resolution, Error> {
     check_options(decls, quant)?;
     if let Some(gguf) = checkpoint.gguf() {
@@ -66,7 +67,8 @@ fn resolve_gguf(gguf: &Gguf, decls: &[WeightDecl], quant: &QuantOptions) -> Resu
     Ok(Resolution { weights, unused, became })
 }
 
-/// A piece that was found: its tensors in the order of the format's planes, with the bytes of a row in each.
+/// A piece that was found: its tensors in the order of the format's planes, with the bytes of a row
+/// in each.
 struct Found<'a> {
     tensors: Vec<(&'a Entry, u64)>,
     format: WeightFormat,
@@ -155,7 +157,8 @@ fn find_piece<'a>(
     Ok(Found { tensors: found, format, take: piece.take })
 }
 
-/// Bytes of one row (the innermost extent), which lies in the file and so cannot overflow; 0 if there are none.
+/// Bytes of one row (the innermost extent), which lies in the file and so cannot overflow; 0 if
+/// there are none.
 fn row_bytes(entry: &Entry) -> u64 {
     let size = entry.dtype.map_or(0, DType::bytes);
     entry.shape.last().map_or(0, |&extent| extent.saturating_mul(size))
@@ -168,7 +171,8 @@ fn stretches(found: &[Found<'_>], i: usize) -> Stretches {
         match piece.take {
             None => stretches.push(&entry.shard, entry.begin, entry.end - entry.begin),
             Some(RowsOf { first, rows, of }) => {
-                // Shapes were proved equal to [count, of, in]: every product below is bounded by the tensor.
+                // Shapes were proved equal to [count, of, in]: every product below is bounded by
+                // the tensor.
                 let count = entry.shape.first().copied().unwrap_or(0);
                 for e in 0..count {
                     stretches.push(&entry.shard, entry.begin + (e * of + first) * row_bytes, rows * row_bytes);

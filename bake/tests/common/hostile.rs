@@ -1,4 +1,5 @@
-//! A loaf whose every string would steer a terminal; also included by the suite of the `loaf` program.
+//! A loaf whose every string would steer a terminal; also included by the suite of the `loaf`
+//! program.
 #![allow(dead_code, reason = "each suite uses its part")]
 
 use std::path::Path;
@@ -8,7 +9,8 @@ use loaf_formats::container::{Container, FileLayout, Layout, SectionKind, Tensor
 use loaf_formats::plan::Plan;
 use serde_json::Value;
 
-/// Clears a screen, retitles a window, turns text around, begins a line that looks like the program's own.
+/// Clears a screen, retitles a window, turns text around, begins a line that looks like the
+/// program's own.
 pub const ESC: &str = "\u{1b}[2J\u{1b}]0;owned\u{7}\u{9b}31m\u{202e}\r\nbake: all is well";
 
 /// What may not be in anything that a program prints.
@@ -35,8 +37,8 @@ pub fn lengthened(value: &Value, more: &str, keys: bool) -> Value {
     }
 }
 
-/// Writes the loaf in `bytes` to `path` with `more` behind the names of its tensors and what `edit` makes of each section, all
-/// hashes fitting.
+/// Writes the loaf in `bytes` to `path` with `more` behind the names of its tensors and what `edit`
+/// makes of each section, all hashes fitting.
 pub fn rewrite(bytes: &[u8], path: &Path, more: &str, edit: impl Fn(SectionKind, &[u8]) -> Vec<u8>) {
     let container = Container::open(bytes).expect("valid");
     let tensors: Vec<_> = container.tensors().expect("valid").into_iter().filter(|t| t.is_weight()).collect();
@@ -56,7 +58,8 @@ pub fn rewrite(bytes: &[u8], path: &Path, more: &str, edit: impl Fn(SectionKind,
     writer.finish().expect("finished");
 }
 
-/// Poisons the strings of a loaf's sections; with `keys`, their keys too, where the section then still is one.
+/// Poisons the strings of a loaf's sections; with `keys`, their keys too, where the section then
+/// still is one.
 pub fn poison(bytes: &[u8], path: &Path, keys: bool) {
     rewrite(bytes, path, "", |kind, section| match kind {
         SectionKind::Manifest => poisoned(&serde_json::from_slice(section).expect("JSON"), keys).to_string().into(),

@@ -1,7 +1,8 @@
 //! What can be wrong with a loaf, or with the making of one.
 //!
-//! Every message is one line and says where, what was expected and what was found. Names that came from a file
-//! are printed escaped and cut short, so a hostile file cannot write to a terminal through its errors.
+//! Every message is one line and says where, what was expected and what was found. Names that came
+//! from a file are printed escaped and cut short, so a hostile file cannot write to a terminal
+//! through its errors.
 
 use super::hash::{Digest, hex};
 use super::{SectionKind, VERSION_MAJOR, VERSION_MINOR};

@@ -1,12 +1,13 @@
 //! SHA-256 trees in the shape of RFC 6962, and the artifact id.
 //!
-//! A leaf is `SHA-256(0x00 || bytes)`, an inner node `SHA-256(0x01 || left || right)`, the tree over nothing
-//! `SHA-256("")`. RFC 6962 §2.1 splits `n` leaves at the largest power of two below `n`; that is the same tree as
-//! pairing neighbours level by level and passing an odd last node up unchanged, which is how it is computed here.
-//! The prefixes keep a leaf from ever being taken for a node.
+//! A leaf is `SHA-256(0x00 || bytes)`, an inner node `SHA-256(0x01 || left || right)`, the tree
+//! over nothing `SHA-256("")`. RFC 6962 §2.1 splits `n` leaves at the largest power of two below
+//! `n`; that is the same tree as pairing neighbours level by level and passing an odd last node up
+//! unchanged, which is how it is computed here. The prefixes keep a leaf from ever being taken for
+//! a node.
 //!
-//! Sections are cut in leaves of [`LEAF_BYTES`]; graphs use the same tree with one leaf each. Nothing here
-//! allocates by what a file claims, and nothing here knows of files.
+//! Sections are cut in leaves of [`LEAF_BYTES`]; graphs use the same tree with one leaf each.
+//! Nothing here allocates by what a file claims, and nothing here knows of files.
 
 use sha2::{Digest as _, Sha256};
 use std::fmt;
@@ -51,7 +52,8 @@ pub fn hash_node(left: &Digest, right: &Digest) -> Digest {
     Sha256::new().chain_update([1]).chain_update(left).chain_update(right).finalize().into()
 }
 
-/// Takes leaf hashes one after another and gives the root: logarithmic memory for any number of leaves.
+/// Takes leaf hashes one after another and gives the root: logarithmic memory for any number of
+/// leaves.
 #[derive(Clone, Debug, Default)]
 pub struct RootBuilder {
     /// Roots of complete subtrees, largest first: one for each set bit of `leaves`.
@@ -68,7 +70,8 @@ impl RootBuilder {
     /// Adds the next leaf hash.
     pub fn push(&mut self, leaf: Digest) {
         let mut node = leaf;
-        // Adding one to the count carries through its trailing ones; each carry joins two equal subtrees.
+        // Adding one to the count carries through its trailing ones; each carry joins two equal
+        // subtrees.
         for _ in 0..self.leaves.trailing_ones() {
             if let Some(left) = self.peaks.pop() {
                 node = hash_node(&left, &node);
@@ -106,8 +109,8 @@ pub fn root_of(bytes: &[u8]) -> Digest {
     tree.root()
 }
 
-/// The sibling hashes from leaf `index` up to the root, lowest first (the audit path of RFC 6962 §2.1.1);
-/// `None` if there is no such leaf.
+/// The sibling hashes from leaf `index` up to the root, lowest first (the audit path of RFC 6962
+/// §2.1.1); `None` if there is no such leaf.
 pub fn proof(leaves: &[Digest], index: usize) -> Option<Vec<Digest>> {
     if index >= leaves.len() {
         return None;
@@ -127,8 +130,8 @@ pub fn proof(leaves: &[Digest], index: usize) -> Option<Vec<Digest>> {
     Some(path)
 }
 
-/// The root that `path` leads to from leaf hash `leaf` at `index` of `count`; `None` if the path has not the
-/// length that place calls for. Equality with a trusted root proves the leaf.
+/// The root that `path` leads to from leaf hash `leaf` at `index` of `count`; `None` if the path
+/// has not the length that place calls for. Equality with a trusted root proves the leaf.
 pub fn proven_root(leaf: Digest, index: u64, count: u64, path: &[Digest]) -> Option<Digest> {
     if index >= count {
         return None;
@@ -156,7 +159,8 @@ pub fn hex(digest: &Digest) -> String {
     })
 }
 
-/// What names an artifact: the hash of its head, which covers the header and the root of every section.
+/// What names an artifact: the hash of its head, which covers the header and the root of every
+/// section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ArtifactId(pub Digest);
 

@@ -15,9 +15,10 @@
 //! 1120  896 zero                        2016  32  artifact id: SHA-256 of bytes 0..2016 of this record
 //! ```
 //!
-//! What [`Head::decode`] lets through always holds: the id fits the record; version, features and section kinds
-//! are ones this reader may read; sections stand in file order, each at the first multiple of its alignment after
-//! the one before, and end exactly where the data area ends. It does not look at any byte outside the record.
+//! What [`Head::decode`] lets through always holds: the id fits the record; version, features and
+//! section kinds are ones this reader may read; sections stand in file order, each at the first
+//! multiple of its alignment after the one before, and end exactly where the data area ends. It
+//! does not look at any byte outside the record.
 
 use super::error::{Error, Where};
 use super::hash::{ArtifactId, Digest, LEAF_BYTES, leaf_count, sha256};
@@ -64,7 +65,8 @@ pub struct Section {
 impl Section {
     /// First byte behind the section, from the start of the data area.
     pub fn end(&self) -> u64 {
-        // Sections are built by the layout or checked by `decode`; both have added this up without overflow.
+        // Sections are built by the layout or checked by `decode`; both have added this up without
+        // overflow.
         self.offset.saturating_add(self.len)
     }
 }
@@ -104,8 +106,8 @@ impl Head {
         hashed.fold(0, |n, s| n + leaf_count(s.len))
     }
 
-    /// The record as it stands on disk, id included, and the id. Sections beyond [`MAX_SECTIONS`] do not occur:
-    /// every kind stands once and there are fewer kinds.
+    /// The record as it stands on disk, id included, and the id. Sections beyond [`MAX_SECTIONS`]
+    /// do not occur: every kind stands once and there are fewer kinds.
     pub(crate) fn encode(&self) -> ([u8; HEAD_BYTES as usize], ArtifactId) {
         let mut record = [0; HEAD_BYTES as usize];
         record[0..8].copy_from_slice(&MAGIC);
@@ -136,8 +138,8 @@ impl Head {
     /// Reads and checks a record.
     ///
     /// # Errors
-    /// Everything listed in the module's second paragraph, the version before anything that could have changed
-    /// with it, the id before anything that a flipped bit could have changed.
+    /// Everything listed in the module's second paragraph, the version before anything that could
+    /// have changed with it, the id before anything that a flipped bit could have changed.
     pub fn decode(record: &[u8; HEAD_BYTES as usize]) -> Result<(Head, ArtifactId), Error> {
         let magic: [u8; 8] = bytes(record, 0);
         if magic != MAGIC {
@@ -163,7 +165,8 @@ impl Head {
             .ok()
             .filter(|n| *n <= MAX_SECTIONS)
             .ok_or_else(|| Error::field(Where::Head, "number of sections", format!("at most {MAX_SECTIONS}"), count))?;
-        // What this version does not use must be zero, unless a later minor version may have given it a meaning.
+        // What this version does not use must be zero, unless a later minor version may have given
+        // it a meaning.
         let newer = minor > VERSION_MINOR;
         if !newer && record[TABLE + count * ENTRY_BYTES..ID].iter().any(|b| *b != 0) {
             return Err(Error::field(Where::Head, "unused bytes", "zero", "something else"));

@@ -1,13 +1,14 @@
 //! The safetensors header of a loaf: written in one canonical way, and read strictly.
 //!
 //! Canonical form: `{"__metadata__":{"format":"pt"}` and then, for each tensor in data order,
-//! `,"NAME":{"dtype":"D","shape":[S,..],"data_offsets":[B,E]}`, a closing brace, no white space, then spaces up to
-//! a length that puts the data area on a page. [`parse`] renders what it read again and requires the same bytes:
-//! so two JSON parsers can never see two different files. (`pt` is what loaders that insist on a format accept.)
+//! `,"NAME":{"dtype":"D","shape":[S,..],"data_offsets":[B,E]}`, a closing brace, no white space,
+//! then spaces up to a length that puts the data area on a page. [`parse`] renders what it read
+//! again and requires the same bytes: so two JSON parsers can never see two different files. (`pt`
+//! is what loaders that insist on a format accept.)
 //!
-//! [`check`] proves that header and table say the same: the tensors tile the data area without hole or overlap,
-//! `loaf.*` tensors are exactly the head, the sections and the padding, and all others lie in the Weights
-//! section and fill it from end to end. Neither function looks at tensor bytes.
+//! [`check`] proves that header and table say the same: the tensors tile the data area without hole
+//! or overlap, `loaf.*` tensors are exactly the head, the sections and the padding, and all others
+//! lie in the Weights section and fill it from end to end. Neither function looks at tensor bytes.
 
 use super::error::{Error, Where};
 use super::head::{HEAD_BYTES, Head, expect};
@@ -83,7 +84,8 @@ pub(crate) fn bad_weight_name(name: &str) -> Option<&'static str> {
     }
 }
 
-/// The file's first bytes: length prefix, canonical JSON, spaces. The result is a whole number of pages.
+/// The file's first bytes: length prefix, canonical JSON, spaces. The result is a whole number of
+/// pages.
 ///
 /// # Errors
 /// [`Error::Field`] if the JSON would be longer than [`MAX_HEADER_BYTES`].
@@ -111,8 +113,9 @@ pub(crate) fn render(tensors: &[TensorEntry]) -> Result<Vec<u8>, Error> {
 /// Reads the length prefix and JSON, `8 + N` bytes in all.
 ///
 /// # Errors
-/// [`Error::Json`] for anything other than a safetensors header within the caps, and [`Error::Field`] for a tensor
-/// whose length is not that of its shape or for a header not in canonical form.
+/// [`Error::Json`] for anything other than a safetensors header within the caps, and
+/// [`Error::Field`] for a tensor whose length is not that of its shape or for a header not in
+/// canonical form.
 pub(crate) fn parse(header: &[u8]) -> Result<Vec<TensorEntry>, Error> {
     let json = header.get(8..).unwrap_or_default();
     let Tensors(tensors) = serde_json::from_slice(json).map_err(|e| Error::Json { message: e.to_string() })?;
@@ -327,7 +330,8 @@ mod tests {
         assert!(with("[1]", "[0,4,8]").contains("trailing"), "{}", with("[1]", "[0,4,8]"));
     }
 
-    /// A file of two weights with padding around them and two sections, as its header and its table have it.
+    /// A file of two weights with padding around them and two sections, as its header and its table
+    /// have it.
     fn agreeing() -> (Vec<TensorEntry>, Head) {
         let mut layout = Layout::new();
         layout.weight("a", DType::F32, &[3]).unwrap();

@@ -1,13 +1,15 @@
 //! Where everything in a loaf lies, settled before a byte of it is written.
 //!
-//! Two stages, because a plan names weight offsets and its own length is known only when it is made:
-//! [`Layout`] → [`WeightLayout`] depends on the weights alone; [`FileLayout`] puts the other sections behind them.
+//! Two stages, because a plan names weight offsets and its own length is known only when it is
+//! made: [`Layout`] → [`WeightLayout`] depends on the weights alone; [`FileLayout`] puts the other
+//! sections behind them.
 //!
-//! What always holds: a weight of at least 64 KiB starts on a 16 KiB boundary and a smaller one on a 64-byte one,
-//! except inside a contiguous group, whose first member is aligned as a tensor of the group's whole length and
-//! whose other members follow without a gap. A group is contiguous when every member is a multiple of 64 bytes
-//! long; otherwise its members still stand in order, each on its own alignment. Groups and lone weights stand in
-//! the order in which their first member was declared. Nothing depends on anything but the declarations.
+//! What always holds: a weight of at least 64 KiB starts on a 16 KiB boundary and a smaller one on
+//! a 64-byte one, except inside a contiguous group, whose first member is aligned as a tensor of
+//! the group's whole length and whose other members follow without a gap. A group is contiguous
+//! when every member is a multiple of 64 bytes long; otherwise its members still stand in order,
+//! each on its own alignment. Groups and lone weights stand in the order in which their first
+//! member was declared. Nothing depends on anything but the declarations.
 
 use super::error::{Error, Where};
 use super::hash::leaf_count;
@@ -75,9 +77,9 @@ impl Layout {
     /// Declares a weight; it must be written in full later.
     ///
     /// # Errors
-    /// [`Error::Name`] if the name is taken, reserved (`loaf.*`, `__metadata__`), empty, longer than 1024 bytes or
-    /// has control characters; [`Error::Field`] if the tensor is empty, has more than 8 dimensions or its length
-    /// overflows, or if there are too many tensors.
+    /// [`Error::Name`] if the name is taken, reserved (`loaf.*`, `__metadata__`), empty, longer
+    /// than 1024 bytes or has control characters; [`Error::Field`] if the tensor is empty, has more
+    /// than 8 dimensions or its length overflows, or if there are too many tensors.
     pub fn weight(&mut self, name: &str, dtype: DType, shape: &[u64]) -> Result<WeightIx, Error> {
         let at = || Where::Tensor(name.to_owned());
         if let Some(why) = bad_weight_name(name) {
@@ -89,7 +91,8 @@ impl Layout {
         let len = tensor_bytes(dtype, shape)
             .filter(|len| *len > 0)
             .ok_or_else(|| Error::field(at(), "shape", "a length in bytes from 1 to 2^64 - 1", format!("{shape:?}")))?;
-        // Each weight may need a pad before it; sections, head and their pads take a few dozen more.
+        // Each weight may need a pad before it; sections, head and their pads take a few dozen
+        // more.
         if self.weights.len() >= MAX_TENSORS / 2 - 64 {
             return Err(Error::field(at(), "number of weights", MAX_TENSORS / 2 - 64, "one more"));
         }
@@ -105,7 +108,8 @@ impl Layout {
     /// Asks for these weights to lie next to each other in this order.
     ///
     /// # Errors
-    /// [`Error::Group`] if one of them is in a group already, twice in this one, or not of this layout.
+    /// [`Error::Group`] if one of them is in a group already, twice in this one, or not of this
+    /// layout.
     pub fn group(&mut self, members: &[WeightIx]) -> Result<(), Error> {
         for (i, ix) in members.iter().enumerate() {
             let why = match self.group_of.get(ix.index()) {
@@ -196,7 +200,8 @@ impl WeightLayout {
         &self.groups
     }
 
-    /// The Weights section, in bytes from the start of the data area. Its start is the same in every file.
+    /// The Weights section, in bytes from the start of the data area. Its start is the same in
+    /// every file.
     pub fn span(&self) -> Range<u64> {
         self.start..self.end
     }
@@ -230,11 +235,13 @@ pub struct FileLayout {
 }
 
 impl FileLayout {
-    /// Puts sections of these lengths behind the weights, in order of their kind, and the hash tree last.
+    /// Puts sections of these lengths behind the weights, in order of their kind, and the hash tree
+    /// last.
     ///
     /// # Errors
-    /// [`Error::DuplicateSection`] for a kind given twice, or for Weights or HashTree, which are always there and
-    /// have the length they have; [`Error::Field`] if the header would be too long or the file's length overflows.
+    /// [`Error::DuplicateSection`] for a kind given twice, or for Weights or HashTree, which are
+    /// always there and have the length they have; [`Error::Field`] if the header would be too long
+    /// or the file's length overflows.
     pub fn new(weights: WeightLayout, sections: &[(SectionKind, u64)]) -> Result<FileLayout, Error> {
         let mut lengths = vec![(SectionKind::Weights, weights.end - weights.start)];
         lengths.extend_from_slice(sections);

@@ -9,16 +9,18 @@
 //!                loaf.hashes                    every leaf hash of every section before it
 //! ```
 //!
-//! A baker declares its weights in a [`Layout`], learns every weight's offset from [`WeightLayout`] before a
-//! byte is written (the plan needs them), adds the lengths of the other sections in a [`FileLayout`], fills a
-//! [`Writer`] from as many threads as it likes, seals it, hashes leaves, and finishes. A reader calls
-//! [`Container::open`] on the mapped bytes, which looks at the head alone, and then asks for as much proof as it
-//! wants: one section, everything but the weights, or everything.
+//! A baker declares its weights in a [`Layout`], learns every weight's offset from [`WeightLayout`]
+//! before a byte is written (the plan needs them), adds the lengths of the other sections in a
+//! [`FileLayout`], fills a [`Writer`] from as many threads as it likes, seals it, hashes leaves,
+//! and finishes. A reader calls [`Container::open`] on the mapped bytes, which looks at the head
+//! alone, and then asks for as much proof as it wants: one section, everything but the weights, or
+//! everything.
 //!
-//! What always holds: offsets are relative to the data area, which itself starts on a 16 KiB boundary of the
-//! file, so an alignment of one is an alignment of the other; every byte of the file is named by exactly one
-//! tensor; every byte is either under a hash or must be zero; the same declarations and bytes give the same
-//! file. What the container does not do: it never looks inside a section, maps no file and starts no thread.
+//! What always holds: offsets are relative to the data area, which itself starts on a 16 KiB
+//! boundary of the file, so an alignment of one is an alignment of the other; every byte of the
+//! file is named by exactly one tensor; every byte is either under a hash or must be zero; the same
+//! declarations and bytes give the same file. What the container does not do: it never looks inside
+//! a section, maps no file and starts no thread.
 //!
 //! FORMAT.md specifies all of this for a second implementation.
 
@@ -47,7 +49,8 @@ pub use writer::{Sealed, Writer};
 
 use std::fmt;
 
-/// Alignment in bytes of the data area, of the Weights section and of large weights: a page on Apple silicon.
+/// Alignment in bytes of the data area, of the Weights section and of large weights: a page on
+/// Apple silicon.
 pub const PAGE_BYTES: u64 = 16 << 10;
 
 /// Alignment in bytes of everything else: a cache line, and the widest vector load.
@@ -56,7 +59,8 @@ pub const LINE_BYTES: u64 = 64;
 /// Weights of at least this many bytes start on a page, smaller ones on a line.
 pub const LARGE_BYTES: u64 = 64 << 10;
 
-/// What a section holds. The discriminant is the on-disk code; sections stand in the file in this order.
+/// What a section holds. The discriminant is the on-disk code; sections stand in the file in this
+/// order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum SectionKind {
@@ -104,7 +108,8 @@ impl SectionKind {
         Self::ALL.into_iter().find(|k| k.code() == code)
     }
 
-    /// The name of the tensor that holds the section; `None` for Weights, whose tensors have their own names.
+    /// The name of the tensor that holds the section; `None` for Weights, whose tensors have their
+    /// own names.
     pub const fn tensor_name(self) -> Option<&'static str> {
         match self {
             SectionKind::Weights => None,

@@ -9,9 +9,10 @@
 //! | [`Leaves::check`] | 4 MiB of a section | the same for this leaf; any thread may take any leaf |
 //! | [`Container::verify_all`] | everything | the file is the one its artifact id names |
 //!
-//! Whether it is the file one *wanted* is for the caller to say, by comparing [`Container::artifact_id`].
-//! No function here panics, whatever the bytes, nor allocates more than a small multiple of the header. The
-//! layout of the head is drawn in the module `head`; nothing here looks inside a section but the hash tree.
+//! Whether it is the file one *wanted* is for the caller to say, by comparing
+//! [`Container::artifact_id`]. No function here panics, whatever the bytes, nor allocates more than
+//! a small multiple of the header. The layout of the head is drawn in the module `head`; nothing
+//! here looks inside a section but the hash tree.
 
 use super::error::{Error, Where};
 use super::hash::{ArtifactId, Digest, LEAF_BYTES, hash_leaf, leaf_count, root, root_of, sha256};
@@ -59,7 +60,8 @@ impl<'a> Container<'a> {
         &self.head
     }
 
-    /// The hash that names this artifact; [`Container::open`] has checked that it is that of the head.
+    /// The hash that names this artifact; [`Container::open`] has checked that it is that of the
+    /// head.
     pub fn artifact_id(&self) -> ArtifactId {
         self.id
     }
@@ -95,8 +97,8 @@ impl<'a> Container<'a> {
         Ok(bytes)
     }
 
-    /// Every weight, every section and all padding, in data order, as the header names them; proves that header
-    /// and table agree, not that the header is the one the head was made for.
+    /// Every weight, every section and all padding, in data order, as the header names them; proves
+    /// that header and table agree, not that the header is the one the head was made for.
     ///
     /// # Errors
     /// The first thing about the header that is not as it must be.
@@ -106,11 +108,13 @@ impl<'a> Container<'a> {
         Ok(tensors)
     }
 
-    /// Proves everything but the weights and what the header says of them: the bytes of the header, of every other
-    /// section, of the padding around sections, and of the hash tree. Returns the leaves of the weights, still to check.
+    /// Proves everything but the weights and what the header says of them: the bytes of the header,
+    /// of every other section, of the padding around sections, and of the hash tree. Returns the
+    /// leaves of the weights, still to check.
     ///
     /// # Errors
-    /// [`Error::Hash`] or [`Error::Padding`] for the first byte range that is not as it was written.
+    /// [`Error::Hash`] or [`Error::Padding`] for the first byte range that is not as it was
+    /// written.
     pub fn verify_small(&self) -> Result<Leaves<'a>, Error> {
         same_hash(Where::Header, None, self.head.header_sha256, sha256(self.header))?;
         let tree = self.verify_tree()?;
@@ -127,8 +131,9 @@ impl<'a> Container<'a> {
         self.leaves_in(tree, self.head.section(kind).ok_or(Error::MissingSection { kind })?)
     }
 
-    /// The leaves of a section other than the hash tree, whose hashes are proven here and whose bytes are not yet:
-    /// to hash a long section on several threads, where [`Container::verify_section`] has but one.
+    /// The leaves of a section other than the hash tree, whose hashes are proven here and whose
+    /// bytes are not yet: to hash a long section on several threads, where
+    /// [`Container::verify_section`] has but one.
     ///
     /// # Errors
     /// [`Error::MissingSection`], or [`Error::Hash`] if the hash tree is not what it was.
@@ -153,8 +158,9 @@ impl<'a> Container<'a> {
         Ok(Leaves { kind: section.kind, bytes: self.section_bytes(section)?, hashes })
     }
 
-    /// [`Container::tensors`], and that all padding is zero. With [`Container::verify_small`] and every leaf of
-    /// what that returns it makes up [`Container::verify_all`], for callers with threads.
+    /// [`Container::tensors`], and that all padding is zero. With [`Container::verify_small`] and
+    /// every leaf of what that returns it makes up [`Container::verify_all`], for callers with
+    /// threads.
     ///
     /// # Errors
     /// What `tensors` returns, or [`Error::Padding`].
@@ -166,8 +172,8 @@ impl<'a> Container<'a> {
         Ok(tensors)
     }
 
-    /// Checks every checksum of the file. `progress` is told the bytes checked since it was last told; they add up to
-    /// [`Container::section_bytes_total`].
+    /// Checks every checksum of the file. `progress` is told the bytes checked since it was last
+    /// told; they add up to [`Container::section_bytes_total`].
     ///
     /// # Errors
     /// The first thing that is not as it must be.
@@ -232,7 +238,8 @@ impl Leaves<'_> {
     /// Proves leaf `ix` and returns its length in bytes.
     ///
     /// # Errors
-    /// [`Error::Hash`] if its bytes are not those of its hash, [`Error::Range`] if there is no such leaf.
+    /// [`Error::Hash`] if its bytes are not those of its hash, [`Error::Range`] if there is no such
+    /// leaf.
     pub fn check(&self, ix: u64) -> Result<u64, Error> {
         let at = || Where::Section(self.kind);
         let i = usize::try_from(ix).unwrap_or(usize::MAX);

@@ -1,14 +1,15 @@
 //! Writes a loaf: bytes to places a [`FileLayout`] has settled, from any number of threads.
 //!
-//! [`Writer`] takes bytes, and hashes a leaf of the weights as soon as all of it is written, while it is in the system's
-//! cache; [`Writer::seal`] proves that every byte of every weight and section has been written, exactly once, and gives
-//! a [`Sealed`], whose other leaves can be hashed in parallel; [`Sealed::finish`] writes hash tree, header and head,
-//! syncs, and renames into place.
+//! [`Writer`] takes bytes, and hashes a leaf of the weights as soon as all of it is written, while
+//! it is in the system's cache; [`Writer::seal`] proves that every byte of every weight and section
+//! has been written, exactly once, and gives a [`Sealed`], whose other leaves can be hashed in
+//! parallel; [`Sealed::finish`] writes hash tree, header and head, syncs, and renames into place.
 //!
-//! What always holds: nothing that happens (an error, a drop, a killed process) leaves a part of a file under the final
-//! name, which [`Output`] sees to; a loaf that was there before stays whole until it is replaced at once. A write that
-//! failed cannot be forgotten: the file can then not be finished. Padding is never written: the file is first
-//! extended to its full length, which fills it with zeros. Order and threads leave no trace in the bytes.
+//! What always holds: nothing that happens (an error, a drop, a killed process) leaves a part of a
+//! file under the final name, which [`Output`] sees to; a loaf that was there before stays whole
+//! until it is replaced at once. A write that failed cannot be forgotten: the file can then not be
+//! finished. Padding is never written: the file is first extended to its full length, which fills
+//! it with zeros. Order and threads leave no trace in the bytes.
 
 use super::error::{Error, Where};
 use super::hash::{ArtifactId, Digest, LEAF_BYTES, hash_leaf, hash_leaf_of, leaf_count, root, root_of, sha256};
@@ -80,11 +81,12 @@ impl Writer {
         &self.layout
     }
 
-    /// Writes `bytes` at byte `offset` of a weight. Threads may write to one weight at the same time.
+    /// Writes `bytes` at byte `offset` of a weight. Threads may write to one weight at the same
+    /// time.
     ///
     /// # Errors
-    /// [`Error::Range`] past the weight's end, [`Error::Rewritten`] if any of these bytes was written before, or
-    /// [`Error::Io`]; after any of them the file cannot be finished.
+    /// [`Error::Range`] past the weight's end, [`Error::Rewritten`] if any of these bytes was
+    /// written before, or [`Error::Io`]; after any of them the file cannot be finished.
     pub fn write_at(&self, weight: WeightIx, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let Some(w) = self.layout.weights().weights().get(weight.index()) else {
             self.failed.store(true, Ordering::SeqCst);
@@ -120,8 +122,9 @@ impl Writer {
     /// Writes a whole section.
     ///
     /// # Errors
-    /// [`Error::MissingSection`] for a kind the layout has not, [`Error::Field`] if the length is not the promised
-    /// one, or for Weights and HashTree, which are not written this way, and what [`Writer::write_at`] returns.
+    /// [`Error::MissingSection`] for a kind the layout has not, [`Error::Field`] if the length is
+    /// not the promised one, or for Weights and HashTree, which are not written this way, and what
+    /// [`Writer::write_at`] returns.
     pub fn write_section(&self, kind: SectionKind, bytes: &[u8]) -> Result<(), Error> {
         let refuse = |error| {
             self.failed.store(true, Ordering::SeqCst);
@@ -152,7 +155,8 @@ impl Writer {
         let claim = || -> Result<(), Error> {
             let end = offset.checked_add(len).filter(|end| *end <= limit);
             let end = end.ok_or_else(|| Error::Range { at: at(), offset, len, limit })?;
-            // Claimed before it is written, so that of two threads with the same bytes one is refused.
+            // Claimed before it is written, so that of two threads with the same bytes one is
+            // refused.
             if !written.lock().unwrap_or_else(PoisonError::into_inner).claim(offset, end) {
                 return Err(Error::Rewritten { at: at(), offset, len });
             }
@@ -169,8 +173,8 @@ impl Writer {
     /// Takes no more bytes and proves that all are there.
     ///
     /// # Errors
-    /// [`Error::Failed`] after a failed write, [`Error::Short`] naming the first weight or section with a byte
-    /// missing. The temporary file is removed.
+    /// [`Error::Failed`] after a failed write, [`Error::Short`] naming the first weight or section
+    /// with a byte missing. The temporary file is removed.
     pub fn seal(self) -> Result<Sealed, Error> {
         let Writer { file, layout, weights, sections, leaves, failed } = self;
         if failed.into_inner() {
@@ -223,8 +227,8 @@ impl Sealed {
         self.hashed_sections().map(|s| leaf_count(s.len)).sum()
     }
 
-    /// The hash of leaf `ix`, counted through the sections in file order: known, or read back. `buffer` saves an allocation
-    /// when the next leaf is hashed; what it holds does not matter.
+    /// The hash of leaf `ix`, counted through the sections in file order: known, or read back.
+    /// `buffer` saves an allocation when the next leaf is hashed; what it holds does not matter.
     ///
     /// # Errors
     /// [`Error::Range`] if there is no such leaf, [`Error::Io`] if it cannot be read.
@@ -248,12 +252,12 @@ impl Sealed {
         Err(Error::Range { at: Where::section(SectionKind::HashTree), offset: ix, len: 1, limit: first })
     }
 
-    /// Writes hash tree, header and head, syncs file and folder, and gives the file its name. `leaves` are the
-    /// values of [`Sealed::hash_leaf`] in order.
+    /// Writes hash tree, header and head, syncs file and folder, and gives the file its name.
+    /// `leaves` are the values of [`Sealed::hash_leaf`] in order.
     ///
     /// # Errors
-    /// [`Error::Field`] if there are not [`Sealed::leaf_count`] leaves, [`Error::Io`] if the system refuses
-    /// something; the temporary file is then removed and the final name untouched.
+    /// [`Error::Field`] if there are not [`Sealed::leaf_count`] leaves, [`Error::Io`] if the system
+    /// refuses something; the temporary file is then removed and the final name untouched.
     pub fn finish(self, leaves: &[Digest]) -> Result<ArtifactId, Error> {
         let Sealed { ref file, ref layout, .. } = self;
         let count = self.leaf_count();

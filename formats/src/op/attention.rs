@@ -3,16 +3,20 @@
 use super::spec::op;
 
 op! {
-    /// Causal attention of each row, a query at the row's position, over keys and values `0..=position` of the row's slot
-    /// (with `window > 0`: the last `window` positions only). Query head `h` reads KV head `h / (heads / kv_heads)`. Positions
-    /// are folded in blocks of [`ATTENTION_BLOCK`](crate::op::ATTENTION_BLOCK) counted from 0. Within a block, over its visible
-    /// positions `j`: `s_j = lane dot(q, k_j) * scale`; `m = max s_j`; `p_j = exp(s_j - m)`; `l = lane sum(p_j)` (the lane is
-    /// the index in the block, hidden positions count as `+0`); `acc = fma(p_j, v_j, acc)` from 0 in order of `j`. Blocks are
-    /// merged in order: the first visible block is `(M, L, A)`; then `M' = max(M, m)`, `c = exp(M - M')`, `d = exp(m - M')`,
-    /// `L = fma(L, c, l * d)`, `A = fma(A, c, acc * d)`. Finally `out = A / L`.
-    /// 
-    /// `value_dim` (another size of values), `soft_cap` (`cap * tanh(s / cap)`) and `sinks` (a logit a head that takes part
-    /// in the sum alone) have their place here; no kernel computes them yet, so they are refused.
+    /// Causal attention of each row, a query at the row's position, over keys and values
+    /// `0..=position` of the row's slot (with `window > 0`: the last `window` positions only).
+    /// Query head `h` reads KV head `h / (heads / kv_heads)`. Positions are folded in blocks of
+    /// [`ATTENTION_BLOCK`](crate::op::ATTENTION_BLOCK) counted from 0. Within a block, over its
+    /// visible positions `j`: `s_j = lane dot(q, k_j) * scale`; `m = max s_j`;
+    /// `p_j = exp(s_j - m)`; `l = lane sum(p_j)` (the lane is the index in the block, hidden
+    /// positions count as `+0`); `acc = fma(p_j, v_j, acc)` from 0 in order of `j`. Blocks are
+    /// merged in order: the first visible block is `(M, L, A)`; then `M' = max(M, m)`,
+    /// `c = exp(M - M')`, `d = exp(m - M')`, `L = fma(L, c, l * d)`, `A = fma(A, c, acc * d)`.
+    /// Finally `out = A / L`.
+    ///
+    /// `value_dim` (another size of values), `soft_cap` (`cap * tanh(s / cap)`) and `sinks` (a
+    /// logit a head that takes part in the sum alone) have their place here; no kernel computes
+    /// them yet, so they are refused.
     Attention = "attention", plan;
     attrs { rows: count, heads: count, kv_heads: count, dim: count, value_dim: count, context: count, scale: real, window: flag, soft_cap: real, sinks: flag }
     operands {

@@ -3,9 +3,10 @@
 use super::spec::{op, product};
 
 op! {
-    /// Causal depthwise convolution along each sequence: channel `c = h*dim + i`, `acc = 0`, taps `t` in order
-    /// `acc = fma(w[c, t], in[r - kernel + 1 + t][c], acc)`, rows before the sequence's first taken from its `state` (oldest
-    /// first), which then holds the last `kernel - 1` input rows.
+    /// Causal depthwise convolution along each sequence: channel `c = h*dim + i`, `acc = 0`, taps
+    /// `t` in order `acc = fma(w[c, t], in[r - kernel + 1 + t][c], acc)`, rows before the
+    /// sequence's first taken from its `state` (oldest first), which then holds the last
+    /// `kernel - 1` input rows.
     Conv = "conv", plan;
     attrs { rows: count, heads: count, dim: count, kernel: count }
     operands {

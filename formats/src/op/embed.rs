@@ -3,8 +3,9 @@
 use super::spec::op;
 
 op! {
-    /// `out[r] = decode(table[ids[r]])`: `fma(scale, code, bias)` for affine and block formats without a table, exact otherwise. An id past the table is
-    /// the caller's error; the runtime checks ids before replay.
+    /// `out[r] = decode(table[ids[r]])`: `fma(scale, code, bias)` for affine and block formats
+    /// without a table, exact otherwise. An id past the table is the caller's error; the runtime
+    /// checks ids before replay.
     Embed = "embed", plan;
     attrs { rows: count, vocab: count, dim: count, format: format }
     operands {

@@ -25,7 +25,8 @@ impl Rules for Attrs {
         product([self.rows, self.k, self.inputs, self.outputs])
     }
 
-    /// Tokens are taken to choose as many different experts as they can; of one token that is exact.
+    /// Tokens are taken to choose as many different experts as they can; of one token that is
+    /// exact.
     fn touched(&self, operand: &str, _: u64) -> Option<Touched> {
         (operand == "weight").then(|| Touched { read: (self.rows * self.k).min(self.experts) as u64, written: 0 })
     }

@@ -3,8 +3,8 @@
 use super::spec::op;
 
 op! {
-    /// `LinearDense` per slot, with the slot's expert's matrix; the input row is `x[r, 0]` if `x_slots` is 1, `x[r, j]` if it
-    /// is `k`.
+    /// `LinearDense` per slot, with the slot's expert's matrix; the input row is `x[r, 0]` if
+    /// `x_slots` is 1, `x[r, j]` if it is `k`.
     ExpertLinearDense = "expert_linear_dense", plan;
     attrs as expert_linear;
     operands {

@@ -3,8 +3,8 @@
 use super::spec::op;
 
 op! {
-    /// Counting sort of the slots `s = r*k + j` by expert, stable: `order` lists slots expert by expert,
-    /// `starts[e]..starts[e+1]` is expert `e`'s part of it.
+    /// Counting sort of the slots `s = r*k + j` by expert, stable: `order` lists slots expert by
+    /// expert, `starts[e]..starts[e+1]` is expert `e`'s part of it.
     ExpertSort = "expert_sort", plan;
     attrs { rows: count, k: count, experts: count }
     operands {

@@ -3,7 +3,8 @@
 use super::spec::op;
 
 op! {
-    /// Copies rows `select[i]` of `x`, one of `of` rows each; a number past the last reads the last.
+    /// Copies rows `select[i]` of `x`, one of `of` rows each; a number past the last reads the
+    /// last.
     GatherRows = "gather_rows", plan;
     attrs { rows: count, of: count, dim: count }
     operands {

@@ -3,8 +3,9 @@
 use super::spec::op;
 
 op! {
-    /// Per value head: `decay = exp(-(exp(a_log) * softplus(a + dt_bias)))`, `beta = sigmoid(b)`; `softplus(x)` is `x` above
-    /// 20, else `log1p(exp(x))`. `exp` as everywhere, `log1p` in f64, rounded once.
+    /// Per value head: `decay = exp(-(exp(a_log) * softplus(a + dt_bias)))`, `beta = sigmoid(b)`;
+    /// `softplus(x)` is `x` above 20, else `log1p(exp(x))`. `exp` as everywhere, `log1p` in f64,
+    /// rounded once.
     GdnGates = "gdn_gates", plan;
     attrs { rows: count, heads: count, dim: count }
     operands {

@@ -3,10 +3,11 @@
 use super::spec::{op, product};
 
 op! {
-    /// Gated delta rule along each sequence, rows in order, per value head `v` with key head `v / (v_heads / k_heads)` (with
-    /// `tiled`: `v % k_heads`) and state `S[k_dim, v_dim]`: `S = decay * S`; `r_j = fma(S[i,j], k_i, r_j)` from 0 over `i` in
-    /// order; `d_j = beta * (v_j - r_j)`; `S[i,j] = fma(k_i, d_j, S[i,j])`; `out_j = fma(S[i,j], q_i, out_j)` from 0 over `i`
-    /// in order.
+    /// Gated delta rule along each sequence, rows in order, per value head `v` with key head
+    /// `v / (v_heads / k_heads)` (with `tiled`: `v % k_heads`) and state `S[k_dim, v_dim]`:
+    /// `S = decay * S`; `r_j = fma(S[i,j], k_i, r_j)` from 0 over `i` in order;
+    /// `d_j = beta * (v_j - r_j)`; `S[i,j] = fma(k_i, d_j, S[i,j])`;
+    /// `out_j = fma(S[i,j], q_i, out_j)` from 0 over `i` in order.
     GdnScan = "gdn_scan", plan;
     attrs { rows: count, k_heads: count, v_heads: count, k_dim: count, v_dim: count, tiled: flag }
     operands {

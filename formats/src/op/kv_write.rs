@@ -3,7 +3,8 @@
 use super::spec::op;
 
 op! {
-    /// Rounds row `r` of `x` (to nearest even) into the cache of row `r`'s slot, at row `r`'s position.
+    /// Rounds row `r` of `x` (to nearest even) into the cache of row `r`'s slot, at row `r`'s
+    /// position.
     KvWrite = "kv_write", plan;
     attrs { rows: count, heads: count, dim: count, context: count }
     operands {

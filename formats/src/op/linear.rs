@@ -3,8 +3,8 @@
 use super::spec::{op, product};
 
 op! {
-    /// Graph only: `out = x * weight^T`, whatever the weight's format; becomes `Quantize` + `LinearQuant`, or
-    /// `LinearDense`.
+    /// Graph only: `out = x * weight^T`, whatever the weight's format; becomes `Quantize` +
+    /// `LinearQuant`, or `LinearDense`.
     Linear = "linear", graph;
     attrs { rows: count, inputs: count, outputs: count, format: format }
     operands {

@@ -3,8 +3,8 @@
 use super::spec::op;
 
 op! {
-    /// `out[r, o] = lane dot(x[r], decode(weight[o]))`; formats: dense, `mxfp8` (elements decoded exactly, scale included;
-    /// E4M3 `0x7f` is 480, as everywhere).
+    /// `out[r, o] = lane dot(x[r], decode(weight[o]))`; formats: dense, `mxfp8` (elements decoded
+    /// exactly, scale included; E4M3 `0x7f` is 480, as everywhere).
     LinearDense = "linear_dense", plan;
     attrs as linear;
     operands {

@@ -3,11 +3,12 @@
 use super::spec::op;
 
 op! {
-    /// `acc = 0`; for groups `g` in order: `d` = exact i32 dot of the group's weight codes and activation codes;
-    /// `acc = fma(scale[o,g] * xscale[r,g], f32(d), acc)`; affine then `acc = fma(bias[o,g], xsum[r,g], acc)`. The codes of
-    /// `mxfp4`/`nvfp4` are twice their E2M1 value (integers), their scale is half the stored one. Parameters are widened to f32
-    /// first. Block formats have the scales and biases of [`crate::block`], or none and the table's values for codes. The activation
-    /// group is the weight's.
+    /// `acc = 0`; for groups `g` in order: `d` = exact i32 dot of the group's weight codes and
+    /// activation codes; `acc = fma(scale[o,g] * xscale[r,g], f32(d), acc)`; affine then
+    /// `acc = fma(bias[o,g], xsum[r,g], acc)`. The codes of `mxfp4`/`nvfp4` are twice their E2M1
+    /// value (integers), their scale is half the stored one. Parameters are widened to f32 first.
+    /// Block formats have the scales and biases of [`crate::block`], or none and the table's values
+    /// for codes. The activation group is the weight's.
     LinearQuant = "linear_quant", plan;
     attrs as linear;
     operands {

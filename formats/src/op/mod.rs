@@ -1,36 +1,43 @@
 //! The closed op set, a file an op.
 //!
-//! Everything a loaf can ask of a backend is one of these ops. An op's file says what its operands are (name,
-//! direction, admissible element types, extent, what an output may stand on), what its attributes mean and must satisfy,
-//! what it costs, and in the doc of its `Attrs` the arithmetic with the order of every rounding. Shape inference, lowering,
-//! verification, `bake explain`, the cost model and the runtime all read the same row ([`OpKind::spec`]), so an op exists once; and its
-//! attributes and operands have names (`rms_norm::Attrs`, `rms_norm::Operands`), so nobody counts.
+//! Everything a loaf can ask of a backend is one of these ops. An op's file says what its operands
+//! are (name, direction, admissible element types, extent, what an output may stand on), what its
+//! attributes mean and must satisfy, what it costs, and in the doc of its `Attrs` the arithmetic
+//! with the order of every rounding. Shape inference, lowering, verification, `bake explain`, the
+//! cost model and the runtime all read the same row ([`OpKind::spec`]), so an op exists once; and
+//! its attributes and operands have names (`rms_norm::Attrs`, `rms_norm::Operands`), so nobody
+//! counts.
 //!
 //! # Operands are views
-//! An operand is a view `[rows, heads, dim]` over one memory region: element `(r, h, i)` is at element offset
-//! `r * row_stride + h * head_stride + i` from the operand's byte offset. `rows` are tokens (or table rows of
-//! a weight, or its experts); `dim` is always contiguous. Extents are given by the table as products of attributes, so a
-//! verifier can bound every access without knowing the op's arithmetic.
+//! An operand is a view `[rows, heads, dim]` over one memory region: element `(r, h, i)` is at
+//! element offset `r * row_stride + h * head_stride + i` from the operand's byte offset. `rows` are
+//! tokens (or table rows of a weight, or its experts); `dim` is always contiguous. Extents are
+//! given by the table as products of attributes, so a verifier can bound every access without
+//! knowing the op's arithmetic.
 //!
 //! # Rows, slots and positions
-//! The rows of a step belong to sequences. An op that only looks at a row's values knows nothing of that. Ops over caches and
-//! recurrent state, and the rotation's table, are told each row's slot and position when a step runs: no record holds
-//! a position.
+//! The rows of a step belong to sequences. An op that only looks at a row's values knows nothing of
+//! that. Ops over caches and recurrent state, and the rotation's table, are told each row's slot
+//! and position when a step runs: no record holds a position.
 //!
 //! # Arithmetic
-//! Results are bit-exact across instruction sets, thread counts, chunk sizes and what else is computed in the same step,
-//! because the order of every rounding is part of the op (the doc of its `Attrs`). Terms used there:
-//! - *elementwise*: each output element depends on its own inputs only; every `+ - * /`, `sqrt` and `fma`
-//!   is one IEEE binary32 operation, round to nearest even, no contraction beyond the written `fma`.
-//! - *lane sum* of `t[0..n]`: [`LANES`] = 32 accumulators start at `+0`; accumulator `j` takes `t[j], t[j+32], ..` in order; then they
-//!   are folded in halves: `a[j] += a[j+16]` for `j < 16`, then by 8, 4, 2, 1 (a warp's butterfly). A *lane dot* is the same with
-//!   `acc = fma(x, w, acc)`; past the end both factors are `+0`.
-//! - `exp`, `sigmoid(x) = 1 / (1 + exp(-x))`, `silu(x) = x * sigmoid(x)`: the runtime's own polynomial `exp`
-//!   (see the runtime's `math` module), the same on every instruction set.
+//! Results are bit-exact across instruction sets, thread counts, chunk sizes and what else is
+//! computed in the same step, because the order of every rounding is part of the op (the doc of its
+//! `Attrs`). Terms used there:
+//! - *elementwise*: each output element depends on its own inputs only; every `+ - * /`, `sqrt` and
+//!   `fma` is one IEEE binary32 operation, round to nearest even, no contraction beyond the written
+//!   `fma`.
+//! - *lane sum* of `t[0..n]`: [`LANES`] = 32 accumulators start at `+0`; accumulator `j` takes
+//!   `t[j], t[j+32], ..` in order; then they are folded in halves: `a[j] += a[j+16]` for `j < 16`,
+//!   then by 8, 4, 2, 1 (a warp's butterfly). A *lane dot* is the same with `acc = fma(x, w, acc)`;
+//!   past the end both factors are `+0`.
+//! - `exp`, `sigmoid(x) = 1 / (1 + exp(-x))`, `silu(x) = x * sigmoid(x)`: the runtime's own
+//!   polynomial `exp` (see the runtime's `math` module), the same on every instruction set.
 //!
 //! # Not here
 //! No op knows a model, a position table or a tokenizer. Nothing allocates. `View`, `Linear` and
-//! `ExpertLinear` belong to graphs alone: lowering removes them, and a plan that holds one is refused.
+//! `ExpertLinear` belong to graphs alone: lowering removes them, and a plan that holds one is
+//! refused.
 
 mod spec;
 

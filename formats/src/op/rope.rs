@@ -3,8 +3,9 @@
 use super::spec::op;
 
 op! {
-    /// Half-split rotation: for `i < half`: `out[i] = x[i]*c - x[i+half]*s` and `out[i+half] = x[i+half]*c + x[i]*s`, each as
-    /// `fma(x[i], c, -(x[i+half]*s))` and `fma(x[i+half], c, x[i]*s)`; the rest of `dim` is copied.
+    /// Half-split rotation: for `i < half`: `out[i] = x[i]*c - x[i+half]*s` and
+    /// `out[i+half] = x[i+half]*c + x[i]*s`, each as `fma(x[i], c, -(x[i+half]*s))` and
+    /// `fma(x[i+half], c, x[i]*s)`; the rest of `dim` is copied.
     Rope = "rope", plan;
     attrs { rows: count, heads: count, dim: count, half: count }
     operands {

@@ -3,8 +3,8 @@
 use super::spec::op;
 
 op! {
-    /// Row `r` holds `cos(t_i)` for `i < half`, then `sin(t_i)`, `t_i = f64(position of row r) * f64(inv_freq[i])`, evaluated in
-    /// f64 and rounded once.
+    /// Row `r` holds `cos(t_i)` for `i < half`, then `sin(t_i)`,
+    /// `t_i = f64(position of row r) * f64(inv_freq[i])`, evaluated in f64 and rounded once.
     RopeTable = "rope_table", plan;
     attrs { rows: count, half: count }
     operands {

@@ -23,7 +23,8 @@ pub enum Types {
     Float,
     /// `f32` or `f16`: what a KV cache holds.
     Cache,
-    /// Plane `i` of the weight format in the op's `format` attribute; absent if the format has fewer planes.
+    /// Plane `i` of the weight format in the op's `format` attribute; absent if the format has
+    /// fewer planes.
     Plane(u8),
 }
 
@@ -51,8 +52,8 @@ pub enum Dim {
 }
 
 impl Dim {
-    /// The extent for these attribute words; `None` if an attribute is missing, a division is not exact, a
-    /// format does not divide its row, or the result overflows.
+    /// The extent for these attribute words; `None` if an attribute is missing, a division is not
+    /// exact, a format does not divide its row, or the result overflows.
     #[inline]
     pub fn value(self, attrs: &[u64]) -> Option<u64> {
         let at = |i: u8| attrs.get(usize::from(i)).copied();
@@ -113,7 +114,8 @@ impl OperandSpec {
         [OperandSpec { name, mode, types, dims, over }]
     }
 
-    /// The planes of a weight whose rows, `[rows, heads]` of them, have `inputs` weights in `format` (attributes).
+    /// The planes of a weight whose rows, `[rows, heads]` of them, have `inputs` weights in
+    /// `format` (attributes).
     pub(super) const fn planes(
         name: &'static str,
         rows: Dim,
@@ -226,7 +228,8 @@ impl OpSpec {
         (self.effort)(attrs)
     }
 
-    /// Rows of operand `i` that are read and written, for checked attributes and rows from position `pos` on.
+    /// Rows of operand `i` that are read and written, for checked attributes and rows from position
+    /// `pos` on.
     pub fn touched(&self, attrs: &[u64], i: usize, pos: u64) -> Touched {
         let Some(operand) = self.operands.get(i) else { return Touched { read: 0, written: 0 } };
         (self.touched)(attrs, operand.name, pos).unwrap_or_else(|| {
@@ -251,7 +254,8 @@ pub const MAX_ATTRS: usize = 12;
 
 /// What an op's file says of it beyond names and extents. Attributes have passed their ranges.
 pub trait Rules {
-    /// What must hold of the attributes together; what no kernel computes is refused here too, and so at bake.
+    /// What must hold of the attributes together; what no kernel computes is refused here too, and
+    /// so at bake.
     ///
     /// # Errors
     /// What was expected.
@@ -265,8 +269,8 @@ pub trait Rules {
         0
     }
 
-    /// How many times as long it takes as to touch what it touches, where arithmetic outweighs that: a rough number, by which a
-    /// runtime tells what is worth several threads.
+    /// How many times as long it takes as to touch what it touches, where arithmetic outweighs
+    /// that: a rough number, by which a runtime tells what is worth several threads.
     fn effort(&self) -> u64 {
         1
     }
@@ -363,8 +367,8 @@ impl<T: Copy> Take<T> for [T; WEIGHT_PLANES] {
     }
 }
 
-/// Writes an op down: its doc (the arithmetic), name, attributes and operands. Makes the op's `SPEC`, its `Attrs` and its
-/// `Operands`, so that nobody counts either.
+/// Writes an op down: its doc (the arithmetic), name, attributes and operands. Makes the op's
+/// `SPEC`, its `Attrs` and its `Operands`, so that nobody counts either.
 ///
 /// ```text
 /// op! {

@@ -3,8 +3,8 @@
 use super::spec::op;
 
 op! {
-    /// The `k` largest in descending order, ties to the lower index (a NaN ranks below everything); with `renorm`, weights
-    /// are divided by their sum (taken in order from `+0`).
+    /// The `k` largest in descending order, ties to the lower index (a NaN ranks below everything);
+    /// with `renorm`, weights are divided by their sum (taken in order from `+0`).
     TopK = "top_k", plan;
     attrs { rows: count, experts: count, k: count, renorm: flag }
     operands {

@@ -3,8 +3,8 @@
 use super::spec::op;
 
 op! {
-    /// Graph only: reinterprets `[rows, ..]` as `[rows, heads, dim]`, starting at element `start` of a row, heads
-    /// `head_stride` elements apart. Moves nothing.
+    /// Graph only: reinterprets `[rows, ..]` as `[rows, heads, dim]`, starting at element `start`
+    /// of a row, heads `head_stride` elements apart. Moves nothing.
     View = "view", graph;
     attrs { rows: count, heads: count, dim: count, start: flag, head_stride: flag }
     operands {

@@ -1,16 +1,18 @@
 //! Output files: every file that `bake` and `loaf` write comes to be here.
 //!
-//! [`Output::create`] opens a temporary file beside the path, [`Output::finish`] syncs it and gives it its name in one step.
-//! What always holds:
+//! [`Output::create`] opens a temporary file beside the path, [`Output::finish`] syncs it and gives
+//! it its name in one step. What always holds:
 //!
 //! - Under the final name there is a whole file or what was there before, whatever happens.
-//! - What was there before was a file: devices, FIFOs, sockets and folders are refused, and so is every input of the same
-//!   command, under whatever name or link. A symbolic link is followed on purpose, as a shell's `>` does: the file behind
-//!   it is replaced, the link stays; a link that leads nowhere is refused.
-//! - The temporary file goes when an [`Output`] is dropped, and, in a program that called [`remove_on_signal`], when
-//!   the program is interrupted or terminated. One that was killed cannot do that: the next output in the same
-//!   folder removes what it left. Nobody removes the file of a process that is still writing, since that process holds
-//!   a lock on it, nor a file that is not named as temporary files here are.
+//! - What was there before was a file: devices, FIFOs, sockets and folders are refused, and so is
+//!   every input of the same command, under whatever name or link. A symbolic link is followed on
+//!   purpose, as a shell's `>` does: the file behind it is replaced, the link stays; a link that
+//!   leads nowhere is refused.
+//! - The temporary file goes when an [`Output`] is dropped, and, in a program that called
+//!   [`remove_on_signal`], when the program is interrupted or terminated. One that was killed
+//!   cannot do that: the next output in the same folder removes what it left. Nobody removes the
+//!   file of a process that is still writing, since that process holds a lock on it, nor a file
+//!   that is not named as temporary files here are.
 //!
 //! Temporary files are named `.NAME.PID-N.loaf-tmp`.
 
@@ -46,8 +48,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Opens a temporary file for `path`, in the folder of the file that will be replaced. `inputs` are the files that the
-    /// same command reads: `path` may be none of them.
+    /// Opens a temporary file for `path`, in the folder of the file that will be replaced. `inputs`
+    /// are the files that the same command reads: `path` may be none of them.
     ///
     /// # Errors
     /// [`OutputError`]: what is at `path` may not be replaced, or the system refuses.
@@ -57,7 +59,8 @@ impl Output {
         Output::for_target(target, path)
     }
 
-    /// As [`Output::create`] for whoever writes many files into one folder, and has cleared it once ([`Output::clear`]).
+    /// As [`Output::create`] for whoever writes many files into one folder, and has cleared it once
+    /// ([`Output::clear`]).
     ///
     /// # Errors
     /// As [`Output::create`].
@@ -78,7 +81,8 @@ impl Output {
         Ok(output)
     }
 
-    /// Opens a file in the system's temporary folder that will never get a name: for what is only to be measured.
+    /// Opens a file in the system's temporary folder that will never get a name: for what is only
+    /// to be measured.
     ///
     /// # Errors
     /// [`OutputError::Io`].
@@ -94,7 +98,8 @@ impl Output {
         let plain = |c: char| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' };
         let name: String = name.chars().take(40).map(plain).collect();
         for _ in 0..1000 {
-            // Processes in different containers may have one number, so the number alone would not do.
+            // Processes in different containers may have one number, so the number alone would not
+            // do.
             let temporary = folder.join(format!(".{name}.{}-{}{SUFFIX}", std::process::id(), random()));
             // Known before it is there, so that no signal finds it there and unknown.
             let entry = unfinished::Entry::new(&temporary);
@@ -107,7 +112,8 @@ impl Output {
                 // Another process took it for a leftover before it could be locked, and removes it.
                 Err(TryLockError::WouldBlock) => continue,
                 Ok(()) if !is_at(&file, &temporary) => continue,
-                // A file system without locks: nobody can take the lock either, so nobody removes the file.
+                // A file system without locks: nobody can take the lock either, so nobody removes
+                // the file.
                 Ok(()) | Err(TryLockError::Error(_)) => {}
             }
             return Ok(Output {
@@ -129,7 +135,8 @@ impl Output {
         &self.file
     }
 
-    /// Extends the file to `bytes`, all zero, after asking whether its file system has room for so many.
+    /// Extends the file to `bytes`, all zero, after asking whether its file system has room for so
+    /// many.
     ///
     /// # Errors
     /// [`OutputError::Room`] or [`OutputError::Io`].
@@ -140,8 +147,9 @@ impl Output {
         self.file.set_len(bytes).map_err(self.io("extend it to its length"))
     }
 
-    /// Asks the system to begin to write `len` bytes from byte `place` on to the disk, so that less is left for
-    /// [`Output::finish`]: for what will not be written again. A file that gets no name is left alone.
+    /// Asks the system to begin to write `len` bytes from byte `place` on to the disk, so that less
+    /// is left for [`Output::finish`]: for what will not be written again. A file that gets no name
+    /// is left alone.
     pub fn begin_sync(&self, place: u64, len: u64) {
         if self.target.is_some() {
             unfinished::begin_sync(&self.file, place, len);
@@ -294,7 +302,8 @@ fn kind_of(m: &fs::Metadata) -> &'static str {
     if m.is_dir() { "a folder" } else { "something else" }
 }
 
-/// Whether `other` names the file `path`, which is there: by device and number where the system has them.
+/// Whether `other` names the file `path`, which is there: by device and number where the system has
+/// them.
 #[cfg(unix)]
 fn same_file(_: &Path, found: &fs::Metadata, other: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -320,8 +329,8 @@ fn is_at(_: &File, path: &Path) -> bool {
     path.exists()
 }
 
-/// Removes the temporary files in `folder` whose process is gone: those nobody holds a lock on. It is housekeeping, so
-/// whatever does not work is left for the next time.
+/// Removes the temporary files in `folder` whose process is gone: those nobody holds a lock on. It
+/// is housekeeping, so whatever does not work is left for the next time.
 fn remove_leftovers(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {

@@ -1,8 +1,10 @@
-//! What the system is asked for directly: temporary files that a signal finds unfinished, and free space.
+//! What the system is asked for directly: temporary files that a signal finds unfinished, and free
+//! space.
 //!
-//! A signal handler may call next to nothing, so the paths of unfinished files stand ready, as C strings, in a table of
-//! atomic pointers. Whoever swaps a pointer out of the table owns it: an [`Entry`] that is dropped frees its path, a
-//! handler unlinks it and leaves it, since the process ends there.
+//! A signal handler may call next to nothing, so the paths of unfinished files stand ready, as C
+//! strings, in a table of atomic pointers. Whoever swaps a pointer out of the table owns it: an
+//! [`Entry`] that is dropped frees its path, a handler unlinks it and leaves it, since the process
+//! ends there.
 //!
 //! On systems without POSIX signals nothing is installed, and the next run removes what was left.
 
@@ -24,14 +26,16 @@ mod unix {
     use std::ptr::null_mut;
     use std::sync::atomic::{AtomicPtr, Ordering};
 
-    /// Files that one process writes at a time, with room to spare; one beyond them is left to the next run.
+    /// Files that one process writes at a time, with room to spare; one beyond them is left to the
+    /// next run.
     static PATHS: [AtomicPtr<c_char>; 64] = [const { AtomicPtr::new(null_mut()) }; 64];
 
     /// A path in the table.
     #[derive(Debug)]
     pub(in super::super) struct Entry(Option<(usize, *mut c_char)>);
 
-    // SAFETY: the pointer is to a C string of its own, which only this value and the table know; the table is atomic.
+    // SAFETY: the pointer is to a C string of its own, which only this value and the table know;
+    // the table is atomic.
     unsafe impl Send for Entry {}
     // SAFETY: as above; a shared reference gives no access to the string.
     unsafe impl Sync for Entry {}
@@ -55,18 +59,21 @@ mod unix {
         fn drop(&mut self) {
             let Some((i, path)) = self.0 else { return };
             if PATHS[i].compare_exchange(path, null_mut(), Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-                // SAFETY: it came from `into_raw`, and having taken it out of the table nobody else has it.
+                // SAFETY: it came from `into_raw`, and having taken it out of the table nobody else
+                // has it.
                 drop(unsafe { CString::from_raw(path) });
             }
         }
     }
 
-    /// Removes the temporary file of every output that is not finished. Async-signal-safe; for what ends the process.
+    /// Removes the temporary file of every output that is not finished. Async-signal-safe; for what
+    /// ends the process.
     pub fn remove_unfinished() {
         for slot in &PATHS {
             let path = slot.swap(null_mut(), Ordering::SeqCst);
             if !path.is_null() {
-                // SAFETY: a path in the table is a C string that only its taker may free, and this one does not.
+                // SAFETY: a path in the table is a C string that only its taker may free, and this
+                // one does not.
                 unsafe { libc::unlink(path) };
             }
         }
@@ -74,20 +81,23 @@ mod unix {
 
     extern "C" fn end(signal: c_int) {
         remove_unfinished();
-        // SAFETY: both calls are async-signal-safe. The signal is blocked until this handler returns; then it has its
-        // default effect, so that whoever waits for the process learns what ended it.
+        // SAFETY: both calls are async-signal-safe. The signal is blocked until this handler
+        // returns; then it has its default effect, so that whoever waits for the process learns
+        // what ended it.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
             libc::raise(signal);
         }
     }
 
-    /// From now on an interrupt, a hang-up or a termination removes unfinished outputs before it ends the process. A signal
-    /// that is ignored or handled already stays as it is. For programs: a library does not decide about signals.
+    /// From now on an interrupt, a hang-up or a termination removes unfinished outputs before it
+    /// ends the process. A signal that is ignored or handled already stays as it is. For programs:
+    /// a library does not decide about signals.
     pub fn remove_on_signal() {
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-            // SAFETY: an all-zero `sigaction` is a valid one; the handler calls what is async-signal-safe alone; pointers
-            // are to live values of the right type, or null where the call allows it.
+            // SAFETY: an all-zero `sigaction` is a valid one; the handler calls what is
+            // async-signal-safe alone; pointers are to live values of the right type, or null where
+            // the call allows it.
             unsafe {
                 let mut old: libc::sigaction = std::mem::zeroed();
                 if libc::sigaction(signal, std::ptr::null(), &mut old) != 0 || old.sa_sigaction != libc::SIG_DFL {
@@ -102,7 +112,8 @@ mod unix {
 
     /// Bytes that may still be written to the file's file system; `None` if it does not say.
     pub(in super::super) fn free_bytes(file: &File) -> Option<u64> {
-        // SAFETY: an all-zero `statvfs` is a valid one, the descriptor is open, and the pointer is to a live value.
+        // SAFETY: an all-zero `statvfs` is a valid one, the descriptor is open, and the pointer is
+        // to a live value.
         let s = unsafe {
             let mut s: libc::statvfs = std::mem::zeroed();
             (libc::fstatvfs(file.as_raw_fd(), &mut s) == 0).then_some(s)?
@@ -112,11 +123,13 @@ mod unix {
         (s.f_blocks as u64 > 0).then(|| (s.f_bavail as u64).saturating_mul(s.f_frsize as u64))
     }
 
-    /// Has the system begin to write these bytes to the disk, where it can be asked; nobody waits for it.
+    /// Has the system begin to write these bytes to the disk, where it can be asked; nobody waits
+    /// for it.
     pub(in super::super) fn begin_sync(file: &File, place: u64, len: u64) {
         #[cfg(all(target_os = "linux", target_env = "gnu"))]
         if let (Ok(place), Ok(len)) = (i64::try_from(place), i64::try_from(len)) {
-            // SAFETY: the descriptor is open, and no memory is involved. It is advice: what fails here, `fsync` does or reports.
+            // SAFETY: the descriptor is open, and no memory is involved. It is advice: what fails
+            // here, `fsync` does or reports.
             unsafe { libc::sync_file_range(file.as_raw_fd(), place, len, libc::SYNC_FILE_RANGE_WRITE) };
         }
         #[cfg(not(all(target_os = "linux", target_env = "gnu")))]

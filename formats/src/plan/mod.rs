@@ -8,16 +8,19 @@
 //! 1 per attribute   value
 //! ```
 //!
-//! An absent operand (planes that a weight format has not) is three zero words. The first attribute of every op is its
-//! number of rows. The graphs of one phase differ in nothing else: where rows belong, their slots and positions, is said when a step runs.
-//! So a phase has one [`Template`], whose row counts are 0; [`Template::expand`] fills them in and is the only way from template to
+//! An absent operand (planes that a weight format has not) is three zero words. The first attribute
+//! of every op is its number of rows. The graphs of one phase differ in nothing else: where rows
+//! belong, their slots and positions, is said when a step runs. So a phase has one [`Template`],
+//! whose row counts are 0; [`Template::expand`] fills them in and is the only way from template to
 //! concrete graph, for the baker's proof and for replay alike.
 //!
-//! State belongs to a *slot*, one sequence's. It has two parts: caches, which keep a row per position, and recurrent state, of which a slot
-//! may have several *versions*. Operands in [`Region::Cache`] and [`Region::Recurrent`] are relative to the slot's (and version's) start; the
-//! runtime decides how many there are.
+//! State belongs to a *slot*, one sequence's. It has two parts: caches, which keep a row per
+//! position, and recurrent state, of which a slot may have several *versions*. Operands in
+//! [`Region::Cache`] and [`Region::Recurrent`] are relative to the slot's (and version's) start;
+//! the runtime decides how many there are.
 //!
-//! [`Plan::verify`] (in `verify`) is independent of the planner and gives a [`VerifiedPlan`], without which a runtime cannot replay.
+//! [`Plan::verify`] (in `verify`) is independent of the planner and gives a [`VerifiedPlan`],
+//! without which a runtime cannot replay.
 //!
 //! Not here: where weights lie in a file (the container), how a plan was made (the baker).
 
@@ -108,8 +111,8 @@ impl Operand {
         (region != Region::None || operand == Operand::ABSENT).then_some(operand)
     }
 
-    /// First and one-past-last byte touched for an extent `[rows, heads, dim]`; `None` on overflow or an
-    /// empty extent.
+    /// First and one-past-last byte touched for an extent `[rows, heads, dim]`; `None` on overflow
+    /// or an empty extent.
     pub fn span(&self, dims: [u64; 3]) -> Option<(u64, u64)> {
         let last = |n: u64, stride: u64| n.checked_sub(1)?.checked_mul(stride);
         let elems = last(dims[0], self.row_stride)?
@@ -231,9 +234,11 @@ pub struct Template {
     pub phase: Phase,
     /// Most rows `n`; graphs exist for `1..=max_rows`.
     pub max_rows: u32,
-    /// Positions: a row stands at one of `0..positions`. (Of an LM head: hidden rows it can choose from.)
+    /// Positions: a row stands at one of `0..positions`. (Of an LM head: hidden rows it can choose
+    /// from.)
     pub positions: u32,
-    /// Step between the positions at which the baker traced graphs and proved them (prefill chunks start at multiples of the chunk).
+    /// Step between the positions at which the baker traced graphs and proved them (prefill chunks
+    /// start at multiples of the chunk).
     pub step: u32,
     /// The records.
     pub words: Vec<u64>,
@@ -407,8 +412,8 @@ fn bincode_config() -> impl bincode::config::Config {
 }
 
 impl Plan {
-    /// The plan section's bytes: bincode 2 standard configuration (little endian, variable-length integers),
-    /// fields in declaration order.
+    /// The plan section's bytes: bincode 2 standard configuration (little endian, variable-length
+    /// integers), fields in declaration order.
     pub fn encode(&self) -> Vec<u8> {
         bincode::serde::encode_to_vec(self, bincode::config::standard()).expect("a plan has nothing bincode refuses")
     }
@@ -459,7 +464,8 @@ impl Plan {
         self.cache_bytes.saturating_add(self.recurrent_bytes)
     }
 
-    /// Bytes of a snapshot of a sequence at `position`: per state, in table order, the ranges of [`State::snapshot_ranges`].
+    /// Bytes of a snapshot of a sequence at `position`: per state, in table order, the ranges of
+    /// [`State::snapshot_ranges`].
     pub fn snapshot_bytes(&self, position: u64) -> u64 {
         self.states.iter().flat_map(|s| s.snapshot_ranges(position)).map(|r| r.end - r.start).sum()
     }

@@ -169,7 +169,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Plays a concrete graph. `sources` gets, for each read of a value, the record's word and that of the record that wrote it.
+    /// Plays a concrete graph. `sources` gets, for each read of a value, the record's word and that
+    /// of the record that wrote it.
     fn verify_graph(
         &self,
         phase: Phase,
@@ -311,8 +312,8 @@ impl Plan {
                 if o.region != Region::Weights {
                     return refuse("region", Region::Weights.to_string(), o.region);
                 }
-                // Matrices (of experts, whose records hold more than this plane) may lie apart from each other, the rows
-                // of one follow each other.
+                // Matrices (of experts, whose records hold more than this plane) may lie apart from
+                // each other, the rows of one follow each other.
                 let matrices = rule.dims[1] != Dim::One;
                 let apart = rows == 1 || heads.checked_mul(dim).is_some_and(|n| o.row_stride >= n);
                 let ok = if matrices { within && apart } else { contiguous };

@@ -1,16 +1,18 @@
 //! `loaf.tokenizer`: a tokenizer as flat tables that are used where they lie.
 //!
-//! A Hugging Face `tokenizer.json` of 150,000 tokens takes hundreds of milliseconds to parse and to hash into maps.
-//! `bake` does that once; what it writes is this section, and the runtime looks things up in the mapped bytes. What
-//! always holds: [`TokenizerTables::verify`] is one linear pass with no allocation, and after it no lookup can fail,
-//! read out of bounds or probe for long, whatever the bytes were. What this module does not do: it neither encodes nor
-//! decodes text (the runtime does), and it does not read JSON (`bake` does). Verification proves that the tables are
+//! A Hugging Face `tokenizer.json` of 150,000 tokens takes hundreds of milliseconds to parse and to
+//! hash into maps. `bake` does that once; what it writes is this section, and the runtime looks
+//! things up in the mapped bytes. What always holds: [`TokenizerTables::verify`] is one linear pass
+//! with no allocation, and after it no lookup can fail, read out of bounds or probe for long,
+//! whatever the bytes were. What this module does not do: it neither encodes nor decodes text (the
+//! runtime does), and it does not read JSON (`bake` does). Verification proves that the tables are
 //! safe to use, not that they are the right tables: that is what the container's hashes are for.
 //!
 //! # Layout
 //!
-//! All integers are little-endian. There are no pointers: the sections follow the header in the fixed order below, each
-//! padded with zero bytes to a multiple of 8, their lengths implied by the header's counts. `NONE` is `0xFFFF_FFFF`.
+//! All integers are little-endian. There are no pointers: the sections follow the header in the
+//! fixed order below, each padded with zero bytes to a multiple of 8, their lengths implied by the
+//! header's counts. `NONE` is `0xFFFF_FFFF`.
 //!
 //! ```text
 //! header, 96 bytes
@@ -56,13 +58,15 @@
 //!   added strings   u8[]               UTF-8
 //! ```
 //!
-//! **Texts and keys.** A token's *text* is the bytes it stands for when decoded: GPT-2's printable alphabet is undone,
-//! `▁` is a space, `<0x0A>` is one byte. Its *key* is the bytes the encoder looks it up by: the same for byte-level
-//! models; with `▁` in place of spaces for the others. A token that no vocabulary slot names is not found by any lookup.
+//! **Texts and keys.** A token's *text* is the bytes it stands for when decoded: GPT-2's printable
+//! alphabet is undone, `▁` is a space, `<0x0A>` is one byte. Its *key* is the bytes the encoder
+//! looks it up by: the same for byte-level models; with `▁` in place of spaces for the others. A
+//! token that no vocabulary slot names is not found by any lookup.
 //!
-//! **Slots.** A slot is 0 (empty) or `tag << 24 | (index + 1)`, `tag` being the top byte of the hash and `index` a merge's
-//! rank or a token's id. Probing starts at `hash & (slots - 1)` and goes up by one, wrapping, until it meets an empty slot
-//! or has looked at [`MAX_PROBE`]; a writer makes tables sparse enough that no entry lies farther. Hashes, in wrapping 64-bit arithmetic:
+//! **Slots.** A slot is 0 (empty) or `tag << 24 | (index + 1)`, `tag` being the top byte of the
+//! hash and `index` a merge's rank or a token's id. Probing starts at `hash & (slots - 1)` and goes
+//! up by one, wrapping, until it meets an empty slot or has looked at [`MAX_PROBE`]; a writer makes
+//! tables sparse enough that no entry lies farther. Hashes, in wrapping 64-bit arithmetic:
 //!
 //! ```text
 //! mix(x)            = let y = (x ^ (x >> 32)) * 0x9E3779B97F4A7C15 in y ^ (y >> 29)
@@ -70,9 +74,10 @@
 //! hash of a key     = h = length; for each 8 bytes, little-endian, the last zero-filled: h = mix(h ^ word); then mix(h)
 //! ```
 //!
-//! **Added tokens.** First those matched in the raw text, then those matched after normalisation, each list in ascending
-//! order of pattern bytes, so that narrowing a range byte by byte walks it as a trie. `content` is the token as written in
-//! `tokenizer.json`, `pattern` what is matched (the content, normalised in the second list). Patterns are UTF-8, not empty.
+//! **Added tokens.** First those matched in the raw text, then those matched after normalisation,
+//! each list in ascending order of pattern bytes, so that narrowing a range byte by byte walks it
+//! as a trie. `content` is the token as written in `tokenizer.json`, `pattern` what is matched (the
+//! content, normalised in the second list). Patterns are UTF-8, not empty.
 
 mod tables;
 mod verify;
@@ -106,8 +111,8 @@ const CLASS_INDEX_LEN: usize = 0x11_0000 / 256;
 pub mod flag {
     /// The id is in use.
     pub const PRESENT: u8 = 1;
-    /// A piece equal to the key becomes this token without merging: because merging would give it, or because the
-    /// model says so (`ignore_merges`).
+    /// A piece equal to the key becomes this token without merging: because merging would give it,
+    /// or because the model says so (`ignore_merges`).
     pub const WHOLE: u8 = 2;
     /// Left out of decoded text when special tokens are skipped.
     pub const SPECIAL: u8 = 4;
@@ -136,9 +141,11 @@ pub mod class {
     pub const UPPER: u8 = 64;
     /// General category Ll; in tables of [`Scanner::Cased`](super::Scanner::Cased) alone.
     pub const LOWER: u8 = 128;
-    /// One of the letters that the rule lists; in tables of [`Deepseek::Llm`](super::Deepseek::Llm) alone.
+    /// One of the letters that the rule lists; in tables of [`Deepseek::Llm`](super::Deepseek::Llm)
+    /// alone.
     pub const LISTED: u8 = 64;
-    /// What the rule takes for punctuation; in tables of [`Scanner::Deepseek`](super::Scanner::Deepseek) alone.
+    /// What the rule takes for punctuation; in tables of
+    /// [`Scanner::Deepseek`](super::Scanner::Deepseek) alone.
     pub const PUNCTUATION: u8 = 128;
 }
 
@@ -158,23 +165,26 @@ pub mod added_flag {
 /// How text between added tokens is cut into the pieces that are merged one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scanner {
-    /// GPT-2's pattern: `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
+    /// GPT-2's pattern:
+    /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
     Gpt2 {
         /// A space is put before text that does not start with one.
         prefix_space: bool,
-        /// Every number (`\p{N}`) is a piece, and what stands between numbers is cut as if it were a text.
+        /// Every number (`\p{N}`) is a piece, and what stands between numbers is cut as if it were
+        /// a text.
         single_digits: bool,
     },
-    /// The pattern of Llama 3 and Qwen: contractions in any case, `[^\r\n\p{L}\p{N}]?\p{L}+`, digit runs,
-    /// ` ?[^\s\p{L}\p{N}]+[\r\n]*`, `\s*[\r\n]+|\s+(?!\S)|\s+`.
+    /// The pattern of Llama 3 and Qwen: contractions in any case, `[^\r\n\p{L}\p{N}]?\p{L}+`, digit
+    /// runs, ` ?[^\s\p{L}\p{N}]+[\r\n]*`, `\s*[\r\n]+|\s+(?!\S)|\s+`.
     Tiktoken {
         /// Combining marks count as letters (`[\p{L}\p{M}]+`) and not as punctuation.
         marks: bool,
         /// Longest run of digits that makes one piece.
         max_digits: u8,
     },
-    /// The pattern of GPT-4o and of Mistral's tekken. With `U` for `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]` and `L` for
-    /// `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`: `[^\r\n\p{L}\p{N}]?U*L+`, `[^\r\n\p{L}\p{N}]?U+L*`, digit runs,
+    /// The pattern of GPT-4o and of Mistral's tekken. With `U` for
+    /// `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]` and `L` for `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`:
+    /// `[^\r\n\p{L}\p{N}]?U*L+`, `[^\r\n\p{L}\p{N}]?U+L*`, digit runs,
     /// ` ?[^\s\p{L}\p{N}]+[\r\n/]*`, `\s*[\r\n]+|\s+(?!\S)|\s+`.
     Cased {
         /// Words take a contraction in any case that follows them: `(?i:'s|'t|'re|'ve|'m|'ll|'d)?`.
@@ -193,17 +203,21 @@ pub enum Scanner {
     },
 }
 
-/// The cuts of [`Scanner::Deepseek`], as llama.cpp has them. A cut makes pieces of its matches and of what lies between
-/// them; its end of text is the end of the piece that it cuts. `P` stands for [`class::PUNCTUATION`].
+/// The cuts of [`Scanner::Deepseek`], as llama.cpp has them. A cut makes pieces of its matches and
+/// of what lies between them; its end of text is the end of the piece that it cuts. `P` stands for
+/// [`class::PUNCTUATION`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deepseek {
-    /// `[\r\n]`, `\s?` and letters of [`class::LISTED`], `\s?P+`, `\s+$`, `[U+0800-U+9FA5 U+AC00-U+D7FF]+` without
-    /// whitespace, `\p{N}+`. `P`: ASCII punctuation and signs, full-width ones, U+2018-U+201F, U+3001, U+3002.
+    /// `[\r\n]`, `\s?` and letters of [`class::LISTED`], `\s?P+`, `\s+$`,
+    /// `[U+0800-U+9FA5 U+AC00-U+D7FF]+` without whitespace, `\p{N}+`. `P`: ASCII punctuation and
+    /// signs, full-width ones, U+2018-U+201F, U+3001, U+3002.
     Llm,
-    /// `[\r\n]`, `\s?\p{L}+`, `\s?P+`, `[U+0800-U+9FA5 U+AC00-U+D7FF]+` without whitespace, `\p{N}`. `P`: `\p{P}`.
+    /// `[\r\n]`, `\s?\p{L}+`, `\s?P+`, `[U+0800-U+9FA5 U+AC00-U+D7FF]+` without whitespace,
+    /// `\p{N}`. `P`: `\p{P}`.
     Coder,
-    /// `\p{N}{1,3}`, `[U+4E00-U+9FA5 U+3040-U+30FF]+`, then words: ASCII punctuation and `[A-Za-z]+`,
-    /// `[^\r\n\p{L}P]?[\p{L}\p{M}]+`, ` ?P+[\r\n]*`, `\s*[\r\n]+|\s+(?!\S)|\s+`. `P`: `[\p{P}\p{S}]`.
+    /// `\p{N}{1,3}`, `[U+4E00-U+9FA5 U+3040-U+30FF]+`, then words: ASCII punctuation and
+    /// `[A-Za-z]+`, `[^\r\n\p{L}P]?[\p{L}\p{M}]+`, ` ?P+[\r\n]*`, `\s*[\r\n]+|\s+(?!\S)|\s+`. `P`:
+    /// `[\p{P}\p{S}]`.
     V3,
 }
 
@@ -225,7 +239,8 @@ pub enum MetaSplit {
     None,
     /// Before every `▁`.
     EachMeta,
-    /// Before every run of `▁`: the same ids as `None` when no merge makes a token with a `▁` after another character.
+    /// Before every run of `▁`: the same ids as `None` when no merge makes a token with a `▁` after
+    /// another character.
     MetaRun,
 }
 

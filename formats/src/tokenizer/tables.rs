@@ -1,7 +1,9 @@
-//! The reader's lookups, which cannot fail: `verify` has proven every offset and id that they follow.
+//! The reader's lookups, which cannot fail: `verify` has proven every offset and id that they
+//! follow.
 //!
-//! Every table is a slice of fixed-size byte arrays, so an entry is one bounds-checked index and no alignment is asked
-//! for. Ids read from the tables were proven smaller than `tokens`; ids that callers bring are checked on the way in.
+//! Every table is a slice of fixed-size byte arrays, so an entry is one bounds-checked index and no
+//! alignment is asked for. Ids read from the tables were proven smaller than `tokens`; ids that
+//! callers bring are checked on the way in.
 
 use super::*;
 
@@ -59,7 +61,8 @@ pub(super) fn word(w: &Word) -> u32 {
     u32::from_le_bytes(*w)
 }
 
-/// Bytes `at..at + 4` of a record, little-endian; the callers' `at` are constants within the record.
+/// Bytes `at..at + 4` of a record, little-endian; the callers' `at` are constants within the
+/// record.
 pub(super) fn field(record: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]])
 }

@@ -1,8 +1,10 @@
-//! The reader's proof: one linear pass over the bytes, after which no lookup in [`TokenizerTables`] can fail.
+//! The reader's proof: one linear pass over the bytes, after which no lookup in [`TokenizerTables`]
+//! can fail.
 //!
-//! Whole tables are folded first, which vectorises; the entry at fault is looked for only when there is one. What is proven:
-//! every section lies in the file, every id is below the token count, every offset within its bytes, every code is known, every
-//! pattern is UTF-8 and the patterns are in order. What is not: that the tables mean what some `tokenizer.json` meant.
+//! Whole tables are folded first, which vectorises; the entry at fault is looked for only when
+//! there is one. What is proven: every section lies in the file, every id is below the token count,
+//! every offset within its bytes, every code is known, every pattern is UTF-8 and the patterns are
+//! in order. What is not: that the tables mean what some `tokenizer.json` meant.
 
 use super::tables::{Word, field, word};
 use super::*;
@@ -238,7 +240,8 @@ fn verify_flags(flags: &[u8], text_offsets: &[Word]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Slots are empty or name entries below `count`. How full the table is need not be known: lookups stop at `MAX_PROBE`.
+/// Slots are empty or name entries below `count`. How full the table is need not be known: lookups
+/// stop at `MAX_PROBE`.
 fn verify_slots(what: &'static str, slots: &[Word], count: u32) -> Result<(), Error> {
     let valid = |slot: u32| slot == 0 || (slot & 0x00FF_FFFF).wrapping_sub(1) < count;
     if slots.iter().map(word).fold(true, |all, slot| all & valid(slot)) {

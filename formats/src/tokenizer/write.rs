@@ -1,4 +1,5 @@
-//! The writer: `bake` fills [`TokenizerParts`], `write` lays them out and proves the result with the reader's own `verify`.
+//! The writer: `bake` fills [`TokenizerParts`], `write` lays them out and proves the result with
+//! the reader's own `verify`.
 //!
 //! The same parts always give the same bytes. Hash tables are filled in order of index.
 
@@ -56,7 +57,8 @@ impl TokenizerParts {
     /// Lays the parts out as a tokenizer section.
     ///
     /// # Errors
-    /// What [`TokenizerTables::verify`] finds wrong with the result, or a count that the layout cannot hold.
+    /// What [`TokenizerTables::verify`] finds wrong with the result, or a count that the layout
+    /// cannot hold.
     pub fn write(&self) -> Result<Vec<u8>, Error> {
         let tokens = self.texts.len();
         same_count("token flags", self.flags.len(), tokens)?;
@@ -220,7 +222,8 @@ fn join(what: &'static str, strings: &[Vec<u8>]) -> Result<(Vec<u32>, Vec<u8>), 
     Ok((offsets, bytes))
 }
 
-/// An open-addressing table at most two thirds full; doubled while an entry lies too far from its place.
+/// An open-addressing table at most two thirds full; doubled while an entry lies too far from its
+/// place.
 fn fill_slots(what: &'static str, hashes: &[(u64, u32)]) -> Result<Vec<u32>, Error> {
     let mut size = (hashes.len() * 3 / 2 + 2).next_power_of_two();
     while size <= 1 << 26 {

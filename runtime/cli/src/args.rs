@@ -1,7 +1,7 @@
 //! What can be said on the command line, and its help.
 //!
-//! Values are checked here as far as they can be without a model; what depends on one is checked where it is
-//! known.
+//! Values are checked here as far as they can be without a model; what depends on one is checked
+//! where it is known.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ use loaf_runtime::sample::SamplerOptions;
 
 /// Runs language models that `bake` made.
 ///
-/// What does not begin with a command is a request: 'loaf show the largest files' is 'loaf run show the largest files', and
-/// 'loaf model.loaf hello' asks that loaf.
+/// What does not begin with a command is a request: 'loaf show the largest files' is 'loaf run show
+/// the largest files', and 'loaf model.loaf hello' asks that loaf.
 #[derive(Parser)]
 #[command(name = "loaf", version, long_version = long_version(cfg!(feature = "default-model")))]
 #[command(max_term_width = 100, subcommand_required = true)]
@@ -76,19 +76,22 @@ fn long_version(model: bool) -> &'static str {
 pub(crate) enum Command {
     /// Answer or continue one prompt.
     ///
-    /// The prompt is the argument, or standard input if there is none or it is '-'. If the model has a chat template, the
-    /// prompt becomes a user message; otherwise, or with --raw, the model continues the text. Standard output gets the
-    /// text alone.
+    /// The prompt is the argument, or standard input if there is none or it is '-'. If the model
+    /// has a chat template, the prompt becomes a user message; otherwise, or with --raw, the model
+    /// continues the text. Standard output gets the text alone.
     Run(RunArgs),
     /// Talk with a model, turn by turn.
     ///
-    /// Each line of standard input is a message, and one that ends in '\' goes on in the next; lines that start with '/' are
-    /// commands (see /help). Ctrl-C stops an answer, Ctrl-D ends the conversation.
+    /// Each line of standard input is a message, and one that ends in '\' goes on in the next;
+    /// lines that start with '/' are commands (see /help). Ctrl-C stops an answer, Ctrl-D ends the
+    /// conversation.
     Chat(ChatArgs),
-    /// Serve models over HTTP and a Unix socket, with the APIs that clients of OpenAI and Anthropic speak.
+    /// Serve models over HTTP and a Unix socket, with the APIs that clients of OpenAI and Anthropic
+    /// speak.
     ///
-    /// Requests run beside each other, and conversations are remembered: a follow-up evaluates what is new alone. An answer has
-    /// the same bytes whether it ran alone or beside others, and whatever was remembered. docs/serve.md says the rest.
+    /// Requests run beside each other, and conversations are remembered: a follow-up evaluates what
+    /// is new alone. An answer has the same bytes whether it ran alone or beside others, and
+    /// whatever was remembered. docs/serve.md says the rest.
     Serve(Box<ServeArgs>),
     /// Give the log-probability of every token of a text, and its perplexity.
     Score(ScoreArgs),
@@ -106,8 +109,9 @@ pub(crate) enum Command {
     Rm(RmArgs),
     /// Fetch a loaf from the Hugging Face hub and give it a name here.
     ///
-    /// The one command that uses the network, and only for what the Hugging Face cache lacks. A download that stops is taken
-    /// up by the next call; what arrives is checked. Of a file that is no loaf the path in the cache is printed.
+    /// The one command that uses the network, and only for what the Hugging Face cache lacks. A
+    /// download that stops is taken up by the next call; what arrives is checked. Of a file that is
+    /// no loaf the path in the cache is printed.
     Pull(PullArgs),
     /// Print completions for a shell, to be put where it looks for them.
     Completions(CompletionsArgs),
@@ -146,7 +150,8 @@ impl Command {
         !matches!(self, Command::List(_) | Command::Rm(_) | Command::Pull(_) | Command::Completions(_) | Command::Man)
     }
 
-    /// Puts the settings where the arguments say nothing, and the running program where it carries a loaf.
+    /// Puts the settings where the arguments say nothing, and the running program where it carries
+    /// a loaf.
     pub fn configure(&mut self, config: &Config, program: Option<&Path>) {
         let (model, compute, sampling) = match self {
             Command::Run(args) => (&mut args.model, Some(&mut args.compute), Some(&mut args.sampling)),
@@ -172,8 +177,8 @@ impl Command {
 
 #[derive(ClapArgs, Clone, Default)]
 pub(crate) struct ModelArgs {
-    /// The loaf to use, a file or a name that 'loaf list' shows [default: the one this program carries, what LOAF_MODEL
-    /// or config.toml says, or the built-in one]
+    /// The loaf to use, a file or a name that 'loaf list' shows [default: the one this program
+    /// carries, what LOAF_MODEL or config.toml says, or the built-in one]
     #[arg(short, long, value_name = "FILE|NAME")]
     pub model: Option<PathBuf>,
     /// What config.toml says.
@@ -205,11 +210,12 @@ pub(crate) struct ComputeArgs {
     /// What to compute with
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     pub backend: BackendArg,
-    /// Threads of the CPU backend; results do not depend on it [default: one per physical core, fewer
-    /// for small models]
+    /// Threads of the CPU backend; results do not depend on it [default: one per physical core,
+    /// fewer for small models]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Leave weights on their pages until they are first read, so that less memory counts as this program's
+    /// Leave weights on their pages until they are first read, so that less memory counts as this
+    /// program's
     #[arg(long)]
     pub no_prefetch: bool,
     /// Print timings and sizes on standard error
@@ -232,7 +238,8 @@ pub(crate) struct SamplingArgs {
     /// Choose among the K most probable tokens; 0 for all
     #[arg(long, value_name = "K")]
     pub top_k: Option<u32>,
-    /// Choose among the most probable tokens that together have probability P, above 0 and at most 1
+    /// Choose among the most probable tokens that together have probability P, above 0 and at most
+    /// 1
     #[arg(long, value_name = "P")]
     pub top_p: Option<f32>,
     /// Drop tokens less probable than P times the best, from 0 to below 1
@@ -259,8 +266,8 @@ pub(crate) struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// The sampler's options: these arguments over the settings file over the model's defaults. The settings are not for
-    /// models whose answers are commands.
+    /// The sampler's options: these arguments over the settings file over the model's defaults. The
+    /// settings are not for models whose answers are commands.
     pub fn over(&self, chat: &Chat) -> Result<SamplerOptions, Failure> {
         let mut o = SamplerOptions::new(&chat.sampling, self.seed.unwrap_or_else(random_seed));
         let none = Config::default();
@@ -298,7 +305,8 @@ pub(crate) struct RunArgs {
     /// Continue the prompt as it is, without the model's chat template
     #[arg(long)]
     pub raw: bool,
-    /// Let the prompt spell special tokens, such as '</s>'; otherwise they are the characters they are written with
+    /// Let the prompt spell special tokens, such as '</s>'; otherwise they are the characters they
+    /// are written with
     #[arg(long)]
     pub special: bool,
     /// The prompt as token ids, separated by commas; no template, nothing added
@@ -310,7 +318,8 @@ pub(crate) struct RunArgs {
     /// Ask the chat template for an answer without thinking first
     #[arg(long, conflicts_with = "raw")]
     pub no_thinking: bool,
-    /// Print one JSON object instead: prompt_ids, ids, text, stop, ttft_ms, prefill_tok_s, decode_tok_s, seed
+    /// Print one JSON object instead: prompt_ids, ids, text, stop, ttft_ms, prefill_tok_s,
+    /// decode_tok_s, seed
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -329,7 +338,8 @@ pub(crate) struct ChatArgs {
     /// Ask the chat template for answers without thinking first
     #[arg(long)]
     pub no_thinking: bool,
-    /// Let messages spell special tokens, such as '</s>'; otherwise they are the characters they are written with
+    /// Let messages spell special tokens, such as '</s>'; otherwise they are the characters they
+    /// are written with
     #[arg(long)]
     pub special: bool,
     /// Refuse a message that the context has no room for, rather than forget the oldest turns
@@ -349,17 +359,19 @@ pub(crate) struct ServeArgs {
     /// What the environment, the settings or the program say of the model.
     #[arg(skip)]
     pub model: ModelArgs,
-    /// A loaf to serve, a file or a name that 'loaf list' shows, under its own name or as NAME=FILE; may be given several times
-    /// [default: as for 'loaf run']
+    /// A loaf to serve, a file or a name that 'loaf list' shows, under its own name or as
+    /// NAME=FILE; may be given several times [default: as for 'loaf run']
     #[arg(short = 'm', long = "model", value_name = "FILE|NAME=FILE")]
     pub models: Vec<PathBuf>,
-    /// Address to listen on; may be given several times [default: 127.0.0.1:8080, or none beside --socket]
+    /// Address to listen on; may be given several times [default: 127.0.0.1:8080, or none beside
+    /// --socket]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Vec<SocketAddr>,
     /// Listen on this Unix socket too, which only you can open: HTTP, or a JSON object a line
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Keys that clients have to know one of, a line each; needed for addresses that others can reach
+    /// Keys that clients have to know one of, a line each; needed for addresses that others can
+    /// reach
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
     /// Another name under which clients may reach this server; may be given several times
@@ -430,10 +442,12 @@ pub(crate) struct ScoreArgs {
     /// Token ids to score instead of a text, separated by commas
     #[arg(long, value_name = "1,2,3", value_delimiter = ',', conflicts_with = "file")]
     pub ids: Option<Vec<u32>>,
-    /// Let the text spell special tokens, such as '</s>'; otherwise they are the characters they are written with
+    /// Let the text spell special tokens, such as '</s>'; otherwise they are the characters they
+    /// are written with
     #[arg(long)]
     pub special: bool,
-    /// Write the logits after every token to this file: safetensors, one tensor 'logits', f32 [tokens, vocab]
+    /// Write the logits after every token to this file: safetensors, one tensor 'logits', f32
+    /// [tokens, vocab]
     #[arg(long, value_name = "OUT.safetensors")]
     pub logits: Option<PathBuf>,
     /// Evaluate token by token rather than in chunks; slower, and the same bits
@@ -465,7 +479,8 @@ pub(crate) struct BenchArgs {
     /// Print a row per kind of op: calls, time, bytes, speeds
     #[arg(long)]
     pub ops: bool,
-    /// Print one JSON object instead: prefill_tok_s, decode_tok_s (each median, min, max), read_bandwidth_gb_s, ...
+    /// Print one JSON object instead: prefill_tok_s, decode_tok_s (each median, min, max),
+    /// read_bandwidth_gb_s, ...
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -487,12 +502,13 @@ pub(crate) struct CheckArgs {
     /// What to check (the CPU with the kernels that LOAF_ISA names, or else the best)
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     pub backend: BackendArg,
-    /// What to hold it to: cpu, a name that LOAF_ISA takes, mlx, mlx-cpu, cuda, or a safetensors file of activations
-    /// (tests/fixtures/make_activations.py) [default: scalar if the CPU is what is checked, else cpu]
+    /// What to hold it to: cpu, a name that LOAF_ISA takes, mlx, mlx-cpu, cuda, or a safetensors
+    /// file of activations (tests/fixtures/make_activations.py) [default: scalar if the CPU is what
+    /// is checked, else cpu]
     #[arg(long, value_name = "ENGINE|FILE")]
     pub against: Option<String>,
-    /// Differences up to this fraction of a result's largest magnitude pass [default: 0 between the CPU's kernels
-    /// and with CUDA, else 0.001; 0.1 if the CPU rounds activations to eight bits]
+    /// Differences up to this fraction of a result's largest magnitude pass [default: 0 between the
+    /// CPU's kernels and with CUDA, else 0.001; 0.1 if the CPU rounds activations to eight bits]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub tolerance: Option<f32>,
     /// List every result, rather than the ten furthest apart

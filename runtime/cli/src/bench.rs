@@ -1,12 +1,15 @@
-//! `loaf bench`: how fast this machine replays a loaf, and how close that is to what its memory gives.
+//! `loaf bench`: how fast this machine replays a loaf, and how close that is to what its memory
+//! gives.
 //!
-//! Prefill takes random ids from the position `--context` on, decode one random id after another from the same position; each is
-//! repeated, and the spread is printed. The context before it is not evaluated: its cache rows are filled with one pattern,
-//! which takes as long to read. Bytes are those of the plan's cost model. Sampling and text take no part. The read bandwidth is measured
-//! before every repetition of decode, which is judged by that one; their median is printed.
+//! Prefill takes random ids from the position `--context` on, decode one random id after another
+//! from the same position; each is repeated, and the spread is printed. The context before it is
+//! not evaluated: its cache rows are filled with one pattern, which takes as long to read. Bytes
+//! are those of the plan's cost model. Sampling and text take no part. The read bandwidth is
+//! measured before every repetition of decode, which is judged by that one; their median is
+//! printed.
 //!
-//! With `--ops` one more, untimed repetition is replayed with a clock around every op. Reading the clock costs some tens of
-//! nanoseconds a call, so rows of tiny ops are a little too long.
+//! With `--ops` one more, untimed repetition is replayed with a clock around every op. Reading the
+//! clock costs some tens of nanoseconds a call, so rows of tiny ops are a little too long.
 
 use std::fmt::{self, Write as _};
 use std::time::Instant;
@@ -181,7 +184,8 @@ impl Runner<'_> {
         (((self.drawn >> 32) * u64::from(self.vocab)) >> 32) as u32
     }
 
-    /// Seconds that `n` tokens take after the context: as one prompt, logits of its last token included, or one by one.
+    /// Seconds that `n` tokens take after the context: as one prompt, logits of its last token
+    /// included, or one by one.
     fn run(&mut self, phase: Phase, n: u32) -> Result<f64, Failure> {
         let Session { engine, sequence } = &mut *self.session;
         engine.pretend(sequence, self.context).map_err(Failure::runtime)?;
@@ -198,8 +202,9 @@ impl Runner<'_> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Seconds that `n` tokens take that the device chooses itself, as it does when text is generated; `id` comes before them. The
-    /// clock starts when the first is there, and the second on its way.
+    /// Seconds that `n` tokens take that the device chooses itself, as it does when text is
+    /// generated; `id` comes before them. The clock starts when the first is there, and the second
+    /// on its way.
     fn sample(&mut self, id: u32, n: u32) -> Result<f64, Failure> {
         self.session.decode(id).map_err(Failure::runtime)?;
         let (pos, context) = (self.session.position(), self.session.engine.context());
@@ -215,7 +220,8 @@ impl Runner<'_> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Tokens per second over `repeat` repetitions, after one that warms up, `before` before each; nothing for no tokens.
+    /// Tokens per second over `repeat` repetitions, after one that warms up, `before` before each;
+    /// nothing for no tokens.
     fn measure(
         &mut self,
         phase: Phase,

@@ -1,8 +1,8 @@
 //! `loaf chat`: a conversation, message by message.
 //!
-//! What the messages become is [`Conversation`]'s business. The session keeps the longest prefix of tokens that it holds
-//! already. Where the context has no room, the oldest turns are forgotten, and that is said. Whatever goes wrong in a turn,
-//! the conversation goes on without it.
+//! What the messages become is [`Conversation`]'s business. The session keeps the longest prefix of
+//! tokens that it holds already. Where the context has no room, the oldest turns are forgotten, and
+//! that is said. Whatever goes wrong in a turn, the conversation goes on without it.
 
 mod commands;
 
@@ -227,7 +227,8 @@ impl Chat<'_> {
     /// The prompt of the next answer, with the oldest turns forgotten if need be.
     fn prompt(&mut self, io: &mut Io<'_>) -> Result<(Vec<u32>, bool), Failure> {
         let context = self.session.engine.context() as usize;
-        // An eighth of the context is room for an answer; what is forgotten leaves a quarter, so that not every turn forgets.
+        // An eighth of the context is room for an answer; what is forgotten leaves a quarter, so
+        // that not every turn forgets.
         let room = |part: usize| self.most.unwrap_or(usize::MAX).min(context / part).max(1);
         let prompt = self.talk.prompt(&self.tokenizer, &mut self.scratch).map_err(Failure::runtime)?;
         let fits = prompt.ids.len() + room(8) <= context;
@@ -251,7 +252,8 @@ impl Chat<'_> {
         Ok((prompt.ids, prompt.thinks))
     }
 
-    /// Generates the next answer. On an error the conversation is as it was, but for turns that were forgotten.
+    /// Generates the next answer. On an error the conversation is as it was, but for turns that
+    /// were forgotten.
     fn answer(&mut self, io: &mut Io<'_>) -> Result<(String, Answered), Failure> {
         let (prompt, thinks) = self.prompt(io)?;
         let keep = self.session.keep_prefix(&prompt).map_err(Failure::runtime)?;

@@ -1,8 +1,8 @@
 //! `loaf check`: one engine against another, op by op.
 //!
-//! Both evaluate the same prompt, chunk by chunk and its last token as a decode step, each with its own state. Every float result is
-//! compared as it is made; the first op whose elements differ by more than the tolerance is where to look. The exit code is 1
-//! if there is one.
+//! Both evaluate the same prompt, chunk by chunk and its last token as a decode step, each with its
+//! own state. Every float result is compared as it is made; the first op whose elements differ by
+//! more than the tolerance is where to look. The exit code is 1 if there is one.
 
 use std::fmt::Write as _;
 

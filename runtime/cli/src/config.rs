@@ -7,8 +7,9 @@
 //! temperature = 0.7
 //! ```
 //!
-//! It is TOML without tables and arrays. Arguments and the environment go before it. Sampling settings are for models that
-//! write text: the built-in model's commands, and those of its kind, stay as they are. Errors name the line.
+//! It is TOML without tables and arrays. Arguments and the environment go before it. Sampling
+//! settings are for models that write text: the built-in model's commands, and those of its kind,
+//! stay as they are. Errors name the line.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -30,8 +31,8 @@ pub(crate) struct Config {
     pub frequency_penalty: Option<f32>,
 }
 
-/// Where Loaf's settings or models are: `LOAF_HOME`, or else `loaf` in the folder that the variable `xdg` names, or else in
-/// `inside` of the home folder.
+/// Where Loaf's settings or models are: `LOAF_HOME`, or else `loaf` in the folder that the variable
+/// `xdg` names, or else in `inside` of the home folder.
 pub(crate) fn folder(io: &Io<'_>, xdg: &str, inside: &str) -> Option<PathBuf> {
     let var = |name: &str| (io.var)(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(home) = var("LOAF_HOME") {

@@ -1,4 +1,5 @@
-//! Lines that a person types: with a history and the keys of a shell, and over several lines where one ends in `\`.
+//! Lines that a person types: with a history and the keys of a shell, and over several lines where
+//! one ends in `\`.
 
 use std::borrow::Cow;
 use std::io;

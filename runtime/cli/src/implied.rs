@@ -1,8 +1,9 @@
 //! What a command line means that names no command: a request, or a loaf and a request to it.
 //!
-//! `loaf show the largest files` is `loaf run show the largest files`, and `loaf model.loaf hello` is
-//! `loaf run -m model.loaf hello`; a loaf right behind a command is its model. A first word that is a command's name is that command; one argument with a space in it never
-//! is. A single word that looks like a command mistyped is not run as a request. Nothing is looked up on disk.
+//! `loaf show the largest files` is `loaf run show the largest files`, and `loaf model.loaf hello`
+//! is `loaf run -m model.loaf hello`; a loaf right behind a command is its model. A first word that
+//! is a command's name is that command; one argument with a space in it never is. A single word
+//! that looks like a command mistyped is not run as a request. Nothing is looked up on disk.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -14,12 +15,14 @@ use crate::Failure;
 pub(crate) enum Implied {
     /// Print the short help.
     Help,
-    /// Parse these arguments, whose first is the program's name and whose second a command or a flag of the program.
+    /// Parse these arguments, whose first is the program's name and whose second a command or a
+    /// flag of the program.
     Command(Vec<OsString>),
 }
 
-/// Finds out what `args`, program name first, mean to a program that has the commands `known`. `terminal` says that a
-/// person sits at standard input, or that it is empty: nothing is to be read there.
+/// Finds out what `args`, program name first, mean to a program that has the commands `known`.
+/// `terminal` says that a person sits at standard input, or that it is empty: nothing is to be read
+/// there.
 pub(crate) fn command(mut args: Vec<OsString>, known: &[&str], terminal: bool) -> Result<Implied, Failure> {
     let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned());
     let Some(first) = first else {

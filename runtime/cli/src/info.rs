@@ -1,4 +1,5 @@
-//! `loaf info`: what a loaf is and what it needs, without reading its weights or reserving any memory.
+//! `loaf info`: what a loaf is and what it needs, without reading its weights or reserving any
+//! memory.
 
 use std::fmt::Write as _;
 

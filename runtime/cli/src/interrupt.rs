@@ -1,8 +1,8 @@
-//! Ctrl-C while generating: the first one asks to stop, the second one kills, once the temporary files of unfinished outputs
-//! are gone; in a conversation each asks to stop.
+//! Ctrl-C while generating: the first one asks to stop, the second one kills, once the temporary
+//! files of unfinished outputs are gone; in a conversation each asks to stop.
 //!
-//! The handler is installed only while an [`Interrupt`] lives, so everywhere else the signal does what it always does.
-//! On systems without POSIX signals nothing is installed.
+//! The handler is installed only while an [`Interrupt`] lives, so everywhere else the signal does
+//! what it always does. On systems without POSIX signals nothing is installed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,7 +26,8 @@ extern "C" fn stop(_: libc::c_int) {
 extern "C" fn stop_then_end(signal: libc::c_int) {
     if RAISED.swap(true, Ordering::Relaxed) {
         remove_unfinished();
-        // SAFETY: both calls are async-signal-safe; the signal has its default effect when this handler returns.
+        // SAFETY: both calls are async-signal-safe; the signal has its default effect when this
+        // handler returns.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
             libc::raise(signal);
@@ -58,8 +59,8 @@ impl Interrupt {
         {
             let mut before = None;
             if on {
-                // SAFETY: an all-zero `sigaction` is a valid one; the handler calls what is async-signal-safe alone; both
-                // pointers are to live values of the right type.
+                // SAFETY: an all-zero `sigaction` is a valid one; the handler calls what is
+                // async-signal-safe alone; both pointers are to live values of the right type.
                 unsafe {
                     let mut action: libc::sigaction = std::mem::zeroed();
                     let mut old: libc::sigaction = std::mem::zeroed();

@@ -1,13 +1,17 @@
-//! The command line: `loaf run`, `chat`, `serve`, `score`, `bench`, `check`, `info`, `verify`, `list`, `rm`, `pull` and what goes with them.
+//! The command line: `loaf run`, `chat`, `serve`, `score`, `bench`, `check`, `info`, `verify`,
+//! `list`, `rm`, `pull` and what goes with them.
 //!
-//! [`main`] is the whole program but for the process around it, so that tests call it with their own streams; [`main_of`]
-//! is the same for a program that carries its loaf, and [`small`] is the program that `bake executable` puts before one. What
-//! does not begin with a command is a request: see [`implied`]. What always holds: standard output carries the answer and
-//! nothing else; standard error carries errors (`loaf: error: ...`, one line, with what to do about it), warnings, and what
-//! was asked for with `--verbose`; the exit code is 0 for success, 1 for failure, 2 for wrong usage and 130 after an
-//! interrupt. A reader that closes its end of the pipe ends the program quietly, with 0: it has what it wanted.
+//! [`main`] is the whole program but for the process around it, so that tests call it with their
+//! own streams; [`main_of`] is the same for a program that carries its loaf, and [`small`] is the
+//! program that `bake executable` puts before one. What does not begin with a command is a request:
+//! see [`implied`]. What always holds: standard output carries the answer and nothing else;
+//! standard error carries errors (`loaf: error: ...`, one line, with what to do about it),
+//! warnings, and what was asked for with `--verbose`; the exit code is 0 for success, 1 for
+//! failure, 2 for wrong usage and 130 after an interrupt. A reader that closes its end of the pipe
+//! ends the program quietly, with 0: it has what it wanted.
 //!
-//! What this does not do: no command writes a file that its arguments do not name, and nothing is ever executed.
+//! What this does not do: no command writes a file that its arguments do not name, and nothing is
+//! ever executed.
 
 mod advise;
 mod args;
@@ -54,7 +58,8 @@ pub type OpenEditor = fn() -> io::Result<Box<dyn Editor>>;
 /// Opens an NVIDIA GPU for a model.
 pub type OpenGpu = fn(&Model) -> Result<Box<dyn Gpu>, DeviceError>;
 
-/// What an NVIDIA GPU is to the commands: something that computes, and something that can be watched.
+/// What an NVIDIA GPU is to the commands: something that computes, and something that can be
+/// watched.
 pub trait Gpu: Device + Trace {
     /// As the first.
     fn into_device(self: Box<Self>) -> Box<dyn Device>;
@@ -104,7 +109,8 @@ pub struct Io<'a> {
     pub editor: Option<OpenEditor>,
     /// The model to use where nothing names one; [`main`] puts the built-in one here.
     pub builtin: Option<&'static [u8]>,
-    /// Opens an NVIDIA GPU, in programs that can; [`main`] and [`main_of`] put it here, [`small`] does without.
+    /// Opens an NVIDIA GPU, in programs that can; [`main`] and [`main_of`] put it here, [`small`]
+    /// does without.
     pub gpu: Option<OpenGpu>,
 }
 
@@ -156,14 +162,15 @@ pub fn main(args: impl IntoIterator<Item = OsString>, io: &mut Io<'_>) -> u8 {
     start::<Args>(args.into_iter().collect(), None, io)
 }
 
-/// Runs a command line of `program`, an executable that carries a loaf: the model wherever `-m` names none.
+/// Runs a command line of `program`, an executable that carries a loaf: the model wherever `-m`
+/// names none.
 pub fn main_of(program: &Path, args: impl IntoIterator<Item = OsString>, io: &mut Io<'_>) -> u8 {
     io.gpu = GPU;
     start::<Args>(args.into_iter().collect(), Some(program), io)
 }
 
-/// Runs a command line of the small program, which has neither a model nor an editor of its own, nor the commands that are
-/// about engines rather than answers.
+/// Runs a command line of the small program, which has neither a model nor an editor of its own,
+/// nor the commands that are about engines rather than answers.
 pub fn small(program: Option<&Path>, args: impl IntoIterator<Item = OsString>, io: &mut Io<'_>) -> u8 {
     start::<SmallArgs>(args.into_iter().collect(), program, io)
 }
@@ -276,7 +283,8 @@ impl Io<'_> {
         write!(self.stdout, "{text}").and_then(|()| self.stdout.flush()).map_err(Failure::stdout)
     }
 
-    /// Writes lines that a file may have a part in to standard output, without what would steer a terminal.
+    /// Writes lines that a file may have a part in to standard output, without what would steer a
+    /// terminal.
     fn show(&mut self, text: impl Display) -> Result<(), Failure> {
         self.print(text::lines(text))
     }
@@ -286,7 +294,8 @@ impl Io<'_> {
         self.print(format_args!("{}\n", text::json(object)))
     }
 
-    /// Writes a line to standard error, without what would steer a terminal; that it cannot be written is no reason to stop.
+    /// Writes a line to standard error, without what would steer a terminal; that it cannot be
+    /// written is no reason to stop.
     fn note(&mut self, text: impl Display) {
         let _ = writeln!(self.stderr, "{}", text::lines(text));
     }

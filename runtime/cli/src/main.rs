@@ -1,4 +1,5 @@
-//! The program `loaf`: hands arguments, streams and environment to [`loaf_cli`], which does the rest.
+//! The program `loaf`: hands arguments, streams and environment to [`loaf_cli`], which does the
+//! rest.
 
 use std::process::ExitCode;
 

@@ -22,7 +22,8 @@ fn named(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
     args.model.clone().or_else(from_environment).or_else(|| args.configured.clone())
 }
 
-/// The file that a command's model is in, so that nothing is written over it; none for the model that is built in.
+/// The file that a command's model is in, so that nothing is written over it; none for the model
+/// that is built in.
 pub(crate) fn path(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
     if let (None, Some(program)) = (&args.model, &args.program) {
         return Some(program.clone());
@@ -30,13 +31,14 @@ pub(crate) fn path(args: &ModelArgs, io: &Io<'_>) -> Option<PathBuf> {
     named(args, io).map(|path| if path.exists() { path } else { models::named(&path, io).unwrap_or(path) })
 }
 
-/// Opens and verifies the loaf that the arguments name, or that the program carries, or that the environment or the settings
-/// name, or else the one built in.
+/// Opens and verifies the loaf that the arguments name, or that the program carries, or that the
+/// environment or the settings name, or else the one built in.
 pub(crate) fn open_model(args: &ModelArgs, io: &Io<'_>) -> Result<Model, Failure> {
     opener(args, io)?().map_err(Failure::runtime)
 }
 
-/// A way to open the loaf again and again that [`open_model`] opens once: what the arguments mean is found out now.
+/// A way to open the loaf again and again that [`open_model`] opens once: what the arguments mean
+/// is found out now.
 pub(crate) fn opener(args: &ModelArgs, io: &Io<'_>) -> Result<loaf_serve::hub::OpenModel, Failure> {
     let failure = |path: &Path, e| match e {
         // It names the file already.
@@ -62,8 +64,8 @@ pub(crate) fn opener(args: &ModelArgs, io: &Io<'_>) -> Result<loaf_serve::hub::O
     }
 }
 
-/// The file that somebody means by `path`, before it is opened: a pipe would wait, and what is no loaf but something that
-/// people pass for one gets an answer of its own.
+/// The file that somebody means by `path`, before it is opened: a pipe would wait, and what is no
+/// loaf but something that people pass for one gets an answer of its own.
 fn find(path: PathBuf, io: &Io<'_>) -> Result<PathBuf, Failure> {
     let shown = path.display().to_string();
     let fail = |what: String| Err(Failure::Runtime(format!("{shown}: {what}")));
@@ -122,7 +124,8 @@ pub(crate) fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
     Kernels::named(&name.to_string_lossy()).map_err(|e| Failure::Usage(format!("LOAF_ISA: {e}; found {name:?}")))
 }
 
-/// How engines are made, as the arguments and the environment say; found out once, before there is any.
+/// How engines are made, as the arguments and the environment say; found out once, before there is
+/// any.
 pub(crate) struct Compute {
     backend: BackendArg,
     threads: Option<usize>,
@@ -138,7 +141,8 @@ impl Compute {
         Ok(Compute { backend: args.backend, threads, kernels, prefetch_pages, gpu: io.gpu })
     }
 
-    /// An engine with so many slots. Beside it stands why it is the CPU's, where a GPU would have been taken.
+    /// An engine with so many slots. Beside it stands why it is the CPU's, where a GPU would have
+    /// been taken.
     pub(crate) fn engine(&self, loaf: &Model, slots: u32) -> Result<(Engine, Option<String>), String> {
         let device = match self.backend {
             BackendArg::Cpu => return Ok((self.cpu(loaf, slots)?, None)),

@@ -1,7 +1,7 @@
 //! Models that have a name: the loaves in one folder.
 //!
-//! `-m NAME`, LOAF_MODEL and config.toml find them there after files of that name; `loaf list` shows them, `loaf rm` removes
-//! them. A model is put there by `bake build -o` or by copying it.
+//! `-m NAME`, LOAF_MODEL and config.toml find them there after files of that name; `loaf list`
+//! shows them, `loaf rm` removes them. A model is put there by `bake build -o` or by copying it.
 
 use std::fmt::Write as _;
 use std::fs;

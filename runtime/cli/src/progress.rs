@@ -1,7 +1,7 @@
 //! How far a command is, and how long it will take, for whoever waits at a terminal.
 //!
-//! Nothing is shown in the first second, and nothing at all where standard error is no terminal. The line is erased when the
-//! work is done.
+//! Nothing is shown in the first second, and nothing at all where standard error is no terminal.
+//! The line is erased when the work is done.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};

@@ -1,7 +1,9 @@
-//! `loaf pull hf:OWNER/NAME[:FILE]`: a loaf from the Hugging Face hub, under a name that `loaf list` shows.
+//! `loaf pull hf:OWNER/NAME[:FILE]`: a loaf from the Hugging Face hub, under a name that
+//! `loaf list` shows.
 //!
-//! The one command that touches the network. What is fetched lies in the Hugging Face cache; the name in the folder of models
-//! is a hard link to it, or a copy where the two are on different disks.
+//! The one command that touches the network. What is fetched lies in the Hugging Face cache; the
+//! name in the folder of models is a hard link to it, or a copy where the two are on different
+//! disks.
 
 use std::fs::File;
 use std::io::Read;
@@ -101,7 +103,8 @@ fn put(found: &Path, target: &Path) -> Result<(), Failure> {
     let fail = |e: std::io::Error| Failure::Runtime(format!("{}: {e}", target.display()));
     let folder = target.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(fail)?;
-    // The blob itself: a link to the snapshot's link would hang in the air when the cache is cleaned.
+    // The blob itself: a link to the snapshot's link would hang in the air when the cache is
+    // cleaned.
     let blob: PathBuf = found.canonicalize().map_err(fail)?;
     if std::fs::hard_link(&blob, target).is_ok() {
         return Ok(());

@@ -1,7 +1,7 @@
 //! `loaf score`: what the model thinks of a text.
 //!
-//! Every token but the first has a log-probability given those before it. The logits of all positions can be
-//! written as they come; the file appears under its name only when it is whole.
+//! Every token but the first has a log-probability given those before it. The logits of all
+//! positions can be written as they come; the file appears under its name only when it is whole.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -149,7 +149,8 @@ impl LogitsFile {
         // The data start on a multiple of 8 bytes.
         header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
         let output = Output::create(path, inputs).map_err(Failure::runtime)?;
-        // Room for all of it, before an evaluation that may take long; rows are written from the start on.
+        // Room for all of it, before an evaluation that may take long; rows are written from the
+        // start on.
         output.reserve(8 + header.len() as u64 + bytes).map_err(Failure::runtime)?;
         let mut buffer = (header.len() as u64).to_le_bytes().to_vec();
         buffer.extend_from_slice(header.as_bytes());

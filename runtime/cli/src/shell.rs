@@ -1,9 +1,10 @@
 //! What a shell command would destroy, so that whoever prints one can say so.
 //!
-//! A reader of words, not a shell: it splits a command line at quotes, operators and white space (`words`) and looks at each
-//! simple command's name and arguments (`commands`), at commands inside commands (`sudo`, `xargs`, `find -exec`, `sh -c`,
-//! `$(...)`), and at what is redirected where. It errs on the side of a warning and runs nothing, ever. It cannot know what
-//! an alias, a variable or a script does.
+//! A reader of words, not a shell: it splits a command line at quotes, operators and white space
+//! (`words`) and looks at each simple command's name and arguments (`commands`), at commands inside
+//! commands (`sudo`, `xargs`, `find -exec`, `sh -c`, `$(...)`), and at what is redirected where. It
+//! errs on the side of a warning and runs nothing, ever. It cannot know what an alias, a variable
+//! or a script does.
 
 mod commands;
 mod words;
@@ -13,7 +14,8 @@ use words::{Piece, Redirect, pieces};
 /// How deep commands inside commands are looked at.
 const MAX_DEPTH: u32 = 8;
 
-/// Why a command needs care, the first reason found; `None` if none of the known destructive forms is in it.
+/// Why a command needs care, the first reason found; `None` if none of the known destructive forms
+/// is in it.
 pub fn danger(line: &str) -> Option<&'static str> {
     inner(line, MAX_DEPTH)
 }
@@ -50,7 +52,8 @@ fn inner(line: &str, depth: u32) -> Option<&'static str> {
     found.or_else(|| pipelines.iter().find_map(|p| pipeline(p)))
 }
 
-/// What only a whole pipeline shows: a download that is run, a file that is emptied before it is read, one that is replaced.
+/// What only a whole pipeline shows: a download that is run, a file that is emptied before it is
+/// read, one that is replaced.
 fn pipeline(commands: &[Simple]) -> Option<&'static str> {
     let name = |c: &Simple| commands::command_name(&c.words.iter().map(String::as_str).collect::<Vec<_>>());
     let fetched = commands.iter().position(|c| matches!(name(c).as_str(), "curl" | "wget" | "fetch"));

@@ -1,4 +1,5 @@
-//! The commands of a conversation, which begin with `/`: what `/help` lists and the editor completes.
+//! The commands of a conversation, which begin with `/`: what `/help` lists and the editor
+//! completes.
 
 /// Commands: name, argument, what it does.
 pub(crate) const COMMANDS: [(&str, &str, &str); 11] = [

@@ -1,6 +1,6 @@
-//! The program `loaf-small`, which `bake executable` puts before a loaf: it runs that loaf and talks
-//! with it. It has no model of its own, no line editor, and none of the commands that are about
-//! engines, so that it stays small.
+//! The program `loaf-small`, which `bake executable` puts before a loaf: it runs that loaf and
+//! talks with it. It has no model of its own, no line editor, and none of the commands that are
+//! about engines, so that it stays small.
 
 use std::process::ExitCode;
 

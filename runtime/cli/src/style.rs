@@ -11,7 +11,8 @@ pub(crate) struct Style {
 }
 
 impl Style {
-    /// For a stream that is a terminal or not: <https://no-color.org>, and terminals that say they know nothing.
+    /// For a stream that is a terminal or not: <https://no-color.org>, and terminals that say they
+    /// know nothing.
     pub fn of(terminal: bool, var: &dyn Fn(&str) -> Option<OsString>) -> Style {
         let set = |name| var(name).is_some_and(|v| !v.is_empty());
         Style { colour: terminal && !set("NO_COLOR") && var("TERM").is_none_or(|term| term != "dumb") }

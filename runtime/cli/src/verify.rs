@@ -1,8 +1,9 @@
 //! `loaf verify`: checks every checksum of a file.
 //!
-//! Opening has proved head, plan, chat and tokenizer; what is left are the hashes of everything else, the agreement
-//! of header and table, the padding, and the leaves of the weights, which threads share out among themselves. With
-//! `--run` this machine then replays the golden prompts, in prefill and token by token, and must give the recorded ids.
+//! Opening has proved head, plan, chat and tokenizer; what is left are the hashes of everything
+//! else, the agreement of header and table, the padding, and the leaves of the weights, which
+//! threads share out among themselves. With `--run` this machine then replays the golden prompts,
+//! in prefill and token by token, and must give the recorded ids.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

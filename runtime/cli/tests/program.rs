@@ -1,4 +1,5 @@
-//! The binary `loaf-small` with a loaf behind it is one program: started as a process, with no other file.
+//! The binary `loaf-small` with a loaf behind it is one program: started as a process, with no
+//! other file.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -43,7 +43,8 @@ impl Terminal {
         command.env("LOAF_HOME", env!("CARGO_TARGET_TMPDIR"));
         let stream = || Stdio::from(theirs.try_clone().expect("a descriptor"));
         command.stdin(stream()).stdout(stream()).stderr(stream());
-        // SAFETY: both calls are async-signal-safe; the child gets the terminal as its own, so that keys raise signals.
+        // SAFETY: both calls are async-signal-safe; the child gets the terminal as its own, so that
+        // keys raise signals.
         unsafe {
             command.pre_exec(|| {
                 libc::setsid();
@@ -70,7 +71,8 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).expect("a terminal");
     }
 
-    /// Waits until `part` is on the screen, and forgets the screen up to there; gives what was before.
+    /// Waits until `part` is on the screen, and forgets the screen up to there; gives what was
+    /// before.
     fn wait(&mut self, part: &str) -> String {
         let start = Instant::now();
         loop {
@@ -121,7 +123,8 @@ fn lines_are_edited_and_remembered() {
     chat.press("\x1b[A\r");
     chat.wait(COMMAND);
     chat.wait("> ");
-    // Ctrl-C at the prompt drops the line and nothing else; a line that ends in a backslash goes on.
+    // Ctrl-C at the prompt drops the line and nothing else; a line that ends in a backslash goes
+    // on.
     chat.press("never mind\x03");
     chat.wait("> ");
     chat.press("/save /nonexistent/\\\r");

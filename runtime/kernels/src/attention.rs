@@ -1,9 +1,10 @@
-//! Attention over a cache in fixed blocks, each key and value read once for all query heads that share it.
+//! Attention over a cache in fixed blocks, each key and value read once for all query heads that
+//! share it.
 //!
-//! A unit is one KV head and a tile of query rows, so some thirty queries meet every key while it is in the
-//! first-level cache. Keys and values go through a widened copy, keys laid out as vectors of one or two of them:
-//! eight dots make one vector of scores. Hidden scores are minus infinity, so their weight is exactly the `+0` the
-//! contract asks for.
+//! A unit is one KV head and a tile of query rows, so some thirty queries meet every key while it
+//! is in the first-level cache. Keys and values go through a widened copy, keys laid out as vectors
+//! of one or two of them: eight dots make one vector of scores. Hidden scores are minus infinity,
+//! so their weight is exactly the `+0` the contract asks for.
 
 use std::ops::Range;
 
@@ -23,7 +24,8 @@ use crate::math;
 const TILE_QUERIES: usize = 32;
 /// Keys or values widened together.
 const CHUNK: usize = 32;
-/// Queries up to which keys and values of a row are widened in registers, for every two queries anew.
+/// Queries up to which keys and values of a row are widened in registers, for every two queries
+/// anew.
 const STREAMED_QUERIES: usize = 8;
 /// Blocks of a [`Split`](super::Split) round.
 pub(super) const ROUND: usize = 32;
@@ -73,7 +75,8 @@ fn blocks_of(first: Range<usize>, last: Range<usize>) -> Range<usize> {
     first.start / ATTENTION_BLOCK..last.end.div_ceil(ATTENTION_BLOCK)
 }
 
-/// Copies row `j` of a KV head, widened, its last eight padded with zeros; eights start `step` elements apart.
+/// Copies row `j` of a KV head, widened, its last eight padded with zeros; eights start `step`
+/// elements apart.
 #[inline(always)]
 unsafe fn widen_row<S: Simd>(o: &RawOperand, j: usize, head: usize, dim: usize, out: *mut f32, step: usize) {
     // SAFETY: the caller names an existing row and room for its eights.
@@ -106,8 +109,8 @@ unsafe fn prefetch_row<S: Simd>(o: &RawOperand, j: usize, head: usize, dim: usiz
     }
 }
 
-/// Scores of `Q` queries, `padded` elements apart, with eight keys of a panel, `K` vectors at a time: `scale` times their lane dots.
-/// Queries and keys are padded with zeros to whole eights.
+/// Scores of `Q` queries, `padded` elements apart, with eight keys of a panel, `K` vectors at a
+/// time: `scale` times their lane dots. Queries and keys are padded with zeros to whole eights.
 #[inline(always)]
 unsafe fn key_dots<W: Wide<S = S>, S: Simd, const Q: usize, const K: usize>(
     query: *const f32,
@@ -138,8 +141,9 @@ unsafe fn key_dots<W: Wide<S = S>, S: Simd, const Q: usize, const K: usize>(
     }
 }
 
-/// Lane dots, but for their last three folds, of `Q` queries, `padded` elements apart, with two keys of a cache: [`short_dots`] of keys that
-/// are widened in registers. `eights` is a multiple of four.
+/// Lane dots, but for their last three folds, of `Q` queries, `padded` elements apart, with two
+/// keys of a cache: [`short_dots`] of keys that are widened in registers. `eights` is a multiple of
+/// four.
 #[inline(always)]
 unsafe fn two_keys<S: Simd, const Q: usize>(
     query: *const f32,
@@ -207,7 +211,8 @@ impl Ahead {
 /// Elements of a value that [`fold_line`] takes: a line of binary16.
 const LINE: usize = 32;
 
-/// [`fold`] of a line of each of `n` values of a cache, `stride` elements apart, widened in registers.
+/// [`fold`] of a line of each of `n` values of a cache, `stride` elements apart, widened in
+/// registers.
 #[inline(always)]
 unsafe fn fold_line<S: Simd, const Q: usize>(
     acc: *mut f32,
@@ -247,7 +252,8 @@ unsafe fn fold_line<S: Simd, const Q: usize>(
     }
 }
 
-/// Turns `n` scores, whole vectors, into `exp(s - m)` and returns their lane sum; the first is a first lane's.
+/// Turns `n` scores, whole vectors, into `exp(s - m)` and returns their lane sum; the first is a
+/// first lane's.
 #[inline(always)]
 unsafe fn weigh<S: Simd>(p: *mut f32, n: usize, m: f32) -> f32 {
     // SAFETY: the caller names that many.
@@ -262,7 +268,8 @@ unsafe fn weigh<S: Simd>(p: *mut f32, n: usize, m: f32) -> f32 {
     }
 }
 
-/// `C` vectors of `Q` queries' sums, `padded` elements apart, take `p_j * v_j` for `n` rows of `values`, in order.
+/// `C` vectors of `Q` queries' sums, `padded` elements apart, take `p_j * v_j` for `n` rows of
+/// `values`, in order.
 #[inline(always)]
 unsafe fn fold<W: Wide, const Q: usize, const C: usize>(
     acc: *mut f32,
@@ -403,17 +410,19 @@ impl Tile {
         let (dim, scale, queries) = (self.a.dim, self.a.scale, self.queries());
         let lanes = EIGHT * W::EIGHTS;
         let (start, blocks_end) = (block * ATTENTION_BLOCK, self.blocks().end);
-        // Indices in the block: `low..high` is what any query sees, `base..limit` the same in whole vectors.
+        // Indices in the block: `low..high` is what any query sees, `base..limit` the same in whole
+        // vectors.
         let (low, high) = (self.seen(0, block).start, self.seen(self.rows - 1, block).end);
         let (base, limit) = (low / EIGHT * EIGHT, high.next_multiple_of(EIGHT));
-        // One row's few queries: to widen keys and values for once or twice costs less than to store and load what is widened.
+        // One row's few queries: to widen keys and values for once or twice costs less than to
+        // store and load what is widened.
         let is_streamed = W::EIGHTS == 1
             && self.rows == 1
             && queries <= STREAMED_QUERIES
             && dim.is_multiple_of(LINE)
             && [k, v].iter().all(|o| o.dtype == DType::F16);
-        // SAFETY: positions below `pos + rows` are within the extents; the buffers hold `queries` rows of `padded`
-        // elements, or of `ATTENTION_BLOCK` scores, or `queries` elements.
+        // SAFETY: positions below `pos + rows` are within the extents; the buffers hold `queries`
+        // rows of `padded` elements, or of `ATTENTION_BLOCK` scores, or `queries` elements.
         unsafe {
             if is_streamed {
                 for n in (0..queries).step_by(2) {
@@ -428,8 +437,9 @@ impl Tile {
                 for j in from..to {
                     let eight = (j - from) % W::EIGHTS;
                     let out = chunk.add((j - from - eight) * padded + eight * EIGHT);
-                    // Rows lie too far from each other for the hardware to see a pattern: the next chunk's are asked for, and after
-                    // the keys the first values, and after those the next block's keys.
+                    // Rows lie too far from each other for the hardware to see a pattern: the next
+                    // chunk's are asked for, and after the keys the first values, and after those
+                    // the next block's keys.
                     match j + CHUNK {
                         next if next < high => prefetch_row::<S>(k, start + next, kv_head, dim),
                         next => prefetch_row::<S>(v, start + low + (next - high), kv_head, dim),
@@ -446,7 +456,8 @@ impl Tile {
                                 key_dots::<W, S, $Q, $K>(query.add(n * padded), keys, $size, scale, scores);
                             }
                         }};
-                        // The compiler knows the most common sizes, so that it leaves no loop there.
+                        // The compiler knows the most common sizes, so that it leaves no loop
+                        // there.
                         ($Q:literal, $K:literal) => {{
                             match dim {
                                 64 => dots!($Q, $K, (64, 64)),
@@ -469,7 +480,8 @@ impl Tile {
                 if seen.is_empty() {
                     continue;
                 }
-                // From a first lane to whole vectors; a weight is a sum's lane by its place in the block.
+                // From a first lane to whole vectors; a weight is a sum's lane by its place in the
+                // block.
                 let (first, end) = (seen.start / LANES * LANES, seen.end.next_multiple_of(EIGHT));
                 for n in t * group..(t + 1) * group {
                     let p = scores.add(n * ATTENTION_BLOCK);
@@ -536,8 +548,8 @@ impl Tile {
         }
     }
 
-    /// Scores of a block's positions `seen`, whole eights below `high` (the last one repeats), with `Q` queries of one row; the block
-    /// starts at `start`.
+    /// Scores of a block's positions `seen`, whole eights below `high` (the last one repeats), with
+    /// `Q` queries of one row; the block starts at `start`.
     #[inline(always)]
     unsafe fn stream_keys<S: Simd, const Q: usize>(
         &self,
@@ -553,8 +565,8 @@ impl Tile {
         // SAFETY: positions below `high` exist; buffers hold `Q` queries and scores.
         unsafe {
             for from in seen.clone().step_by(EIGHT) {
-                // Rows lie too far from each other for the hardware to see a pattern: those of 32 positions on are asked for, after the keys
-                // the first values.
+                // Rows lie too far from each other for the hardware to see a pattern: those of 32
+                // positions on are asked for, after the keys the first values.
                 let next = from + CHUNK;
                 let mut ahead = match next < high {
                     true => Ahead::new(k, start + next, head, lines),
@@ -579,7 +591,8 @@ impl Tile {
         }
     }
 
-    /// Adds a block's values `seen`, weighed for `Q` queries of one row; the block starts at `start`, the next one at `next`.
+    /// Adds a block's values `seen`, weighed for `Q` queries of one row; the block starts at
+    /// `start`, the next one at `next`.
     #[inline(always)]
     unsafe fn stream_values<S: Simd, const Q: usize>(
         &self,
@@ -670,7 +683,8 @@ pub(super) unsafe fn attention<W: Wide>(call: &OpCall<'_>, units: Range<usize>, 
         let (tiles, count) = (run.rows.div_ceil(tile_rows), run_units(&a, run));
         for u in units.start.max(before)..units.end.min(before + count) {
             let (kv_head, tile) = ((u - before) / tiles, (u - before) % tiles);
-            // SAFETY: an existing KV head, and rows of the run; buffers are as long as they are used.
+            // SAFETY: an existing KV head, and rows of the run; buffers are as long as they are
+            // used.
             unsafe {
                 let tile = Tile::new::<W>(call, a, run, kv_head, tile * tile_rows);
                 let (queries, mut scratch) = (tile.queries(), Scratch::new(scratch));
@@ -711,7 +725,8 @@ pub(super) unsafe fn split_parts<W: Wide>(
     let a = Attrs::of(call.attrs);
     for u in units {
         let (kv_head, block) = (u / round.count, u % round.count);
-        // SAFETY: an existing KV head; this unit's part is its own; buffers are as long as they are used.
+        // SAFETY: an existing KV head; this unit's part is its own; buffers are as long as they are
+        // used.
         unsafe {
             let (tile, mut scratch) = (Tile::new::<W>(call, a, run, kv_head, 0), Scratch::new(scratch));
             let buffers = tile.buffers::<W::S>(&mut scratch);

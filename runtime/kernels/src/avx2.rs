@@ -1,13 +1,14 @@
 //! [`Simd`] and [`Rows`] on AVX2, FMA and F16C; [`Rows`] on AVX-VNNI as well (`products`).
 //!
 //! Orders of unpacked codes, per width, in terms of the 32 (64) code positions they came from:
-//! - 4 bits: the even positions, then the odd ones (a byte's low nibble is the even one); in halves of 16 for
-//!   `E2M1_HALVES`;
+//! - 4 bits: the even positions, then the odd ones (a byte's low nibble is the even one); in halves
+//!   of 16 for `E2M1_HALVES`;
 //! - 2 bits: residues 0, 1, 2, 3 modulo 4, eight of each;
-//! - 3, 5, 6 bits: eights 0, 2, 1, 3 (each code is shifted to the top of a 16-bit lane by a multiplication, and
-//!   two such vectors are packed);
+//! - 3, 5, 6 bits: eights 0, 2, 1, 3 (each code is shifted to the top of a 16-bit lane by a
+//!   multiplication, and two such vectors are packed);
 //! - 8 bits: as they are, minus 128;
-//! - `HALVES_2`: residues 0, 1, 2, 3 modulo 4 of each 16, four of each; `HALVES_3`, `HALVES_6`: as they are.
+//! - `HALVES_2`: residues 0, 1, 2, 3 modulo 4 of each 16, four of each; `HALVES_3`, `HALVES_6`: as
+//!   they are.
 
 use std::arch::x86_64::*;
 
@@ -32,14 +33,16 @@ unsafe fn mask(n: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(MASKS.as_ptr().add(8 - n).cast()) }
 }
 
-/// Where the 16-bit lane of code `i` (of eight, `bits` wide) starts, as shuffle bytes relative to `base`.
+/// Where the 16-bit lane of code `i` (of eight, `bits` wide) starts, as shuffle bytes relative to
+/// `base`.
 const fn spread_shuffle(bits: usize, base: [usize; 2]) -> [u8; 32] {
     let mut out = [0; 32];
     let mut lane = 0;
     while lane < 16 {
         let byte = base[lane / 8] + lane % 8 * bits / 8;
         out[2 * lane] = byte as u8;
-        // The last code may end in its first byte; the second is then shifted out, so any byte will do.
+        // The last code may end in its first byte; the second is then shifted out, so any byte will
+        // do.
         let next = byte + 1;
         out[2 * lane + 1] = if next < 16 { next as u8 } else { 0x80 };
         lane += 1;
@@ -58,7 +61,8 @@ const fn spread_factor(bits: usize) -> [u16; 16] {
     out
 }
 
-/// Sixteen codes of `BITS` bits from the 16 bytes in both halves of `v`; `base` is where each half's eight start.
+/// Sixteen codes of `BITS` bits from the 16 bytes in both halves of `v`; `base` is where each
+/// half's eight start.
 #[inline(always)]
 unsafe fn spread<const BITS: usize>(v: __m256i, shuffle: &[u8; 32], factor: &[u16; 16]) -> __m256i {
     // SAFETY: register operations and loads of whole arrays.
@@ -108,12 +112,14 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
-        // SAFETY: the trait's condition: this CPU has AVX2, FMA and F16C (so for every method below).
+        // SAFETY: the trait's condition: this CPU has AVX2, FMA and F16C (so for every method
+        // below).
         unsafe { _mm256_set1_ps(x) }
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> __m256 {
-        // SAFETY: eight valid elements, by the trait's condition (so for every load and store below).
+        // SAFETY: eight valid elements, by the trait's condition (so for every load and store
+        // below).
         unsafe { _mm256_loadu_ps(p) }
     }
     #[inline(always)]
@@ -194,7 +200,8 @@ impl Simd for Avx2 {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
         }
     }
-    // Widening eight elements is a shuffle and a shift; two vectors of sixteen are a shift and a mask.
+    // Widening eight elements is a shuffle and a shift; two vectors of sixteen are a shift and a
+    // mask.
     const APART: bool = true;
     #[inline(always)]
     unsafe fn apart(p: *const u16) -> [__m256; 2] {
@@ -230,8 +237,8 @@ impl Simd for Avx2 {
     unsafe fn load_e4m3(p: *const u8) -> __m256 {
         // SAFETY: as `load`.
         unsafe {
-            // Exponent and mantissa where binary16 has them: the value times 2^-8, subnormals included. Of the sign's copies
-            // one is left.
+            // Exponent and mantissa where binary16 has them: the value times 2^-8, subnormals
+            // included. Of the sign's copies one is left.
             let v = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(p.cast())));
             let v = _mm_and_si128(v, _mm_set1_epi16(!0x4000));
             _mm256_mul_ps(_mm256_cvtph_ps(v), _mm256_set1_ps(256.0))
@@ -409,7 +416,8 @@ unsafe fn nibbles(v: __m256i) -> [__m256i; 2] {
     }
 }
 
-/// 32 codes into the order of [`Rows::unpack`]; for `Q4_WIDE` the halves of two such are still to be exchanged.
+/// 32 codes into the order of [`Rows::unpack`]; for `Q4_WIDE` the halves of two such are still to
+/// be exchanged.
 #[inline(always)]
 unsafe fn permute32(kind: u8, v: __m256i) -> __m256i {
     // SAFETY: register operations.

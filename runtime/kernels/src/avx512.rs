@@ -1,6 +1,8 @@
-//! [`Rows`] and [`Wide`] on AVX-512 with VNNI: sixteen rows to a vector, exact i32 sums of byte products in one instruction.
+//! [`Rows`] and [`Wide`] on AVX-512 with VNNI: sixteen rows to a vector, exact i32 sums of byte
+//! products in one instruction.
 //!
-//! Codes come in the orders of [`Avx2`], so that activations are permuted alike; 8-bit codes stay unsigned.
+//! Codes come in the orders of [`Avx2`], so that activations are permuted alike; 8-bit codes stay
+//! unsigned.
 
 use std::arch::x86_64::*;
 
@@ -11,13 +13,13 @@ use super::rows::{PlaneRows, Rows, Spans, dots_by_span};
 use super::simd::{TABLE_LUT, layout};
 use super::wide::Wide;
 
-/// Proof of nothing: use only inside functions compiled for, and run on, AVX-512 F, BW, DQ, VL and VNNI; and VBMI if
-/// `VBMI`.
+/// Proof of nothing: use only inside functions compiled for, and run on, AVX-512 F, BW, DQ, VL and
+/// VNNI; and VBMI if `VBMI`.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512<const VBMI: bool>;
 
-/// How 64 codes of 2, 3, 5 or 6 bits come out of `8 * bits` bytes: which byte goes where, then from which bit of its eight
-/// bytes each code starts. The order is [`Avx2`]'s.
+/// How 64 codes of 2, 3, 5 or 6 bits come out of `8 * bits` bytes: which byte goes where, then from
+/// which bit of its eight bytes each code starts. The order is [`Avx2`]'s.
 struct Gather {
     bytes: [u8; 64],
     shifts: [u8; 64],
@@ -129,12 +131,14 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
-        // SAFETY: the trait's condition: this CPU has the features above (so for every method below).
+        // SAFETY: the trait's condition: this CPU has the features above (so for every method
+        // below).
         unsafe { _mm512_set1_ps(x) }
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> __m512 {
-        // SAFETY: sixteen valid elements, by the trait's condition (so for every load and store below).
+        // SAFETY: sixteen valid elements, by the trait's condition (so for every load and store
+        // below).
         unsafe { _mm512_loadu_ps(p) }
     }
     #[inline(always)]
@@ -235,7 +239,8 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
                     let scale = _mm512_mask_set1_epi32(_mm512_slli_epi32::<23>(v), zero, 1 << 22);
                     _mm512_mul_ps(_mm512_castsi512_ps(scale), _mm512_set1_ps(0.5))
                 } else {
-                    // Exponent and mantissa where binary32 has them: the value times 2^-120, subnormals included.
+                    // Exponent and mantissa where binary32 has them: the value times 2^-120,
+                    // subnormals included.
                     let v = _mm512_and_si512(_mm512_srai_epi32::<4>(v), _mm512_set1_epi32(0x87f0_0000u32 as i32));
                     _mm512_mul_ps(_mm512_castsi512_ps(v), _mm512_set1_ps(f32::from_bits((127 + 119) << 23)))
                 });
@@ -350,7 +355,8 @@ impl<const VBMI: bool> Spans for Avx512<VBMI> {
                 return Self::dot(kind, h, Self::unpack(kind, w, 0), Self::load_b(x.cast()));
             }
             let [even, odd] = Self::planes(kind, Self::load_b(w));
-            // The codes of 64, 32 or 16 weights are the even ones, then the odd ones; the same for every row.
+            // The codes of 64, 32 or 16 weights are the even ones, then the odd ones; the same for
+            // every row.
             let (a, b) = (Self::load_b(x.cast()), Self::load_b(x.add(64).cast()));
             let [x, y] = match kind {
                 layout::Q4_WIDE => [_mm512_shuffle_i64x2::<0x44>(a, b), _mm512_shuffle_i64x2::<0xee>(a, b)],

@@ -1,9 +1,12 @@
-//! Parameters of quantised weights as the integer matmuls take them: a vector of f32 for every group, a lane for each row.
+//! Parameters of quantised weights as the integer matmuls take them: a vector of f32 for every
+//! group, a lane for each row.
 //!
-//! Affine and micro-scaled formats have them as they are. In a block format ([`loaf_formats::block`]) a group's small integers
-//! are bytes, or parts of bytes, of `u32` words. Words of a vector's rows are transposed, so that a lane is a row from there
-//! on, and every byte is then shifted out, converted and multiplied with its super-block's factor: as much work as reading
-//! scales in f32 would be, whose bytes are the more. All products are exact, so their order is free.
+//! Affine and micro-scaled formats have them as they are. In a block format
+//! ([`loaf_formats::block`]) a group's small integers are bytes, or parts of bytes, of `u32` words.
+//! Words of a vector's rows are transposed, so that a lane is a row from there on, and every byte
+//! is then shifted out, converted and multiplied with its super-block's factor: as much work as
+//! reading scales in f32 would be, whose bytes are the more. All products are exact, so their order
+//! is free.
 
 use loaf_formats::block::{Block, SUPER};
 use loaf_formats::dtype::{DType, WeightFormat};

@@ -1,10 +1,11 @@
-//! Dense matmuls in f32: 32 accumulators a dot, they and their tree fixed by the contract. They are two vectors of sixteen lanes, or
-//! four of eight: *parts*.
+//! Dense matmuls in f32: 32 accumulators a dot, they and their tree fixed by the contract. They are
+//! two vectors of sixteen lanes, or four of eight: *parts*.
 //!
-//! Few activation rows: weight rows are streamed straight from memory, as many together as there are registers for their
-//! accumulators. More: eight weight rows are decoded once into a panel in scratch, which several activation rows at a time then
-//! meet. With sixteen registers one part after the other. With thirty-two both parts at once, so that none of a dot's accumulators
-//! is set aside: a store of 64 bytes takes as long as two products.
+//! Few activation rows: weight rows are streamed straight from memory, as many together as there
+//! are registers for their accumulators. More: eight weight rows are decoded once into a panel in
+//! scratch, which several activation rows at a time then meet. With sixteen registers one part
+//! after the other. With thirty-two both parts at once, so that none of a dot's accumulators is set
+//! aside: a store of 64 bytes takes as long as two products.
 
 use std::ops::Range;
 
@@ -23,11 +24,13 @@ use crate::math;
 const STREAMED: usize = 3;
 /// Elements decoded between looks at the scales: a group, and a round of accumulators.
 const CHUNK: usize = 32;
-/// Columns of [`TILE`] decoded rows that activation rows meet one after the other: half of a first cache of 32 KiB.
+/// Columns of [`TILE`] decoded rows that activation rows meet one after the other: half of a first
+/// cache of 32 KiB.
 const COLUMNS: usize = 1024;
 /// Activation rows that meet them, before there is a look at other rows and columns.
 const MET: usize = 48;
-/// Elements of what tiles of both parts leave: accumulators between blocks of columns, and folded fours.
+/// Elements of what tiles of both parts leave: accumulators between blocks of columns, and folded
+/// fours.
 pub(super) const LEFT: usize = MET * (PARKED + FOUR);
 const PARKED: usize = TILE * LANES;
 const FOUR: usize = 2 * EIGHT;
@@ -101,8 +104,8 @@ const fn parts<W: Wide>() -> usize {
 /// Weight rows of a tile.
 const TILE: usize = 4;
 
-/// Where in a panel of rows of `inp` elements the vectors of a tile's rows are: what a tile reads in turn lies together, so that it
-/// fits into the first cache.
+/// Where in a panel of rows of `inp` elements the vectors of a tile's rows are: what a tile reads
+/// in turn lies together, so that it fits into the first cache.
 #[inline(always)]
 fn place<W: Wide>(inp: usize, first: usize, part: usize, chunk: usize) -> usize {
     let (parts, chunks) = (parts::<W>(), inp.div_ceil(CHUNK));
@@ -139,8 +142,8 @@ unsafe fn dots_of<W: Wide>(sums: [W::V; EIGHT], inp: usize) -> <W::S as Simd>::F
     unsafe { folded::<W>(W::halves(sums), inp) }
 }
 
-/// Runs `$body` for every [`CHUNK`] of columns, from `$i` on; before that asks for what comes later in memory, and gets the scales of `$count` rows
-/// from row `$first` on.
+/// Runs `$body` for every [`CHUNK`] of columns, from `$i` on; before that asks for what comes later
+/// in memory, and gets the scales of `$count` rows from row `$first` on.
 macro_rules! chunks {
     ($W:ty, $block:expr, $first:expr, $count:expr, |$i:ident, $scales:ident| $body:expr) => {{
         let mut next = $block.next($first);
@@ -164,8 +167,9 @@ macro_rules! chunks {
 }
 
 impl Block {
-    /// What the second cache must have next when row `first` begins to be multiplied. One address that grows with the work: where it is compared
-    /// or chosen in the loop, accumulators leave their registers.
+    /// What the second cache must have next when row `first` begins to be multiplied. One address
+    /// that grows with the work: where it is compared or chosen in the loop, accumulators leave
+    /// their registers.
     #[inline(always)]
     fn next(&self, first: usize) -> *const u8 {
         self.rows[first].wrapping_add(Ahead::FAR)
@@ -248,7 +252,8 @@ unsafe fn multiply<W: Wide>(
         // In each arm the compiler knows the type.
         macro_rules! of_type {
             ($dtype:expr) => {{
-                // SAFETY: weight rows below `out`; slots are clamped; the panel holds eight padded rows.
+                // SAFETY: weight rows below `out`; slots are clamped; the panel holds eight padded
+                // rows.
                 unsafe {
                     let block = Block::new($dtype, w, first, (inp, out));
                     if streamed > 0 {
@@ -361,7 +366,8 @@ unsafe fn stream<W: Wide, const K: usize>(block: &Block, x: *const f32) -> <W::S
     }
 }
 
-/// A row of `inp` activations in the order of [`Simd::apart`], chunk by chunk; what is left of it as it is.
+/// A row of `inp` activations in the order of [`Simd::apart`], chunk by chunk; what is left of it
+/// as it is.
 #[inline(always)]
 unsafe fn part_row<S: Simd>(x: *const f32, inp: usize, to: *mut f32) {
     let whole = inp - inp % CHUNK;
@@ -426,7 +432,8 @@ unsafe fn stream_apart<S: Simd>(block: &Block, x: *const f32) -> S::F {
     }
 }
 
-/// A panel of eight weight rows against every slot, part by part; outputs from `first`, `valid` of them.
+/// A panel of eight weight rows against every slot, part by part; outputs from `first`, `valid` of
+/// them.
 #[inline(always)]
 unsafe fn meet<W: Wide>(panel: *const f32, slots: &Slots<'_>, first: usize, valid: usize, inp: usize) {
     let mut i = 0;
@@ -451,8 +458,9 @@ unsafe fn meet<W: Wide>(panel: *const f32, slots: &Slots<'_>, first: usize, vali
     }
 }
 
-/// Lane dots, but for their last folds, of `R` activation rows with [`TILE`] rows of a panel from `first` on, one part after the other, so
-/// that the registers hold many pairs of rows: what is loaded then serves many products.
+/// Lane dots, but for their last folds, of `R` activation rows with [`TILE`] rows of a panel from
+/// `first` on, one part after the other, so that the registers hold many pairs of rows: what is
+/// loaded then serves many products.
 #[inline(always)]
 unsafe fn tile<W: Wide, const R: usize>(
     panel: *const f32,
@@ -544,8 +552,9 @@ unsafe fn meet_at_once<W: Wide>(room: Room, slots: &Slots<'_>, first: usize, val
     }
 }
 
-/// `R` activation rows, the `i`-th of their group and the next, with [`TILE`] rows of a panel from `half` on, in [`COLUMNS`] from `column` on. Dots
-/// of the first half that are complete are left folded, those of the last are stored with them.
+/// `R` activation rows, the `i`-th of their group and the next, with [`TILE`] rows of a panel from
+/// `half` on, in [`COLUMNS`] from `column` on. Dots of the first half that are complete are left
+/// folded, those of the last are stored with them.
 #[inline(always)]
 unsafe fn tile_at_once<W: Wide, const R: usize>(
     room: Room,
@@ -557,7 +566,8 @@ unsafe fn tile_at_once<W: Wide, const R: usize>(
 ) {
     let lanes = EIGHT * W::EIGHTS;
     let (end, rest) = (inp.min(column + COLUMNS), inp % CHUNK);
-    // SAFETY: a panel padded to whole chunks, `inp` elements of each activation row, room for what [`MET`] rows leave.
+    // SAFETY: a panel padded to whole chunks, `inp` elements of each activation row, room for what
+    // [`MET`] rows leave.
     unsafe {
         let parked = room.left.add(i * PARKED);
         let fours = room.left.add(MET * PARKED + i * FOUR).cast::<W::Fours>();

@@ -1,8 +1,9 @@
-//! Lane dots of a few rows with a few others held in a panel, as attention scores need them: short ones. (Dense matmuls have their
-//! own.)
+//! Lane dots of a few rows with a few others held in a panel, as attention scores need them: short
+//! ones. (Dense matmuls have their own.)
 //!
-//! A lane dot has 32 accumulators, four eights, which are four sums of their own until the end. Two of them are computed at a time,
-//! so that registers go to different pairs of rows and every load serves several products.
+//! A lane dot has 32 accumulators, four eights, which are four sums of their own until the end. Two
+//! of them are computed at a time, so that registers go to different pairs of rows and every load
+//! serves several products.
 
 use loaf_formats::op::LANES;
 
@@ -11,7 +12,8 @@ use super::rows::PerLane;
 use super::simd::Simd;
 use super::wide::Wide;
 
-/// Eights of `panel` rows: vector `k` of the eight with number `e` is `panel + parts[e % 4] + e / 4 * round + k * vector`.
+/// Eights of `panel` rows: vector `k` of the eight with number `e` is
+/// `panel + parts[e % 4] + e / 4 * round + k * vector`.
 #[derive(Clone, Copy)]
 pub(super) struct Panel {
     pub at: *const f32,
@@ -38,7 +40,8 @@ impl Panel {
     }
 }
 
-/// Lane dots, but for their last three folds, of `Q` rows of `eights` eights with `K` vectors of a panel.
+/// Lane dots, but for their last three folds, of `Q` rows of `eights` eights with `K` vectors of a
+/// panel.
 #[inline(always)]
 pub(super) unsafe fn short_dots<W: Wide, const Q: usize, const K: usize>(
     x: &[*const f32; Q],
@@ -91,8 +94,9 @@ pub(super) unsafe fn folded<W: Wide>(sums: W::Keys, n: usize) -> <W::S as Simd>:
     unsafe { settled::<W>(W::trees(sums), n) }
 }
 
-/// Folded dots as they are to be stored. An accumulator can only be `-0` if a product is too small to be told from zero; if the last
-/// 32 elements of `n` are not whole, one accumulator has taken `+0` last, and no sum of all is `-0`.
+/// Folded dots as they are to be stored. An accumulator can only be `-0` if a product is too small
+/// to be told from zero; if the last 32 elements of `n` are not whole, one accumulator has taken
+/// `+0` last, and no sum of all is `-0`.
 #[inline(always)]
 pub(super) unsafe fn settled<W: Wide>(dots: <W::S as Simd>::F, n: usize) -> <W::S as Simd>::F {
     // SAFETY: register operations.

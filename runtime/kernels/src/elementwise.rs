@@ -1,8 +1,9 @@
 //! Ops whose rows do not meet: norms, gates, rotations, quantisation of activations, routing.
 //!
-//! Every loop takes eight elements at a time and the rest with masked loads. A pass reads an element before it
-//! writes the same element, so outputs may be the same view as inputs where the op table says so. A lane sum has four vectors of
-//! accumulators, the first for the first eight of every 32 elements, and so on.
+//! Every loop takes eight elements at a time and the rest with masked loads. A pass reads an
+//! element before it writes the same element, so outputs may be the same view as inputs where the
+//! op table says so. A lane sum has four vectors of accumulators, the first for the first eight of
+//! every 32 elements, and so on.
 
 use std::ops::Range;
 
@@ -58,8 +59,8 @@ pub(super) unsafe fn store<S: Simd>(p: *mut f32, x: S::F, n: usize) {
     unsafe { if n == EIGHT { S::store(p, x) } else { S::store_n(p, x, n) } }
 }
 
-/// Runs `$body` for every eight of `$n` elements, `$i` the first and `$lanes` how many: a loop over whole eights, in which the
-/// count is a constant, then perhaps a shorter one.
+/// Runs `$body` for every eight of `$n` elements, `$i` the first and `$lanes` how many: a loop over
+/// whole eights, in which the count is a constant, then perhaps a shorter one.
 macro_rules! eights {
     ($n:expr, |$i:ident, $lanes:ident| $body:expr) => {{
         let (n, mut $i) = ($n, 0usize);
@@ -75,8 +76,8 @@ macro_rules! eights {
     }};
 }
 
-/// As [`eights`], `$sum` being the one of the four vectors of accumulators `$acc` that takes them: a loop over whole 32s, then perhaps
-/// what is left of one.
+/// As [`eights`], `$sum` being the one of the four vectors of accumulators `$acc` that takes them:
+/// a loop over whole 32s, then perhaps what is left of one.
 macro_rules! lanes {
     ($n:expr, $acc:ident, |$i:ident, $count:ident, $sum:ident| $body:expr) => {{
         let (n, mut $i) = ($n, 0usize);
@@ -103,7 +104,8 @@ macro_rules! lanes {
 }
 pub(super) use lanes;
 
-/// The lane dot of `x` with itself. Squares are not negative, so no accumulator is `-0`, and zeros past the end need not be added.
+/// The lane dot of `x` with itself. Squares are not negative, so no accumulator is `-0`, and zeros
+/// past the end need not be added.
 #[inline(always)]
 unsafe fn square<S: Simd>(x: *const f32, n: usize) -> f32 {
     // SAFETY: `n` valid elements.
@@ -187,7 +189,8 @@ struct Norm {
     offset: f32,
 }
 
-/// `out = (x * inv) * (offset + w)` for one row and head; `square` is the lane dot of `x` with itself.
+/// `out = (x * inv) * (offset + w)` for one row and head; `square` is the lane dot of `x` with
+/// itself.
 #[inline(always)]
 unsafe fn norm_row<S: Simd>(norm: &Norm, x: *const f32, square: f32, weight: &RawOperand, out: *mut f32) {
     let &Norm { dim, eps, offset } = norm;
@@ -334,7 +337,8 @@ pub(super) unsafe fn kv_write<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _
 pub(super) unsafe fn gather_rows<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
     let (a, o) = (op::gather_rows::Attrs::of(call.attrs), op::gather_rows::Operands::of(call.operands));
     for r in units {
-        // SAFETY: the row of `x` is clamped to those there are, and row `r` of `out` is one; they do not overlap.
+        // SAFETY: the row of `x` is clamped to those there are, and row `r` of `out` is one; they
+        // do not overlap.
         unsafe {
             let from = (*o.select.at::<u32>(0, 0).add(r) as usize).min(a.of - 1);
             std::ptr::copy_nonoverlapping(o.x.at::<f32>(from, 0), o.out.at::<f32>(r, 0), a.dim);
@@ -497,7 +501,8 @@ pub(super) unsafe fn top_k<S: Simd>(call: &OpCall<'_>, units: Range<usize>, _: &
             let mut found = 0;
             for e in 0..experts {
                 let value = *p.add(e);
-                // An earlier expert wins a tie, so a later one moves up only past what is strictly smaller.
+                // An earlier expert wins a tie, so a later one moves up only past what is strictly
+                // smaller.
                 let beats = |other: f32| value > other || (other.is_nan() && !value.is_nan());
                 if found == k && !beats(*weights.add(k - 1)) {
                     continue;
@@ -529,7 +534,8 @@ pub(super) unsafe fn expert_sort<S: Simd>(call: &OpCall<'_>, units: Range<usize>
     let (a, o) = (op::expert_sort::Attrs::of(call.attrs), op::expert_sort::Operands::of(call.operands));
     let (rows, k, experts) = (a.rows, a.k, a.experts);
     for _ in units {
-        // SAFETY: `rows * k` ids and slots, `experts + 1` starts; an id past the experts counts as the last.
+        // SAFETY: `rows * k` ids and slots, `experts + 1` starts; an id past the experts counts as
+        // the last.
         unsafe {
             let expert = |slot: usize| (*o.ids.at::<u32>(slot / k, 0).add(slot % k) as usize).min(experts - 1);
             let (order, starts) = (o.order.at::<u32>(0, 0), o.starts.at::<u32>(0, 0));

@@ -1,10 +1,13 @@
-//! One table of kernels per instruction set: the generic algorithms, compiled with that set's features.
+//! One table of kernels per instruction set: the generic algorithms, compiled with that set's
+//! features.
 //!
-//! Most of a program's size would be the integer matmuls, so they are compiled once per layout, with the group sizes
-//! that models are published in known to the compiler and others taken as they come.
+//! Most of a program's size would be the integer matmuls, so they are compiled once per layout,
+//! with the group sizes that models are published in known to the compiler and others taken as they
+//! come.
 //!
-//! Only the functions made here carry `#[target_feature]`; everything they call is `#[inline(always)]` and so
-//! takes their features on. A table is handed out by [`super::Kernels`] only on a CPU that has the features.
+//! Only the functions made here carry `#[target_feature]`; everything they call is
+//! `#[inline(always)]` and so takes their features on. A table is handed out by [`super::Kernels`]
+//! only on a CPU that has the features.
 
 use std::ops::Range;
 
@@ -26,7 +29,8 @@ use super::scalar::Scalar;
 use super::simd::layout;
 use super::{Kernel, OpCall, Round, Run, Split, attention, dense, elementwise, quant, recurrent};
 
-/// Layout and group size under which the integer matmuls take a format; `None` for formats without integer codes.
+/// Layout and group size under which the integer matmuls take a format; `None` for formats without
+/// integer codes.
 pub(super) fn quant_case(format: WeightFormat) -> Option<(u8, usize)> {
     match format {
         WeightFormat::Affine { bits: 4, group, .. } if group >= 64 => Some((layout::Q4_WIDE, group.into())),
@@ -38,9 +42,11 @@ pub(super) fn quant_case(format: WeightFormat) -> Option<(u8, usize)> {
     }
 }
 
-/// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`], attention, dense matmuls and the
-/// scan for one [`super::wide::Wide`], under one attribute. The integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is a number, one for all
-/// multiples of a number where `times` follows it, one for all the others where it is `_`.
+/// Defines a module whose `table()` holds every op compiled for one [`super::simd::Simd`],
+/// attention, dense matmuls and the scan for one [`super::wide::Wide`], under one attribute. The
+/// integer matmuls follow as `layouts, groups => Rows`: one copy for each layout and group that is
+/// a number, one for all multiples of a number where `times` follows it, one for all the others
+/// where it is `_`.
 macro_rules! isa {
     ($module:ident, $simd:ty, $wide:ty, $attr:meta, else $else:path, $($case:tt)*) => {
         pub(super) mod $module {
@@ -118,8 +124,8 @@ macro_rules! isa {
             unsafe { blocks::fill::<S>(fill) }
         }
 
-        /// What one layout and group has of its own; zero stands for what the compiler does not know, and `PART` for groups
-        /// that are some times as long.
+        /// What one layout and group has of its own; zero stands for what the compiler does not
+        /// know, and `PART` for groups that are some times as long.
         const fn steps<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>() -> Steps {
             Steps {
                 permute: permute::<S, KIND, GROUP, PART>,
@@ -249,8 +255,8 @@ pub(super) mod avx_vnni {
         22, 16 => Products<VEX>; 23, 16 => Products<VEX>; 26, 16 => Products<VEX>; 34, 32 => Products<VEX>;);
 }
 
-/// The same instructions as AVX-512 encodes them: of the layouts that the AVX-512 table has no better kernel for, and in debug
-/// builds of all, so that CPUs with AVX-512 test them.
+/// The same instructions as AVX-512 encodes them: of the layouts that the AVX-512 table has no
+/// better kernel for, and in debug builds of all, so that CPUs with AVX-512 test them.
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx_vnni_evex {
     use super::super::avx2::EVEX;
@@ -270,8 +276,9 @@ pub(super) mod avx_vnni_evex {
         22, 16 => Products<EVEX>; 23, 16 => Products<EVEX>; 26, 16 => Products<EVEX>; 34, 32 => Products<EVEX>;);
 }
 
-// Everything but matmuls, attention and the scan keeps its eight lanes; here it has thirty-two registers. Widths that no 512-bit
-// instruction unpacks well without VBMI are those of half as long vectors.
+// Everything but matmuls, attention and the scan keeps its eight lanes; here it has thirty-two
+// registers. Widths that no 512-bit instruction unpacks well without VBMI are those of half as long
+// vectors.
 #[cfg(target_arch = "x86_64")]
 isa!(avx512, Avx2, Avx512<false>,
     target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx_vnni_evex::product,
@@ -279,7 +286,8 @@ isa!(avx512, Avx2, Avx512<false>,
     8, 64 => Avx512<false>; 8, _ => Avx512<false>;
     14, 32 => Avx512<false>; 24, 16 => Avx512<false>; 34, 32 => Avx512<false>;);
 
-/// Integer matmuls of the widths that VBMI unpacks in three instructions; those of [`avx512`] otherwise.
+/// Integer matmuls of the widths that VBMI unpacks in three instructions; those of [`avx512`]
+/// otherwise.
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512_vbmi {
     use super::*;
@@ -291,9 +299,10 @@ pub(super) mod avx512_vbmi {
         22, 16 => Avx512<true>; 23, 16 => Avx512<true>; 26, 16 => Avx512<true>;);
 }
 
-/// What CPUs that have all of AVX-512 but run it on units of 256 bits take from AVX2. One to three rows of activations are multiplied by
-/// its kernels, which read eight weight rows side by side, not sixteen, and so get nearly twice as much from memory there. One row of few
-/// query heads goes over a cache without copies there.
+/// What CPUs that have all of AVX-512 but run it on units of 256 bits take from AVX2. One to three
+/// rows of activations are multiplied by its kernels, which read eight weight rows side by side,
+/// not sixteen, and so get nearly twice as much from memory there. One row of few query heads goes
+/// over a cache without copies there.
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512_halves {
     use super::*;
@@ -318,7 +327,8 @@ pub(super) mod avx512_halves {
     }
 }
 
-// Registers of sixteen bytes hold the nibbles of 32 codes, so the wide layout is as good as the other.
+// Registers of sixteen bytes hold the nibbles of 32 codes, so the wide layout is as good as the
+// other.
 #[cfg(target_arch = "aarch64")]
 isa!(neon, Neon, Neon, target_feature(enable = "neon"), else no_product,
     44, _ => Smull; 4, _ => Smull; 8, _ => Smull;
@@ -339,7 +349,8 @@ pub(super) mod neon_dotprod {
         22, 16 => Sdot; 23, 16 => Sdot; 26, 16 => Sdot; 34, 32 => Sdot;);
 }
 
-/// Integer matmuls of 8-bit codes without a bias, which only they have; those of [`neon_dotprod`] otherwise.
+/// Integer matmuls of 8-bit codes without a bias, which only they have; those of [`neon_dotprod`]
+/// otherwise.
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon_i8mm {
     use super::*;

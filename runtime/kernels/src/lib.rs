@@ -1,25 +1,29 @@
 //! CPU kernels of every op that may stand in a plan.
 //!
-//! One function per op and instruction set, gathered in a table that is chosen once, at load: [`Kernels`]. The
-//! arithmetic is the one written at each [`OpKind`]; this module adds no rounding of its own, so every table
-//! gives the same bits. What an op reads and writes arrives as an [`OpCall`]; the work is cut into *units* that
-//! do not depend on each other ([`units`]), so a caller may give any ranges of them to any threads.
+//! One function per op and instruction set, gathered in a table that is chosen once, at load:
+//! [`Kernels`]. The arithmetic is the one written at each [`OpKind`]; this module adds no rounding
+//! of its own, so every table gives the same bits. What an op reads and writes arrives as an
+//! [`OpCall`]; the work is cut into *units* that do not depend on each other ([`units`]), so a
+//! caller may give any ranges of them to any threads.
 //!
 //! - `naive` is the contract spelled out in plain loops, and the oracle of the tests.
-//! - `simd` is the small set of vector operations the fast kernels need; `scalar` (arrays), `avx2` and `neon`
-//!   implement it; `rows` is that of the integer matmuls, which `avx512` implements too, and `avx2` twice. The algorithms
-//!   (`elementwise`, `dense`, `quant`, `attention`, `recurrent`) are written once over it.
+//! - `simd` is the small set of vector operations the fast kernels need; `scalar` (arrays), `avx2`
+//!   and `neon` implement it; `rows` is that of the integer matmuls, which `avx512` implements too,
+//!   and `avx2` twice. The algorithms (`elementwise`, `dense`, `quant`, `attention`, `recurrent`)
+//!   are written once over it.
 //!
 //! # What a kernel relies on
-//! The plan verifier has proved that each operand's extent lies within its region and that outputs overlap no
-//! other operand, except that an output may be *the very same view* as an input that its row of the op table names
-//! ([`OperandSpec::over`](loaf_formats::op::OperandSpec::over)). The engine answers for the [`Run`]s: positions within the
-//! context, slots and versions that exist.
-//! Indices that come out of memory (token ids, expert ids, chosen rows) are not proved by anybody; kernels clamp or
-//! skip them, so a hostile plan can produce nonsense but touch nothing that is not its own.
+//! The plan verifier has proved that each operand's extent lies within its region and that outputs
+//! overlap no other operand, except that an output may be *the very same view* as an input that its
+//! row of the op table names ([`OperandSpec::over`](loaf_formats::op::OperandSpec::over)). The
+//! engine answers for the [`Run`]s: positions within the context, slots and versions that exist.
+//! Indices that come out of memory (token ids, expert ids, chosen rows) are not proved by anybody;
+//! kernels clamp or skip them, so a hostile plan can produce nonsense but touch nothing that is not
+//! its own.
 //!
 //! # Not here
-//! No kernel allocates, panics on any operand contents, reads the environment or knows about threads.
+//! No kernel allocates, panics on any operand contents, reads the environment or knows about
+//! threads.
 
 use std::ops::Range;
 
@@ -51,7 +55,8 @@ mod work;
 
 pub use work::{cost, scratch_bytes, units};
 
-/// Lanes of the vectors that kernels are written in ([`LANES`](loaf_formats::op::LANES) is the contract's number: four of these).
+/// Lanes of the vectors that kernels are written in ([`LANES`](loaf_formats::op::LANES) is the
+/// contract's number: four of these).
 const EIGHT: usize = 8;
 /// Rows of a dense weight matrix in one work unit.
 pub const DENSE_ROWS: usize = 8;
@@ -60,7 +65,8 @@ pub const QUANT_ROWS: usize = 16;
 /// Channels of one convolution unit.
 pub const CONV_CHANNELS: usize = 256;
 
-/// One operand resolved to memory. Element `(r, h, i)` is at element `r * row_stride + h * head_stride + i`.
+/// One operand resolved to memory. Element `(r, h, i)` is at element
+/// `r * row_stride + h * head_stride + i`.
 #[derive(Clone, Copy, Debug)]
 pub struct RawOperand {
     /// First element; null if the operand is absent (biases of a format that has none).
@@ -88,7 +94,8 @@ impl RawOperand {
         RawOperand { ptr: unsafe { self.ptr.add(bytes) }, ..self }
     }
 
-    /// Expert `e`'s matrix of an operand `[experts, outputs, plane]`, as an operand `[outputs, 1, plane]`.
+    /// Expert `e`'s matrix of an operand `[experts, outputs, plane]`, as an operand
+    /// `[outputs, 1, plane]`.
     ///
     /// # Safety
     /// Expert `e` exists, or the operand is absent.
@@ -116,8 +123,8 @@ impl RawOperand {
 
 /// Consecutive rows of a step that belong to one sequence: where it stands and where its state is.
 ///
-/// With `from == to` and `stride == 0` recurrent state is updated in place. Otherwise the version at `from` is read before any
-/// other is written, and left as it is unless it is one of those.
+/// With `from == to` and `stride == 0` recurrent state is updated in place. Otherwise the version
+/// at `from` is read before any other is written, and left as it is unless it is one of those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// First row of the step.
@@ -132,7 +139,8 @@ pub struct Run {
     pub from: usize,
     /// Bytes to the version that holds the state after the run's first row.
     pub to: usize,
-    /// Bytes from there to the version after the next row, and so on; 0: only the state after the last row is kept, at `to`.
+    /// Bytes from there to the version after the next row, and so on; 0: only the state after the
+    /// last row is kept, at `to`.
     pub stride: usize,
 }
 
@@ -161,12 +169,13 @@ impl Run {
 pub struct OpCall<'a> {
     /// Which op.
     pub kind: OpKind,
-    /// Operands in table order; those in caches and recurrent state are the first slot's first version.
+    /// Operands in table order; those in caches and recurrent state are the first slot's first
+    /// version.
     pub operands: &'a [RawOperand],
     /// Attribute words in table order.
     pub attrs: &'a [u64],
-    /// The step's rows by sequence, in order of rows; together they are all of the op's rows. Ops that only look at a row's values
-    /// take no notice of them.
+    /// The step's rows by sequence, in order of rows; together they are all of the op's rows. Ops
+    /// that only look at a row's values take no notice of them.
     pub runs: &'a [Run],
 }
 
@@ -182,14 +191,16 @@ impl OpCall<'_> {
 /// Computes work units `units` of an op (`units.end <=` [`units()`]).
 ///
 /// # Safety
-/// - Every operand's extent, as the op table computes it from `attrs`, is valid memory: readable, and for `Out` and `InOut`
-///   writable; of caches and recurrent state that of every slot and version that `runs` name, besides. f32 and u32 operands are
-///   4-byte aligned, f16 and bf16 2-byte aligned.
+/// - Every operand's extent, as the op table computes it from `attrs`, is valid memory: readable,
+///   and for `Out` and `InOut` writable; of caches and recurrent state that of every slot and
+///   version that `runs` name, besides. f32 and u32 operands are 4-byte aligned, f16 and bf16
+///   2-byte aligned.
 /// - No output overlaps another operand, except that it may be the very view of an input that its
-///   [`OperandSpec::over`](loaf_formats::op::OperandSpec::over) names. Slots of different runs are different, and two versions are the same
-///   or do not overlap.
+///   [`OperandSpec::over`](loaf_formats::op::OperandSpec::over) names. Slots of different runs are
+///   different, and two versions are the same or do not overlap.
 /// - The attributes passed [`OpSpec::check`](loaf_formats::op::OpSpec::check).
-/// - `runs` are in order of rows and cover all of the op's; for ops with a cache `pos + rows` of each is within the context.
+/// - `runs` are in order of rows and cover all of the op's; for ops with a cache `pos + rows` of
+///   each is within the context.
 /// - `scratch` is 64-byte aligned, at least [`scratch_bytes`] long and used by nobody else.
 /// - No other thread computes the same units at the same time.
 /// - The CPU has the features of the table the kernel came from.
@@ -207,13 +218,14 @@ pub struct Round {
 /// A kernel of one round of [`Split`].
 ///
 /// # Safety
-/// As [`Kernel`]; besides, `run` and `round` are of [`Split::rounds`], in whose order they come, and `shared` points to
-/// [`Split::shared_floats`] floats that all units of an op share.
+/// As [`Kernel`]; besides, `run` and `round` are of [`Split::rounds`], in whose order they come,
+/// and `shared` points to [`Split::shared_floats`] floats that all units of an op share.
 pub type SplitKernel =
     unsafe fn(call: &OpCall<'_>, run: &Run, round: Round, units: Range<usize>, shared: *mut f32, scratch: &mut [u8]);
 
-/// Attention over few heads and many positions, parallel over blocks of positions, with the same bits: blocks are folded by
-/// whoever is free and merged in order. Run after run; memory is bounded by taking blocks in rounds.
+/// Attention over few heads and many positions, parallel over blocks of positions, with the same
+/// bits: blocks are folded by whoever is free and merged in order. Run after run; memory is bounded
+/// by taking blocks in rounds.
 #[derive(Clone, Copy)]
 pub struct Split {
     /// Folds blocks; units are KV heads times the round's blocks.
@@ -250,8 +262,8 @@ impl Split {
         [(self.parts, kv_heads * round.count), (self.merge, kv_heads)]
     }
 
-    /// Floats that the units of an op share, with as many rows as `attrs` say or fewer, whatever the runs; `None` if there are no so
-    /// many.
+    /// Floats that the units of an op share, with as many rows as `attrs` say or fewer, whatever
+    /// the runs; `None` if there are no so many.
     pub fn shared_floats(kind: OpKind, attrs: &[u64]) -> Option<usize> {
         if kind != OpKind::Attention {
             return Some(0);
@@ -350,7 +362,8 @@ impl Kernels {
         None
     }
 
-    /// The AVX2 table with the dot instructions of AVX-VNNI, if this CPU has them in either encoding.
+    /// The AVX2 table with the dot instructions of AVX-VNNI, if this CPU has them in either
+    /// encoding.
     pub fn avx_vnni() -> Option<Kernels> {
         #[cfg(target_arch = "x86_64")]
         {
@@ -401,7 +414,8 @@ impl Kernels {
         None
     }
 
-    /// The NEON table, if this CPU has NEON; integer matmuls use `dotprod` and `i8mm` where it has those.
+    /// The NEON table, if this CPU has NEON; integer matmuls use `dotprod` and `i8mm` where it has
+    /// those.
     pub fn neon() -> Option<Kernels> {
         #[cfg(target_arch = "aarch64")]
         {
@@ -446,11 +460,13 @@ impl Kernels {
     }
 }
 
-/// Whether this CPU, which has AVX-512, is of AMD's family 19h: Zen 4, which runs it on units of 256 bits.
+/// Whether this CPU, which has AVX-512, is of AMD's family 19h: Zen 4, which runs it on units of
+/// 256 bits.
 #[cfg(target_arch = "x86_64")]
 fn is_zen4() -> bool {
     use std::arch::x86_64::__cpuid;
-    // SAFETY: CPUs with AVX-512 have the instruction. (Later compilers know that it needs no such promise.)
+    // SAFETY: CPUs with AVX-512 have the instruction. (Later compilers know that it needs no such
+    // promise.)
     #[allow(unused_unsafe)]
     let (vendor, version) = unsafe { (__cpuid(0), __cpuid(1).eax) };
     let family = (version >> 8 & 15) + (version >> 20 & 255);

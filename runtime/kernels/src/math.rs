@@ -1,13 +1,14 @@
 //! The transcendental functions of replay, the same bits everywhere.
 //!
-//! [`exp`] is our own: `x = n ln 2 + r` with `n` to the nearest integer, `r` by two fused multiply-adds
-//! (Cody-Waite), a Taylor polynomial of degree 7 on `|r| <= ln 2 / 2` (its error is 0.1 ulp there), and two
-//! exact-or-once-rounded multiplications by powers of two, so that subnormal results and overflow come out
-//! right. Every step is one IEEE operation or an integer one, so vector versions repeat the same steps and
-//! agree bit for bit; `exp(-inf) = 0`, `exp(inf) = inf`, a NaN stays a NaN.
+//! [`exp`] is our own: `x = n ln 2 + r` with `n` to the nearest integer, `r` by two fused
+//! multiply-adds (Cody-Waite), a Taylor polynomial of degree 7 on `|r| <= ln 2 / 2` (its error is
+//! 0.1 ulp there), and two exact-or-once-rounded multiplications by powers of two, so that
+//! subnormal results and overflow come out right. Every step is one IEEE operation or an integer
+//! one, so vector versions repeat the same steps and agree bit for bit; `exp(-inf) = 0`,
+//! `exp(inf) = inf`, a NaN stays a NaN.
 //!
-//! What is evaluated in f64 (`sin`, `cos`, `log1p`) comes from `libm`, which is plain Rust, and never from the
-//! platform's C library.
+//! What is evaluated in f64 (`sin`, `cos`, `log1p`) comes from `libm`, which is plain Rust, and
+//! never from the platform's C library.
 
 /// Below this `exp` is zero: `e^-104 < 2^-150`.
 pub(crate) const EXP_MIN: f32 = -104.0;
@@ -42,8 +43,9 @@ pub fn exp(x: f32) -> f32 {
     p * power_of_two(half) * power_of_two(n.wrapping_sub(half))
 }
 
-/// Calls an `#[inline(always)]` function, compiled with fused multiply-adds in hardware where the CPU has them: without, each
-/// is a call, and a vocabulary's worth of [`exp`] takes longer than a small model's forward pass. The bits are the same.
+/// Calls an `#[inline(always)]` function, compiled with fused multiply-adds in hardware where the
+/// CPU has them: without, each is a call, and a vocabulary's worth of [`exp`] takes longer than a
+/// small model's forward pass. The bits are the same.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! fused {

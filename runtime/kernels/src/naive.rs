@@ -1,7 +1,7 @@
 //! The contract in plain loops: each arm is the text of its [`OpKind`], an element at a time.
 //!
-//! Nothing here is shared with the fast kernels but the scalar functions of [`crate::math`]; that is what makes
-//! it an oracle. It allocates freely, which the fast kernels never do.
+//! Nothing here is shared with the fast kernels but the scalar functions of [`crate::math`]; that
+//! is what makes it an oracle. It allocates freely, which the fast kernels never do.
 
 use std::ops::Range;
 
@@ -582,7 +582,8 @@ unsafe fn for_slots(
 ) {
     let slots = (rows * k) as u32;
     for e in 0..experts {
-        // SAFETY: `experts + 1` starts, clamped to the slots there are, of each of which `order` has one.
+        // SAFETY: `experts + 1` starts, clamped to the slots there are, of each of which `order`
+        // has one.
         unsafe {
             for j in id(starts, 0, e).min(slots)..id(starts, 0, e + 1).min(slots) {
                 let s = id(order, 0, j as usize).min(slots - 1) as usize;

@@ -1,12 +1,12 @@
 //! [`Simd`] and [`Rows`] on NEON: eight lanes are two registers.
 //!
-//! What products of codes are made of is a [`Dot`]: [`Smull`] on every aarch64, [`Sdot`] where the CPU has `dotprod`,
-//! [`Usdot`] where it has `i8mm`. Instructions whose intrinsics the oldest compiler we build with does not have stand
-//! here as assembly.
+//! What products of codes are made of is a [`Dot`]: [`Smull`] on every aarch64, [`Sdot`] where the
+//! CPU has `dotprod`, [`Usdot`] where it has `i8mm`. Instructions whose intrinsics the oldest
+//! compiler we build with does not have stand here as assembly.
 //!
 //! Orders of unpacked codes, per width, in terms of the 32 code positions they came from:
-//! - 4 bits: the even positions, then the odd ones (a byte's low nibble is the even one); in halves of 16 for
-//!   `E2M1_HALVES`;
+//! - 4 bits: the even positions, then the odd ones (a byte's low nibble is the even one); in halves
+//!   of 16 for `E2M1_HALVES`;
 //! - 2 bits: residues 0, 1, 2, 3 modulo 4, eight of each;
 //! - 3, 5, 6, 8 bits: as they are.
 
@@ -109,7 +109,8 @@ impl Simd for Neon {
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> F {
-        // SAFETY: eight valid elements, by the trait's condition (so for every load and store below).
+        // SAFETY: eight valid elements, by the trait's condition (so for every load and store
+        // below).
         unsafe { [vld1q_f32(p), vld1q_f32(p.add(4))] }
     }
     #[inline(always)]
@@ -205,8 +206,8 @@ impl Simd for Neon {
     unsafe fn load_e4m3(p: *const u8) -> F {
         // SAFETY: as `load`.
         unsafe {
-            // Exponent and mantissa where binary16 has them: the value times 2^-8, subnormals included. Of the sign's copies
-            // one is left.
+            // Exponent and mantissa where binary16 has them: the value times 2^-8, subnormals
+            // included. Of the sign's copies one is left.
             let v = vreinterpretq_u16_s16(vshll_n_s8::<7>(vld1_s8(p.cast())));
             Self::mul(widen_f16(vandq_u16(v, vdupq_n_u16(!0x4000))), Self::splat(256.0))
         }
@@ -399,8 +400,9 @@ unsafe fn permute32(kind: u8, v: B) -> B {
     }
 }
 
-/// How codes of 3, 5 or 6 bits get to 16-bit lanes: which two bytes hold each (of the first sixteen loaded, or for the
-/// last two eights of the last sixteen), and how far left (right, if negative) they are to be shifted.
+/// How codes of 3, 5 or 6 bits get to 16-bit lanes: which two bytes hold each (of the first sixteen
+/// loaded, or for the last two eights of the last sixteen), and how far left (right, if negative)
+/// they are to be shifted.
 struct Spread {
     bytes: [[u8; 16]; 4],
     shifts: [i16; 8],
@@ -574,7 +576,8 @@ impl Dot for Smull {
     }
 }
 
-/// Defines a [`Dot`] whose instruction adds the products of four bytes to each i32 lane, and the function around it.
+/// Defines a [`Dot`] whose instruction adds the products of four bytes to each i32 lane, and the
+/// function around it.
 macro_rules! four_bytes {
     ($(#[$doc:meta])* $name:ident, $function:ident, $instruction:literal, $features:literal, $bias:literal) => {
         $(#[$doc])*

@@ -1,17 +1,20 @@
-//! Integer matmuls over packed weights: exact i32 dots per group, then one or two fused multiply-adds.
+//! Integer matmuls over packed weights: exact i32 dots per group, then one or two fused
+//! multiply-adds.
 //!
-//! Lanes are output rows, so no float sum is ever split or reordered: a row's result is the contract's sequence of
-//! fused multiply-adds whatever the number of activation rows and of lanes.
+//! Lanes are output rows, so no float sum is ever split or reordered: a row's result is the
+//! contract's sequence of fused multiply-adds whatever the number of activation rows and of lanes.
 //!
-//! - Few activation rows: codes are unpacked in registers as they stream by, and the rows' partial sums are
-//!   added down to one vector per group.
-//! - More: a vector's worth of weight rows (or two) is unpacked once into a panel, interleaved by four codes, so
-//!   that a lane is a row; four codes of an activation row are then broadcast against it, several rows at a time.
+//! - Few activation rows: codes are unpacked in registers as they stream by, and the rows' partial
+//!   sums are added down to one vector per group.
+//! - More: a vector's worth of weight rows (or two) is unpacked once into a panel, interleaved by
+//!   four codes, so that a lane is a row; four codes of an activation row are then broadcast
+//!   against it, several rows at a time.
 //!
-//! Activation codes are brought once per call into the order in which the instruction set unpacks weights.
+//! Activation codes are brought once per call into the order in which the instruction set unpacks
+//! weights.
 //!
-//! What depends on the layout stands in `Steps`, functions that are compiled for every layout, group and instruction set;
-//! what calls them is compiled once for an instruction set.
+//! What depends on the layout stands in `Steps`, functions that are compiled for every layout,
+//! group and instruction set; what calls them is compiled once for an instruction set.
 
 use std::ops::Range;
 
@@ -35,7 +38,8 @@ const MOST_STREAMED: usize = 4;
 pub(super) struct Row {
     /// Codes as they are.
     plain: *const i8,
-    /// Permuted codes, padded with zeros to whole blocks, if any of the call's matrices has more than [`Rows::STREAMED`] rows.
+    /// Permuted codes, padded with zeros to whole blocks, if any of the call's matrices has more
+    /// than [`Rows::STREAMED`] rows.
     codes: *const i8,
     /// Exact sum of each group's codes.
     code_sums: *const i32,
@@ -91,7 +95,8 @@ impl Slots<'_> {
 /// Panels of one call, in scratch.
 #[derive(Clone, Copy)]
 pub(super) struct Panels {
-    /// Activation codes of up to [`Rows::STREAMED`] rows as [`Rows::dots`] takes them, `padded * ARRANGED` bytes each.
+    /// Activation codes of up to [`Rows::STREAMED`] rows as [`Rows::dots`] takes them,
+    /// `padded * ARRANGED` bytes each.
     arranged: *mut i8,
     codes: [*mut u8; 2],
     scales: [*mut f32; 2],
@@ -125,7 +130,8 @@ pub(super) struct Packing {
 }
 
 impl Packing {
-    /// The same, with what the compiler shall know; a zero leaves what is known at run time, and a group is a part.
+    /// The same, with what the compiler shall know; a zero leaves what is known at run time, and a
+    /// group is a part.
     #[inline(always)]
     fn known<const KIND: u8, const GROUP: usize, const PART: usize>(self) -> Packing {
         let kind = if KIND == 0 { self.kind } else { KIND };
@@ -168,7 +174,8 @@ pub(super) struct Steps {
     pub fill: FillKernel,
 }
 
-/// Both ops of quantised products: a linear is a mixture of one expert that every slot, in order, has chosen.
+/// Both ops of quantised products: a linear is a mixture of one expert that every slot, in order,
+/// has chosen.
 #[inline(always)]
 pub(super) unsafe fn product<S: Rows>(
     kind: u8,
@@ -247,7 +254,8 @@ unsafe fn prepare<'a, S: Rows>(
     };
     let panelled = rows * k > S::STREAMED;
     for index in 0..rows * x_slots {
-        // SAFETY: an existing row and slot of `inp` codes; `padded` and `padded_groups` elements of room each.
+        // SAFETY: an existing row and slot of `inp` codes; `padded` and `padded_groups` elements of
+        // room each.
         unsafe {
             let from = x[0].at::<i8>(index / x_slots, index % x_slots).cast_const();
             if panelled {
@@ -264,7 +272,8 @@ unsafe fn prepare<'a, S: Rows>(
     (Slots { x, out, codes, code_sums, padded, padded_groups, k, x_slots, total: rows * k }, panels)
 }
 
-/// Every product of a matrix's rows `QUANT_ROWS * units` with the slots in `list` (in order if null).
+/// Every product of a matrix's rows `QUANT_ROWS * units` with the slots in `list` (in order if
+/// null).
 #[inline(always)]
 unsafe fn multiply<S: Rows>(
     m: &Matrix<'_>,
@@ -330,7 +339,8 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
                         i += $R;
                     }};
                 }
-                // One arm is left of those that differ by the width of a tile. Every arm is a copy for every layout.
+                // One arm is left of those that differ by the width of a tile. Every arm is a copy
+                // for every layout.
                 match (count, n - i) {
                     (2, 1) => tile!(2, 1),
                     (2, 2..=3) if S::TILE == 6 => tile!(2, 3),
@@ -366,7 +376,8 @@ impl Matrix<'_> {
         Ahead::of(at(first), S::LANES * row, at(end))
     }
 
-    /// Where the parameters of the vector at `first` lie, plane by plane, and how many bytes of them.
+    /// Where the parameters of the vector at `first` lie, plane by plane, and how many bytes of
+    /// them.
     #[inline(always)]
     fn params<S: Rows>(&self, first: usize) -> [(*const u8, usize); 2] {
         let mut planes = [(std::ptr::null(), 0); 2];
@@ -377,7 +388,8 @@ impl Matrix<'_> {
         planes
     }
 
-    /// Scales and biases of the vector at `first` into panel `p`, a vector per group; the next vector's are asked for at once if `all`.
+    /// Scales and biases of the vector at `first` into panel `p`, a vector per group; the next
+    /// vector's are asked for at once if `all`.
     #[inline(always)]
     unsafe fn fill_params<S: Rows>(&self, first: usize, panels: &Panels, p: usize, all: bool) {
         let last = (self.out - first).min(S::LANES) - 1;
@@ -471,7 +483,8 @@ pub(super) unsafe fn arrange<S: Rows, const KIND: u8, const GROUP: usize, const 
     }
 }
 
-/// The float part of one group: `acc` after adding the integer dots `d` of a vector of rows with group `g` of `x`.
+/// The float part of one group: `acc` after adding the integer dots `d` of a vector of rows with
+/// group `g` of `x`.
 #[inline(always)]
 unsafe fn scaled<S: Rows, const STREAMED: bool>(
     packing: Packing,
@@ -496,8 +509,8 @@ unsafe fn scaled<S: Rows, const STREAMED: bool>(
     }
 }
 
-/// A vector of weight rows from `first` on, read once, against one activation row, arranged at `codes`, to `y`; `end` is where this
-/// thread's rows end.
+/// A vector of weight rows from `first` on, read once, against one activation row, arranged at
+/// `codes`, to `y`; `end` is where this thread's rows end.
 #[inline(always)]
 pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>(
     m: &Matrix<'_>,
@@ -518,11 +531,13 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
         for i in 0..S::LANES {
             weights[i] = m.codes(first, i);
         }
-        // The next vector's rows are the next bytes. Of long rows, its parameters are asked for bit by bit: all at once, the codes would wait for them.
+        // The next vector's rows are the next bytes. Of long rows, its parameters are asked for bit
+        // by bit: all at once, the codes would wait for them.
         let ahead = m.ahead::<S>(first, end);
         let params = if ahead.is_far() { m.params::<S>(first + S::LANES) } else { [(std::ptr::null(), 0); 2] };
         let (mut acc, mut sum, mut rest, mut g) = (S::splat(0.0), S::splat_i(0), in_group, 0);
-        // What `n` parts add to their groups; nearly always the compiler knows that they are whole ones.
+        // What `n` parts add to their groups; nearly always the compiler knows that they are whole
+        // ones.
         let whole = packing.group == part;
         macro_rules! add {
             ($v:ident, $dots:expr, $n:expr) => {
@@ -566,8 +581,8 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
     }
 }
 
-/// [`Rows::dots`] of the last parts of rows, to `out`: eight vectors. A function of its own, since a second copy of it inside [`stream`] would
-/// take longer to compile than all else of a layout.
+/// [`Rows::dots`] of the last parts of rows, to `out`: eight vectors. A function of its own, since
+/// a second copy of it inside [`stream`] would take longer to compile than all else of a layout.
 #[inline(always)]
 pub(super) unsafe fn tail_dots<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>(
     packing: Packing,
@@ -591,7 +606,8 @@ unsafe fn tail(p: *const u8, n: usize) -> [u8; 64] {
     out
 }
 
-/// Unpacks a vector of weight rows into `panel`: four codes of row 0, four of row 1, ..; then the next four.
+/// Unpacks a vector of weight rows into `panel`: four codes of row 0, four of row 1, ..; then the
+/// next four.
 #[inline(always)]
 unsafe fn fill_panel<S: Rows>(packing: Packing, m: &Matrix<'_>, first: usize, panel: *mut u8) {
     let (kind, step) = (packing.kind, 4 * S::LANES);

@@ -1,7 +1,7 @@
 //! Ops that carry state from row to row: the causal convolution and the gated delta rule.
 //!
-//! Rows run in order inside a unit, sequence after sequence; units split channels (convolution) or value heads (delta rule), whose
-//! state is disjoint.
+//! Rows run in order inside a unit, sequence after sequence; units split channels (convolution) or
+//! value heads (delta rule), whose state is disjoint.
 
 use std::ops::Range;
 
@@ -53,8 +53,9 @@ unsafe fn convolve<S: Simd, const SILU: bool>(
     for u in units {
         let (h, start) = (u / chunks, u % chunks * CONV_CHANNELS);
         let (first, channels) = (h * dim + start, CONV_CHANNELS.min(dim - start));
-        // SAFETY: channels `first..first + channels` of weight, state and output, elements `start..` of head `h`
-        // of the input, are within the extents; `taps` holds `kernel * CONV_CHANNELS` elements.
+        // SAFETY: channels `first..first + channels` of weight, state and output, elements
+        // `start..` of head `h` of the input, are within the extents; `taps` holds
+        // `kernel * CONV_CHANNELS` elements.
         unsafe {
             let elements = (a.heads * dim - 1) * o.weight.row_stride + kernel;
             for c in (0..channels).step_by(EIGHT) {
@@ -63,7 +64,8 @@ unsafe fn convolve<S: Simd, const SILU: bool>(
                     let mut by_channel = [S::splat(0.0); EIGHT];
                     for j in 0..EIGHT.min(channels - c) {
                         let element = (first + c + j) * o.weight.row_stride + t;
-                        // What is read past a channel's taps is not used; past the weight nothing is read.
+                        // What is read past a channel's taps is not used; past the weight nothing
+                        // is read.
                         let n = if element + EIGHT <= elements { EIGHT } else { n };
                         by_channel[j] = floats::<S>(o.weight.dtype, o.weight.ptr, element, n);
                     }
@@ -113,7 +115,8 @@ unsafe fn convolve<S: Simd, const SILU: bool>(
     }
 }
 
-/// Columns of the state are independent, so a strip of them stays in the first-level cache for all rows.
+/// Columns of the state are independent, so a strip of them stays in the first-level cache for all
+/// rows.
 #[inline(always)]
 pub(super) unsafe fn gdn_scan<W: Wide>(call: &OpCall<'_>, units: Range<usize>, _: &mut [u8]) {
     let (a, o) = (gdn_scan_op::Attrs::of(call.attrs), gdn_scan_op::Operands::of(call.operands));
@@ -164,7 +167,8 @@ unsafe fn scan_strip<W: Wide, const V: usize>(
         let (old, new) = (o.state.offset(run.from), o.state.offset(run.to));
         let (first, rows) = (run.first, run.rows);
         let decay = |t: usize| *o.decay.at::<f32>(first + t, 0).add(head);
-        // Between rows the state is kept decayed for the next one, so that it is read and written once a row.
+        // Between rows the state is kept decayed for the next one, so that it is read and written
+        // once a row.
         let mut recalled = [W::splat(0.0); V];
         let (k, first_decay) = (o.k.at::<f32>(first, key_head), W::splat(decay(0)));
         for i in 0..k_dim {

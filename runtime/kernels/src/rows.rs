@@ -1,11 +1,13 @@
-//! The vector operations of the integer matmuls: a lane is an output row, a vector as wide as the machine's.
+//! The vector operations of the integer matmuls: a lane is an output row, a vector as wide as the
+//! machine's.
 //!
-//! Eight lanes or sixteen: the contract names no number, since no sum runs over lanes. `B` holds four codes of
-//! every row's lane, or `4 * LANES` codes of one row. Codes come out of their packing in the order of
-//! [`Simd::permute`], which differs from theirs within 32 codes, or 64 of the layout `Q4_WIDE`.
+//! Eight lanes or sixteen: the contract names no number, since no sum runs over lanes. `B` holds
+//! four codes of every row's lane, or `4 * LANES` codes of one row. Codes come out of their packing
+//! in the order of [`Simd::permute`], which differs from theirs within 32 codes, or 64 of the
+//! layout `Q4_WIDE`.
 //!
-//! The layout is an argument that every caller knows when it is compiled, except on the scalar set, which
-//! takes it at run time: twenty copies of array code would be most of the program.
+//! The layout is an argument that every caller knows when it is compiled, except on the scalar set,
+//! which takes it at run time: twenty copies of array code would be most of the program.
 
 use std::ops::{Index, IndexMut};
 
@@ -26,7 +28,8 @@ impl<T: Copy, const N: usize> PerLane<T> for [T; N] {
     }
 }
 
-/// A vector's rows of a plane of parameters: where they are is computed where they are read, which costs less than a list of them.
+/// A vector's rows of a plane of parameters: where they are is computed where they are read, which
+/// costs less than a list of them.
 #[derive(Clone, Copy)]
 pub(crate) struct PlaneRows {
     /// The first; null if there is no such plane.
@@ -87,8 +90,8 @@ pub(crate) trait Rows: Copy + 'static {
     /// [`Simd::field`].
     unsafe fn field(a: Self::I, shift: i32, mask: u32) -> Self::I;
 
-    /// Parameters `g..g + n` of a row, `n <= LANES`, as f32 bits: scales as the integer matmul multiplies with them (halved
-    /// for E2M1), or biases. The rest is arbitrary.
+    /// Parameters `g..g + n` of a row, `n <= LANES`, as f32 bits: scales as the integer matmul
+    /// multiplies with them (halved for E2M1), or biases. The rest is arbitrary.
     unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> Self::B;
     /// [`Rows::row_params`] of [`Rows::LANES`] rows, a vector for every group.
     #[inline(always)]
@@ -102,7 +105,8 @@ pub(crate) trait Rows: Copy + 'static {
             Self::transpose_b(by_row)
         }
     }
-    /// [`Rows::params`] of all `groups`, a vector for each, to memory with room for whole sixteens of them.
+    /// [`Rows::params`] of all `groups`, a vector for each, to memory with room for whole sixteens
+    /// of them.
     #[inline(always)]
     unsafe fn fill_params(kind: u8, dtype: DType, rows: &PlaneRows, groups: usize, to: *mut u8) {
         // SAFETY: the same condition.
@@ -132,13 +136,14 @@ pub(crate) trait Rows: Copy + 'static {
     unsafe fn store_b(p: *mut u8, x: Self::B);
     /// The same four bytes in every lane.
     unsafe fn splat4(p: *const i8) -> Self::B;
-    /// Codes `4 * LANES * part ..` of the 64 (32, if `LANES` is 8 and `part` 0) packed at `p`, in permuted order.
+    /// Codes `4 * LANES * part ..` of the 64 (32, if `LANES` is 8 and `part` 0) packed at `p`, in
+    /// permuted order.
     unsafe fn unpack(kind: u8, p: *const u8, part: usize) -> Self::B;
     /// The vectors as a square matrix of four-byte elements, transposed.
     unsafe fn transpose_b(a: Self::Bs) -> Self::Bs;
     unsafe fn zero_h() -> Self::H;
-    /// Adds products of codes as unpacked and signed `x` (`|x| <= 127`); at most [`Rows::steps`] times, then
-    /// the sum must be widened.
+    /// Adds products of codes as unpacked and signed `x` (`|x| <= 127`); at most [`Rows::steps`]
+    /// times, then the sum must be widened.
     unsafe fn dot(kind: u8, h: Self::H, w: Self::B, x: Self::B) -> Self::H;
     /// Adds to each lane the sum over its four bytes.
     unsafe fn widen(a: Self::I, h: Self::H) -> Self::I;
@@ -147,7 +152,8 @@ pub(crate) trait Rows: Copy + 'static {
 
     /// Whether a vector of packed bytes is two vectors of codes: [`Rows::planes`].
     fn has_planes(kind: u8) -> bool;
-    /// The codes at even and at odd positions of a vector of packed bytes; not called without [`Rows::has_planes`].
+    /// The codes at even and at odd positions of a vector of packed bytes; not called without
+    /// [`Rows::has_planes`].
     #[inline(always)]
     unsafe fn planes(_: u8, packed: Self::B) -> [Self::B; 2] {
         [packed; 2]
@@ -169,9 +175,9 @@ pub(crate) trait Rows: Copy + 'static {
             Self::Narrow::permute(kind, from.add(64), to.add(64));
         }
     }
-    /// Exact products of groups of [`Rows::LANES`] rows, packed from byte `at` on, with arranged `x`: vector `j`
-    /// below [`Rows::parts`] is group `j`, a lane for each row; the rest is arbitrary. As many bytes as are read of the
-    /// rows are asked for from both places in `next`.
+    /// Exact products of groups of [`Rows::LANES`] rows, packed from byte `at` on, with arranged
+    /// `x`: vector `j` below [`Rows::parts`] is group `j`, a lane for each row; the rest is
+    /// arbitrary. As many bytes as are read of the rows are asked for from both places in `next`.
     unsafe fn dots(
         kind: u8,
         group: usize,
@@ -185,16 +191,17 @@ pub(crate) trait Rows: Copy + 'static {
 /// Bytes of an activation code that [`Rows::arrange`] has room for.
 pub(crate) const ARRANGED: usize = 2;
 
-/// [`Rows::dots`] by rows: a row's products with a *span* of activation codes in one vector, the vectors of all rows
-/// then added down to one.
+/// [`Rows::dots`] by rows: a row's products with a *span* of activation codes in one vector, the
+/// vectors of all rows then added down to one.
 pub(crate) trait Spans: Rows {
     /// [`Rows::dot`]s in a [`Spans::span_dot`], which takes `4 * LANES` codes for each.
     fn span_dots(kind: u8) -> usize;
-    /// Adds the products of a span of one row's packed codes with permuted `x`. A group shorter than a span goes to lanes of its
-    /// own, as many as its part of the span; the halves of other groups may go anywhere.
+    /// Adds the products of a span of one row's packed codes with permuted `x`. A group shorter
+    /// than a span goes to lanes of its own, as many as its part of the span; the halves of other
+    /// groups may go anywhere.
     unsafe fn span_dot(kind: u8, h: Self::H, w: *const u8, x: *const i8) -> Self::H;
-    /// Vector `j < n`, lane `i`: the sum over the `j`-th of `n` equal parts of `a[i]`'s lanes. `n` is 2, or what is a group's
-    /// part of a span; vectors from `n` on are arbitrary.
+    /// Vector `j < n`, lane `i`: the sum over the `j`-th of `n` equal parts of `a[i]`'s lanes. `n`
+    /// is 2, or what is a group's part of a span; vectors from `n` on are arbitrary.
     unsafe fn sums(a: Self::Is, n: usize) -> [Self::I; 8];
 
     /// [`Rows::parts`]: known to the compiler even where the group is not.

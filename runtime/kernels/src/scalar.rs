@@ -35,7 +35,8 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> F {
-        // SAFETY: eight valid elements, by the trait's condition (so for every load and store below).
+        // SAFETY: eight valid elements, by the trait's condition (so for every load and store
+        // below).
         unsafe { p.cast::<F>().read_unaligned() }
     }
     #[inline(always)]

@@ -1,15 +1,16 @@
-//! The vector operations the kernels are written in: eight f32 or i32 lanes. Integer matmuls have a set of their
-//! own, [`super::rows::Rows`].
+//! The vector operations the kernels are written in: eight f32 or i32 lanes. Integer matmuls have a
+//! set of their own, [`super::rows::Rows`].
 //!
-//! An implementation must be exact: every float operation is one IEEE operation, every integer one is exact for
-//! the operands its doc admits.
+//! An implementation must be exact: every float operation is one IEEE operation, every integer one
+//! is exact for the operands its doc admits.
 //!
-//! Callers keep these methods out of closures: a closure is a function without the features, and one that the
-//! compiler does not inline calls every intrinsic out of line.
+//! Callers keep these methods out of closures: a closure is a function without the features, and
+//! one that the compiler does not inline calls every intrinsic out of line.
 //!
-//! All methods are `#[inline(always)]` and end up inside one function that carries the CPU features; calling
-//! them from anywhere else is correct but slow, or undefined if the CPU lacks the features. That is the one
-//! safety condition of every method; those that take pointers add that the elements named are valid memory.
+//! All methods are `#[inline(always)]` and end up inside one function that carries the CPU
+//! features; calling them from anywhere else is correct but slow, or undefined if the CPU lacks the
+//! features. That is the one safety condition of every method; those that take pointers add that
+//! the elements named are valid memory.
 
 use loaf_formats::block::TABLE;
 
@@ -31,8 +32,8 @@ pub(crate) mod layout {
     pub const HALVES_2: u8 = 22;
     pub const HALVES_3: u8 = 23;
     pub const HALVES_6: u8 = 26;
-    /// 4 bits that are indices into [`loaf_formats::block::TABLE`], 32 codes at a time; unpacked as 8-bit codes would be, the
-    /// values plus 128.
+    /// 4 bits that are indices into [`loaf_formats::block::TABLE`], 32 codes at a time; unpacked as
+    /// 8-bit codes would be, the values plus 128.
     pub const TABLE: u8 = 34;
 
     /// Stored bits of a code.
@@ -45,7 +46,8 @@ pub(crate) mod layout {
     }
 }
 
-/// Codes at even positions that stand together in permuted order, before as many at odd ones (4 bits).
+/// Codes at even positions that stand together in permuted order, before as many at odd ones (4
+/// bits).
 pub(crate) const fn run_of_evens(kind: u8) -> usize {
     match kind {
         layout::Q4_WIDE => 32,
@@ -101,7 +103,8 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn load_bf16(p: *const u16) -> Self::F;
     /// Whether [`Simd::apart`] is cheaper than widening eight BF16 elements at a time.
     const APART: bool = false;
-    /// Sixteen BF16 elements, those of even numbers and those of odd ones apart (or not, where `APART` is not so).
+    /// Sixteen BF16 elements, those of even numbers and those of odd ones apart (or not, where
+    /// `APART` is not so).
     #[inline(always)]
     unsafe fn apart(p: *const u16) -> [Self::F; 2] {
         // SAFETY: sixteen elements, by the same condition.
@@ -143,10 +146,12 @@ pub(crate) trait Simd: Copy + 'static {
     /// The low bytes of lanes in -128..=127.
     unsafe fn store_i8(p: *mut i8, x: Self::I);
     unsafe fn load_i(p: *const i32) -> Self::I;
-    /// The bits of `mask` of every lane, shifted right (left, if negative) by `shift`, zeros coming in.
+    /// The bits of `mask` of every lane, shifted right (left, if negative) by `shift`, zeros coming
+    /// in.
     unsafe fn field(a: Self::I, shift: i32, mask: u32) -> Self::I;
 
-    /// 64 activation codes brought into the order in which codes are unpacked (see [`super::rows`]).
+    /// 64 activation codes brought into the order in which codes are unpacked (see
+    /// [`super::rows`]).
     unsafe fn permute(kind: u8, from: *const i8, to: *mut i8);
     /// Asks for the cache line at `p`, which need not be valid.
     unsafe fn prefetch(p: *const u8);
@@ -154,8 +159,9 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn prefetch_far(p: *const u8);
 }
 
-/// What is asked for while rows that follow each other in memory are multiplied side by side. Hardware sees no pattern in such reads; asked for in
-/// order of address, the same bytes come two to three times as fast.
+/// What is asked for while rows that follow each other in memory are multiplied side by side.
+/// Hardware sees no pattern in such reads; asked for in order of address, the same bytes come two
+/// to three times as fast.
 #[derive(Clone, Copy)]
 pub(crate) struct Ahead {
     next: *const u8,
@@ -167,13 +173,15 @@ pub(crate) struct Ahead {
 impl Ahead {
     /// Bytes from what is being multiplied to what the first cache must have next.
     const SOON: usize = 4096;
-    /// Bytes of a block of rows of which the first cache can hold another one, beside activations and parameters.
+    /// Bytes of a block of rows of which the first cache can hold another one, beside activations
+    /// and parameters.
     const NEAR: usize = 4096;
     /// Bytes from what is being multiplied to what the second cache must have next.
     pub(crate) const FAR: usize = 32 << 10;
 
-    /// For a block of `block` bytes at `from`, one of those that end at `end`. A small block's successor is asked for into the first cache, and
-    /// what has left that again by then once more; of larger ones, that which comes in 32 KB into the second.
+    /// For a block of `block` bytes at `from`, one of those that end at `end`. A small block's
+    /// successor is asked for into the first cache, and what has left that again by then once more;
+    /// of larger ones, that which comes in 32 KB into the second.
     #[inline(always)]
     pub(crate) fn of(from: *const u8, block: usize, end: *const u8) -> Ahead {
         let far = block > Self::NEAR;

@@ -1,8 +1,8 @@
 //! Vectors of one or more *eights*, for what the contract gives eight lanes.
 //!
-//! In attention's dots the eights of a 512-bit register belong to two keys, so that the last three folds of eight dots take no more
-//! steps than those of four. In dense matmuls, and where lanes are elements that do not meet (a weighted sum of values), the eights
-//! are simply consecutive.
+//! In attention's dots the eights of a 512-bit register belong to two keys, so that the last three
+//! folds of eight dots take no more steps than those of four. In dense matmuls, and where lanes are
+//! elements that do not meet (a weighted sum of values), the eights are simply consecutive.
 
 use loaf_formats::dtype::DType;
 
@@ -44,7 +44,8 @@ pub(crate) trait Wide: Copy + 'static {
     unsafe fn halves(a: [Self::V; 8]) -> Self::Keys;
     /// The trees of eight eights, in order.
     unsafe fn trees(a: Self::Keys) -> <Self::S as Simd>::F;
-    /// [`Wide::halves`] and the first steps of [`Wide::trees`] for four vectors, as far as they go without four others.
+    /// [`Wide::halves`] and the first steps of [`Wide::trees`] for four vectors, as far as they go
+    /// without four others.
     unsafe fn fours(a: [Self::V; 4]) -> Self::Fours;
     /// What is left of the trees of eight vectors.
     unsafe fn trees_of_fours(a: [Self::Fours; 2]) -> <Self::S as Simd>::F;

@@ -12,7 +12,8 @@ macro_rules! of {
     };
 }
 
-/// Number of independent work units of an op: rows times heads of what it writes, if it is not cut otherwise.
+/// Number of independent work units of an op: rows times heads of what it writes, if it is not cut
+/// otherwise.
 pub fn units(call: &OpCall<'_>) -> usize {
     use OpKind::*;
     match call.kind {
@@ -35,7 +36,8 @@ pub fn units(call: &OpCall<'_>) -> usize {
     }
 }
 
-/// Bytes of scratch one thread needs for an op, whatever the runs: never fewer for more rows. `None` if there are no so many.
+/// Bytes of scratch one thread needs for an op, whatever the runs: never fewer for more rows.
+/// `None` if there are no so many.
 pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> Option<usize> {
     use OpKind::*;
     // Each buffer carved from scratch starts on 64 bytes.
@@ -55,7 +57,8 @@ pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> Option<usize> {
             let a = op::attention::Attrs::of(attrs);
             let queries = attention::tile_queries(a.rows.min(attention::tile_rows(&a)), &a)?;
             let dim = a.dim.checked_next_multiple_of(2 * EIGHT)?;
-            // queries, accumulators, block accumulators; scores; a run of keys or values; three scalars a query.
+            // queries, accumulators, block accumulators; scores; a run of keys or values; three
+            // scalars a query.
             let of_query = dim.checked_mul(3)?.checked_add(ATTENTION_BLOCK + 4)?;
             queries.checked_mul(of_query)?.checked_add(dim.checked_mul(32)?)?.checked_mul(4)?
         }
@@ -71,9 +74,9 @@ fn dense_scratch(inputs: usize) -> Option<usize> {
     inputs.checked_next_multiple_of(4 * EIGHT)?.checked_mul(DENSE_ROWS)?.checked_add(dense::LEFT)?.checked_mul(4)
 }
 
-/// Scratch of a quantised matmul over `x_rows` activation rows: permuted codes, their integer group sums, four
-/// arranged rows, two unpacked panels of at most sixteen weight rows, the panels' scales and biases, and what these are
-/// decoded from.
+/// Scratch of a quantised matmul over `x_rows` activation rows: permuted codes, their integer group
+/// sums, four arranged rows, two unpacked panels of at most sixteen weight rows, the panels' scales
+/// and biases, and what these are decoded from.
 fn quant_scratch(x_rows: usize, inputs: usize, format: WeightFormat) -> Option<usize> {
     let group = format.group().unwrap_or(32) as usize;
     let padded = inputs.checked_next_multiple_of(128)?;
@@ -85,8 +88,8 @@ fn quant_scratch(x_rows: usize, inputs: usize, format: WeightFormat) -> Option<u
     codes.checked_add(panels)?.checked_add(lanes.checked_mul(QUANT_ROWS * 4)?)
 }
 
-/// Rough cost of an op in bytes touched (a multiply-add counts a quarter), so that a caller runs tiny ops on one thread. Of several runs
-/// that which is furthest stands for all.
+/// Rough cost of an op in bytes touched (a multiply-add counts a quarter), so that a caller runs
+/// tiny ops on one thread. Of several runs that which is furthest stands for all.
 pub fn cost(call: &OpCall<'_>) -> u64 {
     let (spec, pos) = (call.kind.spec(), call.runs.iter().map(|run| run.pos as u64).max().unwrap_or(0));
     let mut bytes = spec.macs(call.attrs, pos) / 4;

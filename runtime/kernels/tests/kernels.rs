@@ -1,9 +1,10 @@
 //! Every kernel table against the contract spelled out in plain loops, bit for bit.
 //!
-//! Calls are made up from the op table itself: random attributes, operands laid out with random gaps between rows
-//! and heads, each buffer ending right before an unreadable page, so that a kernel which reads or writes past its
-//! operands dies here. The rows are those of several sequences, in slots and versions of state of their own. All memory is compared
-//! afterwards, the gaps and the other slots included.
+//! Calls are made up from the op table itself: random attributes, operands laid out with random
+//! gaps between rows and heads, each buffer ending right before an unreadable page, so that a
+//! kernel which reads or writes past its operands dies here. The rows are those of several
+//! sequences, in slots and versions of state of their own. All memory is compared afterwards, the
+//! gaps and the other slots included.
 
 use half::{bf16, f16};
 use loaf_formats::block::Block;
@@ -172,8 +173,9 @@ fn is_recurrent(spec: &OperandSpec) -> bool {
     spec.mode == Mode::InOut && !is_cache(spec)
 }
 
-/// The op's rows as runs of up to three sequences. Of recurrent state each has as many versions as it writes, and the one it reads: the
-/// same, another, or one that is overwritten after it was read.
+/// The op's rows as runs of up to three sequences. Of recurrent state each has as many versions as
+/// it writes, and the one it reads: the same, another, or one that is overwritten after it was
+/// read.
 fn runs(kind: OpKind, attrs: &[u64], rng: &mut Rng) -> Vec<Run> {
     let spec = kind.spec();
     let value = |name: &str| spec.attrs.iter().position(|a| a.name == name).map(|i| attrs[i] as usize);
@@ -424,7 +426,8 @@ fn call(kernels: &Kernels, kind: OpKind, operands: &[RawOperand], attrs: &[u64],
     let (kernel, total) = (kernels.get(kind).unwrap(), units(&call));
     for start in (0..total).step_by(step) {
         let part = start..(start + step).min(total);
-        // SAFETY: operands of the extents the table demands, scratch of the size asked for, a detected table.
+        // SAFETY: operands of the extents the table demands, scratch of the size asked for, a
+        // detected table.
         unsafe { kernel(&call, part, &mut scratch[skip..skip + bytes]) };
     }
 }
@@ -467,8 +470,8 @@ fn any_partition_gives_the_same(kernels: Kernels) {
     });
 }
 
-/// A call of `n` rows against `n` calls of one row: neither the chunk size of a prefill nor what else is in a step changes anything,
-/// and a version is the state after its row.
+/// A call of `n` rows against `n` calls of one row: neither the chunk size of a prefill nor what
+/// else is in a step changes anything, and a version is the state after its row.
 fn rows_together_are_rows_apart(kernels: Kernels) {
     for_cases(3, 3, |case, _| {
         let spec = case.kind.spec();
@@ -501,7 +504,8 @@ fn rows_together_are_rows_apart(kernels: Kernels) {
     });
 }
 
-/// An output laid over an input that the op table names, and all outputs over inputs of their own at once.
+/// An output laid over an input that the op table names, and all outputs over inputs of their own
+/// at once.
 fn in_place_is_the_same(kernels: Kernels) {
     for_cases(4, 3, |case, _| {
         let spec = case.kind.spec();
@@ -568,7 +572,8 @@ fn the_version_that_is_read_stays(kernels: Kernels) {
     assert!(kept > 20);
 }
 
-/// Products too small to be told from zero leave its sign in an accumulator: dots of such, whole and not whole 32s.
+/// Products too small to be told from zero leave its sign in an accumulator: dots of such, whole
+/// and not whole 32s.
 fn dots_of_nothing_have_the_sign_of_the_contract(kernels: Kernels) {
     let (mut rng, mut signs) = (Rng(13), [0, 0]);
     for inputs in [1, 8, 16, 20, 32, 40, 56, 64, 70, 96] {
@@ -614,7 +619,8 @@ fn dense_products_in_blocks(kernels: Kernels) {
     }
 }
 
-/// Activations that quantisation must survive: nothing, infinities, NaNs, the smallest and largest numbers.
+/// Activations that quantisation must survive: nothing, infinities, NaNs, the smallest and largest
+/// numbers.
 fn quantize_edges(kernels: Kernels) {
     let mut rng = Rng(5);
     let (tiny, huge) = (f32::from_bits(1), f32::MAX);
@@ -667,7 +673,8 @@ fn nonsense_is_harmless(kernels: Kernels) {
     });
 }
 
-/// The silu of a vector goes through `exp`; sampled over all bit patterns, against the scalar function.
+/// The silu of a vector goes through `exp`; sampled over all bit patterns, against the scalar
+/// function.
 fn exp_is_the_scalar_exp(kernels: Kernels) {
     let n = 1 << 16;
     let mut rng = Rng(7);
@@ -692,8 +699,8 @@ fn exp_is_the_scalar_exp(kernels: Kernels) {
     }
 }
 
-/// Attention cut by blocks of positions gives the bits of attention in one piece: few rows, one run and two, all sorts of windows, more
-/// blocks than a round has.
+/// Attention cut by blocks of positions gives the bits of attention in one piece: few rows, one run
+/// and two, all sorts of windows, more blocks than a round has.
 fn attention_by_blocks_is_the_same(kernels: Kernels) {
     let Some(split) = kernels.split() else { return };
     let mut rng = Rng(11);

@@ -1,7 +1,9 @@
-//! Splitting what a model writes into reasoning, text and calls of tools, while it is being written.
+//! Splitting what a model writes into reasoning, text and calls of tools, while it is being
+//! written.
 //!
-//! What always holds: the pieces do not depend on how the text was cut on its way here; no character is lost but the marks themselves and white space
-//! next to them; what begins like a call and turns out to be something else comes out as text.
+//! What always holds: the pieces do not depend on how the text was cut on its way here; no
+//! character is lost but the marks themselves and white space next to them; what begins like a call
+//! and turns out to be something else comes out as text.
 
 use serde_json::Value;
 
@@ -51,7 +53,8 @@ pub struct Splitter {
 }
 
 impl Splitter {
-    /// A splitter for a model whose template is `template`; `thinks` says that the answer begins in its reasoning, `tools` are those on offer.
+    /// A splitter for a model whose template is `template`; `thinks` says that the answer begins in
+    /// its reasoning, `tools` are those on offer.
     pub fn new(template: &str, thinks: bool, tools: &[Value]) -> Splitter {
         let reasons = template.contains(THINK) || template.contains(THOUGHT);
         let style = Style::of(template).filter(|_| !tools.is_empty());
@@ -207,7 +210,8 @@ fn push_text(text: String, out: &mut Vec<Piece>) {
     }
 }
 
-/// Bytes at the end of `text` that may become `mark`, with the white space before them, which would then go.
+/// Bytes at the end of `text` that may become `mark`, with the white space before them, which would
+/// then go.
 fn held(text: &str, mark: &str) -> usize {
     let begun = (1..mark.len()).rev().find(|n| mark.is_char_boundary(*n) && text.ends_with(&mark[..*n])).unwrap_or(0);
     let before = &text[..text.len() - begun];
@@ -217,7 +221,8 @@ fn held(text: &str, mark: &str) -> usize {
 /// A piece, and the tokens that it came with where it is text.
 pub type Told = (Piece, Vec<TokenProbs>);
 
-/// A splitter that is told tokens, and says which of them a text came with: for whole answers and for streams, which so say the same.
+/// A splitter that is told tokens, and says which of them a text came with: for whole answers and
+/// for streams, which so say the same.
 pub struct Sorter {
     splitter: Splitter,
     /// Tokens of which no text came yet.
@@ -255,7 +260,8 @@ impl Sorter {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Tokens belong to the first text among the pieces that they gave. Those that gave reasoning or a call belong to no text.
+    /// Tokens belong to the first text among the pieces that they gave. Those that gave reasoning
+    /// or a call belong to no text.
     fn told(&mut self, pieces: Vec<Piece>) -> Vec<Told> {
         let mut probs = if pieces.is_empty() { Vec::new() } else { self.left() };
         let with = |piece: Piece| {

@@ -1,7 +1,7 @@
 //! The audit log: a JSON object a line for each request that had work for a model.
 //!
-//! Times come from the system's clock, here alone. Texts are not logged unless that is asked for; their hashes are, so that what was said can be
-//! proved by whoever has it.
+//! Times come from the system's clock, here alone. Texts are not logged unless that is asked for;
+//! their hashes are, so that what was said can be proved by whoever has it.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -46,7 +46,8 @@ fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// The hash of an answer: of its text as the model wrote it, reasoning and calls included, or of a vector's floats in little-endian order.
+/// The hash of an answer: of its text as the model wrote it, reasoning and calls included, or of a
+/// vector's floats in little-endian order.
 fn output(answer: &Answer) -> String {
     if answer.vector.is_empty() {
         return hash(answer.text.as_bytes());

@@ -1,5 +1,5 @@
-//! Reading requests strictly: every field is asked for by name, and what nobody asked for is an error that names it, and
-//! the fields that there are.
+//! Reading requests strictly: every field is asked for by name, and what nobody asked for is an
+//! error that names it, and the fields that there are.
 
 use std::cell::Cell;
 use std::fmt;
@@ -77,8 +77,8 @@ pub fn kind(value: &Value) -> &'static str {
 /// Values that a body may have in all: each takes many times the memory that its text does.
 pub const MOST_VALUES: usize = 1 << 20;
 
-/// Reads JSON of which no object has a name twice, and which has at most [`MOST_VALUES`] values: what is said twice is said by mistake, and readers
-/// differ in which of both they take.
+/// Reads JSON of which no object has a name twice, and which has at most [`MOST_VALUES`] values:
+/// what is said twice is said by mistake, and readers differ in which of both they take.
 ///
 /// # Errors
 /// What is no such JSON, with its place in the text.

@@ -1,7 +1,8 @@
 //! The models that are served: each has a name, a bounded queue and a thread with its engine.
 //!
-//! A model is opened when somebody needs it and let go after it was idle for as long as was said; what its sequences held goes into the cache
-//! first. Front ends hold [`Loaded`] by reference count, so a model outlives whoever is still looking at its tokenizer.
+//! A model is opened when somebody needs it and let go after it was idle for as long as was said;
+//! what its sequences held goes into the cache first. Front ends hold [`Loaded`] by reference
+//! count, so a model outlives whoever is still looking at its tokenizer.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -123,8 +124,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Served {
-    /// Starts to serve a model, and opens it once, so that what is wrong with it is said now. `notes` is told what an
-    /// operator should know.
+    /// Starts to serve a model, and opens it once, so that what is wrong with it is said now.
+    /// `notes` is told what an operator should know.
     ///
     /// # Errors
     /// What opening says, or the system, which may have no thread left.
@@ -246,7 +247,8 @@ impl Served {
         sent
     }
 
-    /// Seconds in which one that waits should have become one that runs, by the time that jobs took so far.
+    /// Seconds in which one that waits should have become one that runs, by the time that jobs took
+    /// so far.
     fn room_in(&self) -> u64 {
         let one = self.metrics.run_ms.get() as f64 / 1e3 / self.metrics.ended.get().max(1) as f64;
         (one / f64::from(self.options.parallel)).ceil().clamp(1.0, 600.0) as u64
@@ -339,7 +341,8 @@ impl Served {
         }
     }
 
-    /// Lets the model go. It may be there without an engine: front ends open it to look at its tokenizer.
+    /// Lets the model go. It may be there without an engine: front ends open it to look at its
+    /// tokenizer.
     fn unload(&self, scheduler: Option<Scheduler>) {
         if let Some(scheduler) = scheduler {
             scheduler.finish();

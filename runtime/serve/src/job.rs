@@ -1,4 +1,5 @@
-//! What a front end asks of a model, and what it is told: the one form that every API is turned into and rendered from.
+//! What a front end asks of a model, and what it is told: the one form that every API is turned
+//! into and rendered from.
 
 use std::fmt;
 use std::sync::Arc;
@@ -72,7 +73,8 @@ pub struct Job {
 pub struct TokenProbs {
     /// The token.
     pub id: u32,
-    /// Its log-probability (natural), by the logits as the model gave them; none for a prompt's first token.
+    /// Its log-probability (natural), by the logits as the model gave them; none for a prompt's
+    /// first token.
     pub log_prob: Option<f64>,
     /// The most probable ones, best first.
     pub top: Vec<(u32, f64)>,
@@ -162,7 +164,8 @@ pub enum Event {
     Started(usize),
     /// Log-probabilities of tokens of the prompt.
     Prompt(Vec<TokenProbs>),
-    /// A token was chosen, and this text is certain now. What ended the answer comes with [`Event::Done`] alone.
+    /// A token was chosen, and this text is certain now. What ended the answer comes with
+    /// [`Event::Done`] alone.
     Token(u32, String, Option<TokenProbs>),
     /// It ended; the text is what had been held back.
     Done(String, Stop, Usage),

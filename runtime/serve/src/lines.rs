@@ -1,8 +1,10 @@
 //! What is spoken on the Unix socket: HTTP as anywhere, and for scripts a JSON object a line.
 //!
-//! What begins with `{` is not HTTP. Each line is then a request, with the fields of `/v1/completions`, or with `messages` those of
-//! `/v1/chat/completions`; what an answer a line has no place for (`stream`, `echo`, `tools`, `return_token_ids`) is refused by name. The answer to a line is a line per event: `started`, `token`, `done` or
-//! `error`, and `ping` when nothing happened for a while. Lines are answered one after another.
+//! What begins with `{` is not HTTP. Each line is then a request, with the fields of
+//! `/v1/completions`, or with `messages` those of `/v1/chat/completions`; what an answer a line has
+//! no place for (`stream`, `echo`, `tools`, `return_token_ids`) is refused by name. The answer to a
+//! line is a line per event: `started`, `token`, `done` or `error`, and `ping` when nothing
+//! happened for a while. Lines are answered one after another.
 
 use std::sync::Arc;
 use std::time::Duration;

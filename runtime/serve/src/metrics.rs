@@ -88,7 +88,8 @@ gauges! {
     disk_written "Files written to it.",
 }
 
-/// The text that Prometheus reads: a model's counts and what it has, labelled with its name; and the bytes of `responses` that are kept.
+/// The text that Prometheus reads: a model's counts and what it has, labelled with its name; and
+/// the bytes of `responses` that are kept.
 pub fn render(models: &[(String, &Metrics, Gauges)], responses: u64) -> String {
     let mut out = String::new();
     let mut family = |kind: &str, name: &str, help: &str, values: Vec<(&str, u64)>| {

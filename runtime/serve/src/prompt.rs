@@ -1,7 +1,8 @@
 //! From messages to token ids, through the model's own template.
 //!
-//! Nothing that a message says becomes a special token. Beside the ids come the positions at which conversations are likely to part: after system
-//! message and tools, and before the start of the answer, which templates of thinking models rewrite later.
+//! Nothing that a message says becomes a special token. Beside the ids come the positions at which
+//! conversations are likely to part: after system message and tools, and before the start of the
+//! answer, which templates of thinking models rewrite later.
 
 use loaf_runtime::chat::{Inputs, message};
 use loaf_runtime::conversation::{render, text_ids};
@@ -43,7 +44,8 @@ fn no_tokenizer() -> Refusal {
 /// The prompt of a conversation.
 ///
 /// # Errors
-/// A model without template or tokenizer, tools that its template has no place for, or what the template says.
+/// A model without template or tokenizer, tools that its template has no place for, or what the
+/// template says.
 pub fn of_talk(loaded: &Loaded, talk: &Talk) -> Result<Prompt, Refusal> {
     let chat = loaded.model.chat();
     let (Some(source), Some(template)) = (&chat.template, &loaded.template) else {

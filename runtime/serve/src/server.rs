@@ -1,7 +1,8 @@
 //! Listening, connections, and who may speak: everything between a socket and [`crate::api`].
 //!
-//! One thread runs all connections. A connection is bounded in everything that a stranger decides: the size and the time of headers and bodies, how
-//! long a write may make no progress, and how many connections there are. A response that nobody reads any more is dropped, and its jobs with it.
+//! One thread runs all connections. A connection is bounded in everything that a stranger decides:
+//! the size and the time of headers and bodies, how long a write may make no progress, and how many
+//! connections there are. A response that nobody reads any more is dropped, and its jobs with it.
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -97,7 +98,8 @@ const SMALL_BODY: usize = 256 << 10;
 const LARGE_BODIES: usize = 64 << 20;
 /// Time for what is half said when the server is to stop.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Bytes of a body that is too large which are read all the same, so that its sender comes to read why.
+/// Bytes of a body that is too large which are read all the same, so that its sender comes to read
+/// why.
 const DRAINED: usize = 64 << 20;
 
 impl Server {
@@ -197,7 +199,8 @@ impl Server {
     }
 }
 
-/// The signals that end programs. They are watched from first to last, so that none is missed in between.
+/// The signals that end programs. They are watched from first to last, so that none is missed in
+/// between.
 struct Signals {
     #[cfg(unix)]
     both: Option<[tokio::signal::unix::Signal; 2]>,
@@ -325,7 +328,8 @@ pub(crate) async fn connection(
         if timeout(LAST_WORDS, served.as_mut()).await.is_ok() {
             return;
         }
-        // The service has one of them, and this is another: nothing is being answered, and half a head is not waited for.
+        // The service has one of them, and this is another: nothing is being answered, and half a
+        // head is not waited for.
         if Arc::strong_count(&count) <= 2 {
             return;
         }
@@ -448,7 +452,8 @@ impl Gate {
         }
     }
 
-    /// Whether a request may be answered. Over the Unix socket it may: who can open that is whom its mode lets.
+    /// Whether a request may be answered. Over the Unix socket it may: who can open that is whom
+    /// its mode lets.
     fn check(&self, request: &HttpRequest<Incoming>, path: &str, remote: bool) -> Result<(), Refusal> {
         let headers = request.headers();
         let one = |name: hyper::header::HeaderName| {
@@ -512,7 +517,8 @@ impl Gate {
         Err(Refusal::new(401, "expected a key of this server in 'authorization: Bearer' or 'x-api-key'"))
     }
 
-    /// Whether clients may call this server so. Somebody else's page could reach this machine by a name of its own, but by no address.
+    /// Whether clients may call this server so. Somebody else's page could reach this machine by a
+    /// name of its own, but by no address.
     fn is_named(&self, name: &str) -> bool {
         let bare = name.strip_prefix('[').and_then(|n| n.strip_suffix(']')).unwrap_or(name);
         let address: Option<std::net::IpAddr> = bare.parse().ok();

@@ -23,7 +23,8 @@ impl Drop for Bound {
     }
 }
 
-/// Makes a socket with mode 0600. It comes to be in a folder that is ours alone and is moved to its place, so that it is never open to others.
+/// Makes a socket with mode 0600. It comes to be in a folder that is ours alone and is moved to its
+/// place, so that it is never open to others.
 ///
 /// # Errors
 /// Something at `path` that is no socket, or one that somebody listens to; what the system says.

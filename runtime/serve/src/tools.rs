@@ -5,8 +5,9 @@
 //! | [`Style::Tagged`] | Qwen2.5, Qwen3, Hermes; Qwen3-Coder, Qwen3-Next, Qwen3.5 | `<tool_call>` with JSON, or with `<function=NAME>` and `<parameter=NAME>` inside |
 //! | [`Style::Json`] | Llama 3.x, Mistral | the answer is JSON: an object, or a list of them, with `name` and `arguments` or `parameters` |
 //!
-//! What does not parse stays text, as it was written. What this does not do: it calls nothing and checks no argument against a schema; the schema
-//! is looked at for one thing, whether a tagged parameter is to be a string.
+//! What does not parse stays text, as it was written. What this does not do: it calls nothing and
+//! checks no argument against a schema; the schema is looked at for one thing, whether a tagged
+//! parameter is to be a string.
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -69,7 +70,8 @@ pub fn tagged(inside: &str, tools: &[Value]) -> Option<Call> {
     }
 }
 
-/// An id for a call: nine letters and digits, which is the one form that every template takes (Mistral's refuse others). It follows from `seed`.
+/// An id for a call: nine letters and digits, which is the one form that every template takes
+/// (Mistral's refuse others). It follows from `seed`.
 pub fn call_id(seed: &str) -> String {
     const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let hash = Sha256::digest(seed);
@@ -82,7 +84,8 @@ pub fn call_id(seed: &str) -> String {
     (0..9).map(|_| digit()).collect()
 }
 
-/// An id as it is, if it has that form; else one that follows from it, the same for a call and its result.
+/// An id as it is, if it has that form; else one that follows from it, the same for a call and its
+/// result.
 pub fn nine(id: &str) -> String {
     let fits = id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric());
     if fits { id.to_owned() } else { call_id(id) }

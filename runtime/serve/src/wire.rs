@@ -1,4 +1,5 @@
-//! A connection that does not wait for ever: writes that make no progress fail, and bytes that were looked at can be read again.
+//! A connection that does not wait for ever: writes that make no progress fail, and bytes that were
+//! looked at can be read again.
 
 use std::future::Future;
 use std::io;

@@ -1,8 +1,9 @@
 //! Devices: what computes an engine's steps.
 //!
-//! A device takes a verified plan when it is opened and keeps the state of a fixed number of *slots*, one sequence each. It is asked for steps over
-//! rows of slots and told nothing of tokens' meaning: positions, sequences, what follows from a step and what is chosen
-//! next live above it, in [`crate::engine`] and [`crate::generate`].
+//! A device takes a verified plan when it is opened and keeps the state of a fixed number of
+//! *slots*, one sequence each. It is asked for steps over rows of slots and told nothing of tokens'
+//! meaning: positions, sequences, what follows from a step and what is chosen next live above it,
+//! in [`crate::engine`] and [`crate::generate`].
 //!
 //! There is no model code here, and no device is chosen here: the caller names one.
 
@@ -87,14 +88,16 @@ pub struct Limits {
     pub decode_rows: u32,
     /// Rows of the largest prefill step.
     pub prefill_rows: u32,
-    /// Whether a prefill step computes all rows of a template, however many are meant: a prompt then costs least if it fills its templates.
+    /// Whether a prefill step computes all rows of a template, however many are meant: a prompt
+    /// then costs least if it fills its templates.
     pub pads: bool,
     /// Threads of the host that compute.
     pub threads: usize,
 }
 
 impl Limits {
-    /// Of a device with one version of state, which computes the rows that are meant and no others, and no threads of the host beside the caller's.
+    /// Of a device with one version of state, which computes the rows that are meant and no others,
+    /// and no threads of the host beside the caller's.
     pub const fn new(slots: u32, decode_rows: u32, prefill_rows: u32) -> Limits {
         Limits { slots, versions: 1, decode_rows, prefill_rows, pads: false, threads: 1 }
     }
@@ -111,13 +114,15 @@ pub struct SlotRun {
     pub pos: u32,
     /// Version of the recurrent state that is read.
     pub from: u32,
-    /// Version that is written: by the last row, or with `each` by the first, the next by the second row, and so on.
+    /// Version that is written: by the last row, or with `each` by the first, the next by the
+    /// second row, and so on.
     pub to: u32,
     /// Whether the state after every row is kept.
     pub each: bool,
 }
 
-/// A piece of a slot's state that is saved or loaded: everything that a snapshot at `pos` holds, or the recurrent part of it.
+/// A piece of a slot's state that is saved or loaded: everything that a snapshot at `pos` holds, or
+/// the recurrent part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Caches up to the position, and recurrent state, in the order of the plan's table.
@@ -172,10 +177,12 @@ pub trait Device: Send {
     /// Row `row` of the logits last computed, `[vocab]`.
     fn logits(&self, row: usize) -> &[f32];
 
-    /// Row `row` of the normalised hidden rows last computed, `[hidden]`, where the host can see them.
+    /// Row `row` of the normalised hidden rows last computed, `[hidden]`, where the host can see
+    /// them.
     fn hidden(&self, row: usize) -> Option<&[f32]>;
 
-    /// Empties a slot: recurrent state (version 0) is zero. Cache rows past a sequence's position are never read.
+    /// Empties a slot: recurrent state (version 0) is zero. Cache rows past a sequence's position
+    /// are never read.
     ///
     /// # Errors
     /// What the device says.
@@ -204,7 +211,8 @@ pub trait Device: Send {
         false
     }
 
-    /// Copies the cache rows of some positions out: per cache and head, in the order of the plan's table, the rows of all of them.
+    /// Copies the cache rows of some positions out: per cache and head, in the order of the plan's
+    /// table, the rows of all of them.
     ///
     /// # Errors
     /// What the device says, which may not be able to.
@@ -213,7 +221,8 @@ pub trait Device: Send {
         Err(DeviceError::Unsupported("saving a part of a cache"))
     }
 
-    /// Writes the cache rows of some positions: of every `of` rows of a head in `bytes` the first ones.
+    /// Writes the cache rows of some positions: of every `of` rows of a head in `bytes` the first
+    /// ones.
     ///
     /// # Errors
     /// What the device says, which may not be able to.
@@ -222,19 +231,21 @@ pub trait Device: Send {
         Err(DeviceError::Unsupported("loading a part of a cache"))
     }
 
-    /// Makes positions `from..to` of a slot look as if they had been computed, so that what follows can be timed. What is computed
-    /// then means nothing.
+    /// Makes positions `from..to` of a slot look as if they had been computed, so that what follows
+    /// can be timed. What is computed then means nothing.
     fn pretend(&mut self, slot: u32, from: u32, to: u32) {
         let _ = (slot, from, to);
     }
 
-    /// Begins to gather what ops take, or ends it; gives what was gathered since the last call, if the device can tell.
+    /// Begins to gather what ops take, or ends it; gives what was gathered since the last call, if
+    /// the device can tell.
     fn watch_ops(&mut self, times: Option<OpTimes>) -> Option<OpTimes> {
         let _ = times;
         None
     }
 
-    /// Chooses tokens itself, if it can do so by these options, and tell their log-probabilities if they are wanted.
+    /// Chooses tokens itself, if it can do so by these options, and tell their log-probabilities if
+    /// they are wanted.
     fn chooser(&mut self, options: &SamplerOptions, log_probs: bool) -> Option<&mut dyn Chooser> {
         let _ = (options, log_probs);
         None
@@ -250,7 +261,8 @@ pub struct Choice {
     pub log_prob: Option<f32>,
 }
 
-/// A device that chooses tokens where the logits are, for one sequence at a time, a step ahead of being asked.
+/// A device that chooses tokens where the logits are, for one sequence at a time, a step ahead of
+/// being asked.
 pub trait Chooser {
     /// Starts it over the logits last computed: among the first `known` tokens, after `prompt`.
     ///
@@ -258,14 +270,15 @@ pub trait Chooser {
     /// What the device says.
     fn start(&mut self, options: &SamplerOptions, known: u32, prompt: &[u32]) -> Result<(), DeviceError>;
 
-    /// The next token, or none if no logit is a number above minus infinity. With `more`, the step after it, at position `pos`, is on its
-    /// way before the token is read.
+    /// The next token, or none if no logit is a number above minus infinity. With `more`, the step
+    /// after it, at position `pos`, is on its way before the token is read.
     ///
     /// # Errors
     /// What the device says.
     fn next(&mut self, pos: u32, more: bool) -> Result<Option<Choice>, DeviceError>;
 
-    /// Takes back the step that is on its way, if there is one: the state is that of the tokens before it.
+    /// Takes back the step that is on its way, if there is one: the state is that of the tokens
+    /// before it.
     fn end(&mut self);
 }
 
@@ -274,14 +287,16 @@ pub(crate) type Seen<'a> = &'a mut dyn FnMut(&Record<'_>, usize, &[f32]);
 
 /// An engine whose results can be watched. Calls go through a sequence in order.
 pub trait Trace {
-    /// Evaluates tokens from position `pos` on (one is a decode step, more are a prefill chunk) and shows every float result.
+    /// Evaluates tokens from position `pos` on (one is a decode step, more are a prefill chunk) and
+    /// shows every float result.
     ///
     /// # Errors
     /// What the engine says.
     fn play(&mut self, pos: u32, ids: &[u32], seen: Seen<'_>) -> Result<(), DeviceError>;
 }
 
-/// Whether engines have result `i` of an op in common: a float result, and not an intermediate of one engine.
+/// Whether engines have result `i` of an op in common: a float result, and not an intermediate of
+/// one engine.
 pub fn is_shown(kind: OpKind, i: usize) -> bool {
     let rule = &kind.spec().operands[i];
     rule.mode == Mode::Out

@@ -1,9 +1,11 @@
-//! A sequence's state in parts: rows of its caches, and the recurrent state by itself. A cache of sessions is made of these.
+//! A sequence's state in parts: rows of its caches, and the recurrent state by itself. A cache of
+//! sessions is made of these.
 //!
-//! What always holds: a sequence put together from rows of positions `0..p` and the recurrent state at `p` goes on as one that evaluated
-//! those tokens would, bit for bit. Rows depend on the tokens up to theirs alone, so sequences that begin alike can share
-//! them. What this does not do: it keeps nothing, and it cannot know whether bytes are the ones that were saved; who stores them elsewhere has
-//! to.
+//! What always holds: a sequence put together from rows of positions `0..p` and the recurrent state
+//! at `p` goes on as one that evaluated those tokens would, bit for bit. Rows depend on the tokens
+//! up to theirs alone, so sequences that begin alike can share them. What this does not do: it
+//! keeps nothing, and it cannot know whether bytes are the ones that were saved; who stores them
+//! elsewhere has to.
 
 use std::ops::Range;
 
@@ -27,10 +29,12 @@ impl Engine {
         self.device.keeps_rows()
     }
 
-    /// Copies the cache rows of some positions out: [`Engine::row_bytes`] a position, per cache and head the rows of all of them.
+    /// Copies the cache rows of some positions out: [`Engine::row_bytes`] a position, per cache and
+    /// head the rows of all of them.
     ///
     /// # Errors
-    /// Positions that the sequence does not hold, another length than theirs, or what the device says.
+    /// Positions that the sequence does not hold, another length than theirs, or what the device
+    /// says.
     pub fn save_rows(&mut self, sequence: &Sequence, rows: Range<u32>, out: &mut [u8]) -> Result<(), EngineError> {
         self.owns(sequence)?;
         let (from, most) = (sequence.position(), sequence.ids().len() as u32);
@@ -41,11 +45,13 @@ impl Engine {
         Ok(self.device.save_rows(sequence.slot, rows, out)?)
     }
 
-    /// Extends a sequence by tokens whose cache rows are known: the first of `of` rows that [`Engine::save_rows`] gave. The recurrent
-    /// state stays as it is, so that of a model that has one must follow ([`Engine::load_recurrent`]) before anything is evaluated.
+    /// Extends a sequence by tokens whose cache rows are known: the first of `of` rows that
+    /// [`Engine::save_rows`] gave. The recurrent state stays as it is, so that of a model that has
+    /// one must follow ([`Engine::load_recurrent`]) before anything is evaluated.
     ///
     /// # Errors
-    /// Tokens that the model does not have or has no room for, another length than that of `of` rows, or what the device says.
+    /// Tokens that the model does not have or has no room for, another length than that of `of`
+    /// rows, or what the device says.
     pub fn load_rows(
         &mut self,
         sequence: &mut Sequence,
@@ -63,7 +69,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Copies the recurrent state at the sequence's position out, [`Engine::recurrent_bytes`] of it.
+    /// Copies the recurrent state at the sequence's position out, [`Engine::recurrent_bytes`] of
+    /// it.
     ///
     /// # Errors
     /// Another length, or what the device says.
@@ -73,11 +80,12 @@ impl Engine {
         Ok(self.device.save(sequence.slot, sequence.version, sequence.position(), Part::Recurrent, out)?)
     }
 
-    /// Cuts a sequence back to its first `to` tokens, and makes `state` its recurrent state there. `state` is what
-    /// [`Engine::save_recurrent`] gave at that position, after the same tokens.
+    /// Cuts a sequence back to its first `to` tokens, and makes `state` its recurrent state there.
+    /// `state` is what [`Engine::save_recurrent`] gave at that position, after the same tokens.
     ///
     /// # Errors
-    /// A position past the sequence's, another length than a recurrent state has, or what the device says.
+    /// A position past the sequence's, another length than a recurrent state has, or what the
+    /// device says.
     pub fn load_recurrent(&mut self, sequence: &mut Sequence, to: u32, state: &[u8]) -> Result<(), EngineError> {
         self.owns(sequence)?;
         let (from, most) = (sequence.position(), sequence.ids().len() as u32);

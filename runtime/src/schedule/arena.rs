@@ -1,4 +1,5 @@
-//! Places for values: where a device that computes step by step keeps what one step leaves for another.
+//! Places for values: where a device that computes step by step keeps what one step leaves for
+//! another.
 
 use loaf_formats::plan::Region;
 
@@ -6,8 +7,9 @@ use super::{Step, Value};
 
 /// Places of the values that live in the arena, at the template's most rows.
 ///
-/// Two values share a byte only if the last step that reads the one comes before the step that makes the other. So nothing that a step makes
-/// lies over anything it reads, whichever of its parts are computed first.
+/// Two values share a byte only if the last step that reads the one comes before the step that
+/// makes the other. So nothing that a step makes lies over anything it reads, whichever of its
+/// parts are computed first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arena {
     /// Per value: its byte offset, a multiple of [`Arena::ALIGN`]; `None` for values in IO.
@@ -20,7 +22,8 @@ impl Arena {
     /// What offsets are multiples of.
     pub const ALIGN: u64 = 256;
 
-    /// The steps at which each value is made and last read; `None` for what is given, and for what is in IO.
+    /// The steps at which each value is made and last read; `None` for what is given, and for what
+    /// is in IO.
     fn lives(steps: &[Step], values: &[Value]) -> Vec<Option<(usize, usize)>> {
         let mut lives = vec![None; values.len()];
         for (i, step) in steps.iter().enumerate() {
@@ -46,7 +49,8 @@ impl Arena {
             lives.iter().enumerate().filter_map(|(v, life)| Some((v, (*life)?))).collect();
         order.sort_by_key(|&(v, _)| (std::cmp::Reverse(values[v].bytes[1]), v));
         let mut arena = Arena { offsets: vec![None; values.len()], bytes: 0 };
-        // By step: places taken while it runs. A value is compared with those of its own steps alone.
+        // By step: places taken while it runs. A value is compared with those of its own steps
+        // alone.
         let mut taken: Vec<Vec<(u64, u64)>> = vec![Vec::new(); steps.len()];
         let mut nearby = Vec::new();
         for (v, (first, last)) in order {

@@ -1,11 +1,13 @@
 //! The patterns: which records form a step.
 //!
-//! Every pattern starts at the op that gives it its name (an attention, a delta rule, an expert's sum, a choice, a product) and takes in
-//! the records before and after it that serve nothing else. Nothing here looks at where a record stands or what it is called: only at ops, and
-//! at who makes and who reads which value. Patterns that take more come first.
+//! Every pattern starts at the op that gives it its name (an attention, a delta rule, an expert's
+//! sum, a choice, a product) and takes in the records before and after it that serve nothing else.
+//! Nothing here looks at where a record stands or what it is called: only at ops, and at who makes
+//! and who reads which value. Patterns that take more come first.
 //!
-//! Steps gather records that lie apart, so two of them could each need something of the other. Patterns of this project's recipes never
-//! do; where a plan's do, what cannot be put in order falls back to single records.
+//! Steps gather records that lie apart, so two of them could each need something of the other.
+//! Patterns of this project's recipes never do; where a plan's do, what cannot be put in order
+//! falls back to single records.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -332,7 +334,8 @@ impl Builder<'_> {
     fn route(&self, top_k: RecordId) -> Option<Vec<Work>> {
         let o = operands!(self.nodes[top_k], top_k);
         let softmax = self.made_by(o.probs, &[OpKind::Softmax]).filter(|_| self.only(o.probs, &[top_k]))?;
-        // The router may be one product with others of the row, such as the gate of a shared expert.
+        // The router may be one product with others of the row, such as the gate of a shared
+        // expert.
         let scores = operands!(self.nodes[softmax], softmax).x;
         let is_product = |r: &RecordId| matches!(self.kind(*r), OpKind::LinearQuant | OpKind::LinearDense);
         let router = self.maker(scores).filter(|r| !self.taken[*r] && is_product(r))?;
@@ -348,7 +351,8 @@ impl Builder<'_> {
         Some(vec![Work::Route(Route { norm, quantizes, router, others: products, softmax, top_k, sort })])
     }
 
-    /// The int8 forms that go with products of a row: all there are where the norm is in the step too, else those that serve the products alone.
+    /// The int8 forms that go with products of a row: all there are where the norm is in the step
+    /// too, else those that serve the products alone.
     fn own_forms(&self, norm: Option<RecordId>, forms: Vec<RecordId>, products: &[RecordId]) -> Vec<RecordId> {
         forms.into_iter().filter(|&q| norm.is_some() || self.only_quantizes(q, products)).collect()
     }
@@ -365,7 +369,8 @@ impl Builder<'_> {
         let readers = |v: &Source| v.value().map_or(&[][..], |v| &self.users[v]).iter().copied();
         let of = |list: &[Source], s: Source| s.value().is_some() && list.iter().any(|m| m.value() == s.value());
         let free = |r: &RecordId| !self.taken[*r];
-        // What is added to the products: weights, or another value to a product that nobody else reads.
+        // What is added to the products: weights, or another value to a product that nobody else
+        // reads.
         let (mut biases, mut residual) = (Vec::new(), None);
         for sum in made.iter().flat_map(readers).filter(free).filter(|&r| self.kind(r) == OpKind::Add) {
             let o = operands!(self.nodes[sum], add);
@@ -388,7 +393,8 @@ impl Builder<'_> {
         Some(vec![Work::Product(Product { norm, quantizes, products, biases, gate, residual })])
     }
 
-    /// All records: the steps' and what is left, in an order that respects every dependency. Steps that have none become single records.
+    /// All records: the steps' and what is left, in an order that respects every dependency. Steps
+    /// that have none become single records.
     fn ordered(&self, works: Vec<Work>) -> Vec<Work> {
         let single = (0..self.nodes.len()).filter(|&i| !self.taken[i]).map(Work::Single);
         let mut works: Vec<Work> = works.into_iter().chain(single).collect();
@@ -427,7 +433,8 @@ impl Builder<'_> {
                 placed.sort_by_key(|p| p.0);
                 return placed.into_iter().map(|p| p.1).collect();
             }
-            // What is left waits for itself. Single records cannot, since the template's order is one.
+            // What is left waits for itself. Single records cannot, since the template's order is
+            // one.
             let split = |(place, work): (Option<usize>, Work)| match place {
                 Some(_) => vec![work],
                 None => work.records().into_iter().map(Work::Single).collect(),

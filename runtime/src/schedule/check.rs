@@ -1,8 +1,9 @@
 //! The proof that a draft is a schedule.
 //!
-//! It shares no code with what makes drafts, and believes nothing of one. It plays the template itself, and holds the draft's values and
-//! operands against what it sees; then it derives from the steps alone who must come before whom, what leaves a step and what does not, and
-//! compares. Last come the roles (`roles`) and the places in the arena.
+//! It shares no code with what makes drafts, and believes nothing of one. It plays the template
+//! itself, and holds the draft's values and operands against what it sees; then it derives from the
+//! steps alone who must come before whom, what leaves a step and what does not, and compares. Last
+//! come the roles (`roles`) and the places in the arena.
 
 use std::collections::BTreeMap;
 
@@ -126,7 +127,8 @@ fn check_flow(draft: &Draft, plan: &Plan, template: &Template) -> Checked {
                     let wanted = Value { maker, region: o.region, offset: o.offset, dtype: o.dtype, bytes };
                     ensure(value == Some(wanted), at, &format!("{wanted:?} as value {id}"), || format!("{value:?}"))?;
                     if o.region == Region::Io {
-                        // Steps may be in another order than records: a port is written once or it is unknown by whom last.
+                        // Steps may be in another order than records: a port is written once or it
+                        // is unknown by whom last.
                         let span = (o.offset, o.offset + bytes[1]);
                         let free = ports.iter().all(|p| p.1 <= span.0 || span.1 <= p.0);
                         ensure(free, at, "a port that is written once", || format!("{span:?}"))?;
@@ -162,7 +164,8 @@ fn view_of(r: &Record<'_>, j: usize, value: &Value) -> Option<(u64, bool)> {
     let (start, end) = o.span(dims)?;
     let within = o.region == value.region && value.offset <= start && end <= value.offset + value.bytes[1];
     let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d))?;
-    // As many elements as bytes that they span, from the first byte to the last: nothing is left out, unless strides overlap.
+    // As many elements as bytes that they span, from the first byte to the last: nothing is left
+    // out, unless strides overlap.
     let rises = dims[1] == 1 || u64::from(o.head_stride) == dims[2];
     let rises = rises && (dims[0] == 1 || o.row_stride == dims[1] * dims[2]);
     let whole = rises && elements * o.dtype.bytes() == value.bytes[1];

@@ -1,4 +1,5 @@
-//! Who reads what: a template's records played once, every operand traced to the value that holds it.
+//! Who reads what: a template's records played once, every operand traced to the value that holds
+//! it.
 
 use std::collections::{BTreeMap, HashMap};
 

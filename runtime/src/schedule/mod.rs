@@ -1,8 +1,10 @@
-//! Fused steps: which records of a template a device may compute together, worked out once for all devices.
+//! Fused steps: which records of a template a device may compute together, worked out once for all
+//! devices.
 //!
-//! A plan's records are as fine as their arithmetic is worth stating: a norm, its int8 form, a product. A GPU wants few launches, and so
-//! computes several records in one. Which ones, follows from the ops and from who reads what: it depends on no device, no model and
-//! no place in memory. [`Schedule::new`] works it out for one template:
+//! A plan's records are as fine as their arithmetic is worth stating: a norm, its int8 form, a
+//! product. A GPU wants few launches, and so computes several records in one. Which ones, follows
+//! from the ops and from who reads what: it depends on no device, no model and no place in memory.
+//! [`Schedule::new`] works it out for one template:
 //!
 //! ```text
 //! Product     [norm] + int8 forms + products of one row [+ biases] [+ gate] [+ residual sum]     projections, dense gate and up, down, head
@@ -16,22 +18,28 @@
 //!
 //! # What always holds
 //! - Every record is in exactly one step, and named there by exactly one role ([`Work`]).
-//! - Steps are in an order that respects every dependency: of values, and of caches (written before they are read). Within a step records
-//!   are in the template's order, which does.
-//! - A value that is made and read in one step alone is *internal*: nobody else ever sees it, so a device need not store it. All others
-//!   are among the *results* of the step that makes them and the *reads* of those that read them.
-//! - What a role promises of the data flow is so: the rotation that [`Attend::q_rope`] names is what the attention's queries are, and so on.
+//! - Steps are in an order that respects every dependency: of values, and of caches (written before
+//!   they are read). Within a step records are in the template's order, which does.
+//! - A value that is made and read in one step alone is *internal*: nobody else ever sees it, so a
+//!   device need not store it. All others are among the *results* of the step that makes them and
+//!   the *reads* of those that read them.
+//! - What a role promises of the data flow is so: the rotation that [`Attend::q_rope`] names is
+//!   what the attention's queries are, and so on.
 //!
-//! The order is not the template's, and a step reads and writes as one, so **the plan's offsets in the arena do not hold
-//! here**: values have places of their own ([`Arena`]), where nothing that a step makes lies over anything it reads. Offsets in weights, caches,
-//! recurrent state and IO are the plan's.
+//! The order is not the template's, and a step reads and writes as one, so **the plan's offsets in
+//! the arena do not hold here**: values have places of their own ([`Arena`]), where nothing that a
+//! step makes lies over anything it reads. Offsets in weights, caches, recurrent state and IO are
+//! the plan's.
 //!
-//! `build` makes a [`Draft`] by patterns; `check` takes nothing of that on trust, shares no code with it, and gives the [`Schedule`].
+//! `build` makes a [`Draft`] by patterns; `check` takes nothing of that on trust, shares no code
+//! with it, and gives the [`Schedule`].
 //!
 //! # For a device
-//! Expand the template at the rows to come, collect its records, and walk [`Draft::steps`]. `nodes[i]` says of record `i`, per operand, where
-//! it comes from; `linear_quant::Operands::of(&nodes[i].operands)` gives those by name, as it does the record's own operands. A device that has no kernel for a
-//! step's [`Work`] may always compute its [`Step::records`] one by one.
+//! Expand the template at the rows to come, collect its records, and walk [`Draft::steps`].
+//! `nodes[i]` says of record `i`, per operand, where it comes from;
+//! `linear_quant::Operands::of(&nodes[i].operands)` gives those by name, as it does the record's
+//! own operands. A device that has no kernel for a step's [`Work`] may always compute its
+//! [`Step::records`] one by one.
 //!
 //! Not here: kernels, memory itself, anything about positions or slots.
 
@@ -212,7 +220,8 @@ pub struct Route {
     pub norm: Option<RecordId>,
     /// `quantize` of the row, for the router and for the experts.
     pub quantizes: Vec<RecordId>,
-    /// `linear_dense` or `linear_quant` that makes the scores, perhaps with other products of the row beside them.
+    /// `linear_dense` or `linear_quant` that makes the scores, perhaps with other products of the
+    /// row beside them.
     pub router: RecordId,
     /// Other products of the row, such as the gate of a shared expert.
     pub others: Vec<RecordId>,

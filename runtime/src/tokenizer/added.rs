@@ -1,16 +1,18 @@
 //! Finding added tokens in text: leftmost, then longest, then on from the end of the match.
 //!
-//! The patterns lie sorted in the tables, which makes a trie of them: those that begin with what has been read so far are
-//! neighbours, and each further byte narrows the range by bisection. A set of first bytes skips over everything else. A
-//! match that its flags rule out (a special token where those are not wanted, a part of a word) is passed over whole,
-//! as the reference does: a shorter token inside it is not tried.
+//! The patterns lie sorted in the tables, which makes a trie of them: those that begin with what
+//! has been read so far are neighbours, and each further byte narrows the range by bisection. A set
+//! of first bytes skips over everything else. A match that its flags rule out (a special token
+//! where those are not wanted, a part of a word) is passed over whole, as the reference does: a
+//! shorter token inside it is not tried.
 
 use core::ops::Range;
 
 use super::steps;
 use loaf_formats::tokenizer::{Added, TokenizerTables, added_flag, class};
 
-/// One of the two lists of added tokens: a range of the tables' records and the bytes that their patterns start with.
+/// One of the two lists of added tokens: a range of the tables' records and the bytes that their
+/// patterns start with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AddedList {
     start: usize,
@@ -91,7 +93,8 @@ pub(super) struct Typed<'r> {
 }
 
 impl<'r> Typed<'r> {
-    /// `ranges`, if they are in order and apart; they are read as those of another text otherwise, all of which is typed.
+    /// `ranges`, if they are in order and apart; they are read as those of another text otherwise,
+    /// all of which is typed.
     pub fn new(ranges: &'r [Range<usize>]) -> Typed<'r> {
         const ALL: &[Range<usize>] = core::slice::from_ref(&(0..usize::MAX));
         let apart = ranges.windows(2).all(|w| w[0].end <= w[1].start) && ranges.iter().all(|r| r.start <= r.end);
@@ -117,7 +120,8 @@ impl<'r> Typed<'r> {
     }
 }
 
-/// Yields stretches of plain text (maybe empty), each with the added token that ends it; the last has none.
+/// Yields stretches of plain text (maybe empty), each with the added token that ends it; the last
+/// has none.
 pub(super) struct Cuts<'t, 'a> {
     list: AddedList,
     tables: &'t TokenizerTables<'a>,
@@ -127,7 +131,8 @@ pub(super) struct Cuts<'t, 'a> {
     searched: usize,
     /// Up to where the text has been handed out.
     taken: usize,
-    /// Where the whitespace ends that was last looked at to be swallowed, so that none is read twice.
+    /// Where the whitespace ends that was last looked at to be swallowed, so that none is read
+    /// twice.
     space_end: usize,
     done: bool,
 }
@@ -146,7 +151,8 @@ impl<'a> Cuts<'_, 'a> {
                 && let Some(typed) = self.typed.meets(&place)
             {
                 if typed.start <= place.start {
-                    // As the reference passes over a whole token, but never over text that nobody typed.
+                    // As the reference passes over a whole token, but never over text that nobody
+                    // typed.
                     self.searched = place.end.min(typed.end);
                     continue;
                 }

@@ -1,8 +1,9 @@
-//! Byte-pair merging: of the pairs that stand next to each other, the one with the lowest rank merges first, the leftmost
-//! of equals; until none is left.
+//! Byte-pair merging: of the pairs that stand next to each other, the one with the lowest rank
+//! merges first, the leftmost of equals; until none is left.
 //!
-//! Most pieces are one token and found by a lookup. Short pieces are merged in a small array, where finding the lowest
-//! rank is a scan; long ones through a heap, so that a megabyte without a space takes n·log n steps. Both give the same ids.
+//! Most pieces are one token and found by a lookup. Short pieces are merged in a small array, where
+//! finding the lowest rank is a scan; long ones through a heap, so that a megabyte without a space
+//! takes n·log n steps. Both give the same ids.
 
 use core::cmp::Reverse;
 use loaf_formats::tokenizer::{TokenizerTables, flag};
@@ -10,7 +11,8 @@ use std::collections::BinaryHeap;
 
 /// Most symbols that are merged by scanning; measured, and not sensitive.
 const SCAN_SYMBOLS: usize = 64;
-/// Most symbols that are merged in one heap, whose positions are 32-bit; longer pieces are cut there.
+/// Most symbols that are merged in one heap, whose positions are 32-bit; longer pieces are cut
+/// there.
 const HEAP_SYMBOLS: usize = 1 << 30;
 /// The rank of a pair that does not merge.
 const NO_RANK: u32 = u32::MAX;
@@ -72,7 +74,8 @@ impl Merging {
             let mut utf8 = [0; 4];
             let bytes = c.encode_utf8(&mut utf8).as_bytes();
             let id = tables.id_of_key(bytes);
-            // An unknown token that waits to be fused stays waiting behind byte tokens, as in the reference.
+            // An unknown token that waits to be fused stays waiting behind byte tokens, as in the
+            // reference.
             if id.is_none() && fallback && bytes.iter().all(|&b| tables.byte_id(b).is_some()) {
                 self.symbols.extend(bytes.iter().filter_map(|&b| tables.byte_id(b)));
             } else {
@@ -83,7 +86,8 @@ impl Merging {
         self.merge(tables, out);
     }
 
-    /// Adds a known symbol, or notes an unknown one in `unknown`, where the next unknown can fuse with it.
+    /// Adds a known symbol, or notes an unknown one in `unknown`, where the next unknown can fuse
+    /// with it.
     fn push_symbol(&mut self, tables: &TokenizerTables<'_>, id: Option<u32>, unknown: &mut Option<u32>) {
         let model = tables.model();
         match id {

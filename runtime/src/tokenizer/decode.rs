@@ -1,10 +1,11 @@
 //! Token ids to text, one at a time, in whole characters.
 //!
-//! The pieces that a [`Detokenizer`] gives, put together, are what [`super::Tokenizer::decode`] gives for all ids at once. Bytes
-//! that may still become a character are held back; bytes that cannot are U+FFFD. In byte-fallback vocabularies a
-//! run of byte tokens is text only if all of it is, so the run is held until it ends, up to [`HOLD_BYTES`]; what is
-//! longer is given out as far as it is whole characters (the one case where the text can differ from `decode`'s,
-//! and only if the run turns out not to be UTF-8 after that).
+//! The pieces that a [`Detokenizer`] gives, put together, are what [`super::Tokenizer::decode`]
+//! gives for all ids at once. Bytes that may still become a character are held back; bytes that
+//! cannot are U+FFFD. In byte-fallback vocabularies a run of byte tokens is text only if all of it
+//! is, so the run is held until it ends, up to [`HOLD_BYTES`]; what is longer is given out as far
+//! as it is whole characters (the one case where the text can differ from `decode`'s, and only if
+//! the run turns out not to be UTF-8 after that).
 
 use super::Tokenizer;
 use loaf_formats::tokenizer::{Decoder, flag};
@@ -12,8 +13,8 @@ use loaf_formats::tokenizer::{Decoder, flag};
 /// Longest run of byte tokens that a stream holds back, in bytes.
 const HOLD_BYTES: usize = 1024;
 
-/// The state of one stream of ids. Pushing allocates nothing as long as the caller's buffer has room for
-/// [`max_piece_bytes`](Self::max_piece_bytes).
+/// The state of one stream of ids. Pushing allocates nothing as long as the caller's buffer has
+/// room for [`max_piece_bytes`](Self::max_piece_bytes).
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     decoder: Decoder,
@@ -65,7 +66,8 @@ impl Detokenizer {
         self.broken = false;
     }
 
-    /// Most bytes that one `push` or `finish` appends: everything held and a whole token, each byte a U+FFFD.
+    /// Most bytes that one `push` or `finish` appends: everything held and a whole token, each byte
+    /// a U+FFFD.
     pub fn max_piece_bytes(tokenizer: &Tokenizer) -> usize {
         3 * (HOLD_BYTES + 8 + tokenizer.tables().max_token_bytes())
     }

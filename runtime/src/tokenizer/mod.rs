@@ -1,11 +1,12 @@
 //! Text to token ids and back, straight from the mapped tables of [`loaf_formats::tokenizer`].
 //!
-//! The way of a text: cut at added tokens → normalise → cut at added tokens written in normalised form → cut into
-//! pieces → each piece is a token, or is merged from its bytes or characters. Ids are those of the Hugging Face
-//! `tokenizers` crate for the same `tokenizer.json`, for every text. What always holds: nothing here can fail or panic
-//! on any text, id or verified table; time is linear in the text (a test counts steps), times a logarithm for pieces that
-//! are merged through a heap; buffers live in [`Scratch`] and are reused. What this module does not do: it has no regex engine, no offsets,
-//! no truncation, no pairs.
+//! The way of a text: cut at added tokens → normalise → cut at added tokens written in normalised
+//! form → cut into pieces → each piece is a token, or is merged from its bytes or characters. Ids
+//! are those of the Hugging Face `tokenizers` crate for the same `tokenizer.json`, for every text.
+//! What always holds: nothing here can fail or panic on any text, id or verified table; time is
+//! linear in the text (a test counts steps), times a logarithm for pieces that are merged through a
+//! heap; buffers live in [`Scratch`] and are reused. What this module does not do: it has no regex
+//! engine, no offsets, no truncation, no pairs.
 
 mod added;
 mod bpe;
@@ -28,7 +29,8 @@ use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nf
 /// A tokenizer over verified tables, and whoever holds their bytes. Cloning it copies references.
 #[derive(Clone)]
 pub struct Tokenizer {
-    /// Of bytes that `_holder` keeps: nothing of it is given out for longer than `self` is borrowed.
+    /// Of bytes that `_holder` keeps: nothing of it is given out for longer than `self` is
+    /// borrowed.
     tables: TokenizerTables<'static>,
     raw: AddedList,
     normalised: AddedList,
@@ -46,8 +48,9 @@ impl fmt::Debug for Tokenizer {
 pub struct EncodeOptions {
     /// Put the template's ids (a beginning-of-text token, say) around the text.
     pub add_special: bool,
-    /// Text that spells a special token becomes that token. Without it such text is encoded as the characters it is made
-    /// of, which is how text from outside should go into a prompt. Added tokens that are not special match either way.
+    /// Text that spells a special token becomes that token. Without it such text is encoded as the
+    /// characters it is made of, which is how text from outside should go into a prompt. Added
+    /// tokens that are not special match either way.
     pub parse_special: bool,
 }
 
@@ -61,13 +64,15 @@ pub struct Scratch {
 }
 
 impl Tokenizer {
-    /// Verifies a tokenizer section and keeps a copy of it. [`crate::Model::tokenizer`] uses a model's own without copying.
+    /// Verifies a tokenizer section and keeps a copy of it. [`crate::Model::tokenizer`] uses a
+    /// model's own without copying.
     ///
     /// # Errors
     /// What [`TokenizerTables::verify`] finds.
     pub fn open(section: &[u8]) -> Result<Self, Error> {
         let copy: Arc<Vec<u8>> = Arc::new(section.to_vec());
-        // SAFETY: the vector is never written to, and its bytes live as long as the reference that the tokenizer keeps.
+        // SAFETY: the vector is never written to, and its bytes live as long as the reference that
+        // the tokenizer keeps.
         unsafe { Self::over(&copy, copy.clone()) }
     }
 
@@ -79,8 +84,8 @@ impl Tokenizer {
     /// # Safety
     /// As long as `holder` lives, the bytes of `section` stay where and what they are.
     pub(crate) unsafe fn over(section: &[u8], holder: Arc<dyn Any + Send + Sync>) -> Result<Self, Error> {
-        // SAFETY: the caller's word, and the tokenizer keeps `holder`; what it gives out of the tables it gives out no longer than
-        // itself.
+        // SAFETY: the caller's word, and the tokenizer keeps `holder`; what it gives out of the
+        // tables it gives out no longer than itself.
         let section: &'static [u8] = unsafe { core::slice::from_raw_parts(section.as_ptr(), section.len()) };
         let tables = TokenizerTables::verify(section)?;
         let (raw, normalised) = tables.added_counts();
@@ -102,7 +107,8 @@ impl Tokenizer {
         self.tables.token_count()
     }
 
-    /// The bytes that token `id` stands for; empty for an id not in use. Not always UTF-8 by themselves.
+    /// The bytes that token `id` stands for; empty for an id not in use. Not always UTF-8 by
+    /// themselves.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.tables.token_bytes(id)
     }
@@ -112,8 +118,9 @@ impl Tokenizer {
         self.tables.token_flags(id) & flag::SPECIAL != 0
     }
 
-    /// The id of one token by its text: an added token as `tokenizer.json` writes it, or else a token of the vocabulary
-    /// (with real spaces in byte-level vocabularies, with `▁` in SentencePiece-style ones).
+    /// The id of one token by its text: an added token as `tokenizer.json` writes it, or else a
+    /// token of the vocabulary (with real spaces in byte-level vocabularies, with `▁` in
+    /// SentencePiece-style ones).
     pub fn id_of(&self, token: &str) -> Option<u32> {
         let (raw, normalised) = self.tables.added_counts();
         let added = (0..raw + normalised).map(|i| self.tables.added_at(i)).find(|t| t.content == token.as_bytes());
@@ -132,8 +139,9 @@ impl Tokenizer {
         self.encode_typed(text, typed, options.add_special, scratch, out);
     }
 
-    /// Appends the ids of `text` to `out`. What lies in `typed`, ranges of bytes that are in order and apart, came from
-    /// outside: it never becomes a special token, nor a part of one. Added tokens that are not special match anywhere.
+    /// Appends the ids of `text` to `out`. What lies in `typed`, ranges of bytes that are in order
+    /// and apart, came from outside: it never becomes a special token, nor a part of one. Added
+    /// tokens that are not special match anywhere.
     pub fn encode_typed(
         &self,
         text: &str,
@@ -180,7 +188,8 @@ impl Tokenizer {
             Normaliser::Nfc if raw.is_ascii() || is_nfc_quick(raw.chars()) == IsNormalized::Yes => raw,
             Normaliser::Nfc => {
                 buffer.extend(raw.nfc().map(|(c, _)| c));
-                // How many characters an output character stands for: one, less what it says was added.
+                // How many characters an output character stands for: one, less what it says was
+                // added.
                 move_ranges(&mut ranges, raw, raw.nfc().map(|(c, added)| (c.len_utf8(), 1 - added)));
                 &buffer
             }
@@ -262,8 +271,9 @@ impl Tokenizer {
     }
 }
 
-/// Moves ranges of bytes of `raw` to where their characters are in its normalised form, whose characters come as their
-/// length and the number of characters of `raw` that they stand for. One that stands for none goes with the one before.
+/// Moves ranges of bytes of `raw` to where their characters are in its normalised form, whose
+/// characters come as their length and the number of characters of `raw` that they stand for. One
+/// that stands for none goes with the one before.
 fn move_ranges(ranges: &mut Vec<Range<usize>>, raw: &str, normalised: impl Iterator<Item = (usize, isize)>) {
     if ranges.is_empty() {
         return;

@@ -1,7 +1,8 @@
 //! Cutting text into the pieces that are merged one by one.
 //!
-//! The word scanners do what the regular expressions in [`Scanner`]'s docs do, branch by branch in the same order, on the
-//! tables' own character classes. Each looks at a character a bounded number of times, so that no text is slow.
+//! The word scanners do what the regular expressions in [`Scanner`]'s docs do, branch by branch in
+//! the same order, on the tables' own character classes. Each looks at a character a bounded number
+//! of times, so that no text is slow.
 
 use loaf_formats::tokenizer::{Deepseek, META, Scanner, TokenizerTables, class};
 
@@ -119,8 +120,9 @@ impl Classes<'_, '_> {
         Some((self.tables.class(c), i + c.len_utf8()))
     }
 
-    /// End of the piece that starts at `at` under cuts one within another. `ends` holds the ends of the pieces that are
-    /// being cut, outermost first, none beyond the one before; at the start all are 0.
+    /// End of the piece that starts at `at` under cuts one within another. `ends` holds the ends of
+    /// the pieces that are being cut, outermost first, none beyond the one before; at the start all
+    /// are 0.
     fn nested(&self, at: usize, cuts: &[Cut], ends: &mut [usize; MAX_CUTS]) -> usize {
         let mut within = self.text.len();
         for (cut, end) in cuts.iter().zip(ends) {
@@ -133,7 +135,8 @@ impl Classes<'_, '_> {
         within
     }
 
-    /// End of the first match from `at` on if it begins there, else its beginning; the end of the text without one.
+    /// End of the first match from `at` on if it begins there, else its beginning; the end of the
+    /// text without one.
     fn cut(&self, cut: Cut, at: usize) -> usize {
         let mut i = at;
         while let Some((kind, next)) = self.at(i) {
@@ -173,7 +176,8 @@ impl Classes<'_, '_> {
         i
     }
 
-    /// The words of [`Deepseek::V3`], its branches in order; none at numbers and at what has no class.
+    /// The words of [`Deepseek::V3`], its branches in order; none at numbers and at what has no
+    /// class.
     fn deepseek_word(&self, at: usize, kind: u8, next: usize) -> Option<usize> {
         // ASCII punctuation and `[A-Za-z]+`
         let ascii = |i: usize, accepts: fn(&u8) -> bool| self.byte(i).is_some_and(|b| accepts(&b));
@@ -202,7 +206,8 @@ impl Classes<'_, '_> {
         (kind & class::SPACE != 0).then(|| self.lines_or_whitespace(at, next))
     }
 
-    /// End of the run of characters from `i` on whose class has a bit of `any` and no bit of `none`.
+    /// End of the run of characters from `i` on whose class has a bit of `any` and no bit of
+    /// `none`.
     #[inline]
     fn run(&self, mut i: usize, accepts: impl Fn(u8) -> bool) -> usize {
         while let Some((kind, next)) = self.at(i)
@@ -269,7 +274,8 @@ impl Classes<'_, '_> {
 
     /// The scanner of [`Scanner::Cased`]; `U`, `L` and the branches are those of its docs.
     fn cased(&self, at: usize, kind: u8, next: usize, contractions: bool, max_digits: u8) -> usize {
-        // `X?U*L+|X?U+L*`, each first with the character that is `X`, then without. A mark is both `X` and a letter here.
+        // `X?U*L+|X?U+L*`, each first with the character that is `X`, then without. A mark is both
+        // `X` and a letter here.
         let prefixed = (kind & (class::NEWLINE | class::NUMBER | class::LETTER) == 0).then_some(next);
         let starts = prefixed.into_iter().chain([at]);
         let branches: [fn(&Self, usize) -> Option<usize>; 2] = [Self::upper_then_lower, Self::upper];
@@ -305,7 +311,8 @@ impl Classes<'_, '_> {
             last_of_both = if is_lower(kind) { Some(next) } else { last_of_both };
             end = next;
         }
-        // What ends a run of `U` is a small letter or no letter at all; what follows the last character of both is neither.
+        // What ends a run of `U` is a small letter or no letter at all; what follows the last
+        // character of both is neither.
         let lower = self.run(end, is_lower);
         if lower > end { Some(lower) } else { last_of_both }
     }
@@ -336,7 +343,8 @@ impl Classes<'_, '_> {
         }
     }
 
-    /// `\s+(?!\S)|\s+` at whitespace: all of a run that ends the text, else all but its last character, if there are two.
+    /// `\s+(?!\S)|\s+` at whitespace: all of a run that ends the text, else all but its last
+    /// character, if there are two.
     fn whitespace(&self, at: usize, next: usize) -> usize {
         let end = self.run(next, |k| k & class::SPACE != 0);
         if end == self.text.len() || end == next {
@@ -346,7 +354,8 @@ impl Classes<'_, '_> {
         end - last
     }
 
-    /// `'s|'t|'re|'ve|'m|'ll|'d`. In any case also `'ſ`, the one other character that folds to one of these letters.
+    /// `'s|'t|'re|'ve|'m|'ll|'d`. In any case also `'ſ`, the one other character that folds to one
+    /// of these letters.
     fn contraction(&self, at: usize, any_case: bool) -> Option<usize> {
         if self.byte(at) != Some(b'\'') {
             return None;

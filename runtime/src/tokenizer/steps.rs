@@ -1,4 +1,5 @@
-//! Counts of what encoding looks at, in tests alone: that time is linear is shown by numbers that are the same everywhere.
+//! Counts of what encoding looks at, in tests alone: that time is linear is shown by numbers that
+//! are the same everywhere.
 
 #[cfg(test)]
 std::thread_local! {

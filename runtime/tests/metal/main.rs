@@ -1,6 +1,6 @@
 //! The very text that Metal compiles, compiled as C++ with a shim for Metal's words (`shim.h`), and
-//! held to what each kernel is to compute (`cases.rs`). And slips in that text, each of which has to
-//! be found.
+//! held to what each kernel is to compute (`cases.rs`). And slips in that text, each of which has
+//! to be found.
 
 mod cases;
 mod program;

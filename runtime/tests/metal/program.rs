@@ -215,7 +215,8 @@ fn compiler() -> String {
     )
 }
 
-/// Writes the program of these cases beside `path`, and has the compiler do with it what `flags` say.
+/// Writes the program of these cases beside `path`, and has the compiler do with it what `flags`
+/// say.
 fn compile(path: &Path, cases: &[Case], flags: &[&str]) -> Result<(), String> {
     let source = path.with_extension("cpp");
     let mut code = include_str!("shim.h").replace("#pragma once\n", "");

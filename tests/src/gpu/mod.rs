@@ -1,5 +1,6 @@
-//! A GPU without a card: a driver that keeps its memory on the host and computes kernels by interpreting their PTX, the very text that
-//! is committed. Every access must lie within what was allocated, or it is a panic that names kernel and instruction.
+//! A GPU without a card: a driver that keeps its memory on the host and computes kernels by
+//! interpreting their PTX, the very text that is committed. Every access must lie within what was
+//! allocated, or it is a panic that names kernel and instruction.
 
 mod parse;
 mod run;
@@ -179,7 +180,8 @@ impl Driver for Emulated {
     fn allocate(&mut self, bytes: u64) -> Result<Address> {
         self.call("allocate")?;
         let layout = std::alloc::Layout::from_size_align((bytes as usize).max(256), 256).expect("a size");
-        // SAFETY: not empty. What is allocated is never zero by itself: whoever reads before writing gets patterns.
+        // SAFETY: not empty. What is allocated is never zero by itself: whoever reads before
+        // writing gets patterns.
         let memory = unsafe {
             let at = std::alloc::alloc(layout);
             assert!(!at.is_null());

@@ -1,9 +1,10 @@
-//! PTX as text to PTX as instructions: what the compiler makes of our kernels, and nothing else. What is not known is a panic that shows
-//! the line.
+//! PTX as text to PTX as instructions: what the compiler makes of our kernels, and nothing else.
+//! What is not known is a panic that shows the line.
 
 use std::collections::HashMap;
 
-/// Where the shared memory of a block, a thread's own, and the parameter begin. The host's addresses lie above all of them.
+/// Where the shared memory of a block, a thread's own, and the parameter begin. The host's
+/// addresses lie above all of them.
 pub const SHARED: u64 = 0x1000_0000;
 pub const LOCAL: u64 = 0x2000_0000;
 pub const PARAM: u64 = 0x3000_0000;

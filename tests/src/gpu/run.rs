@@ -1,4 +1,5 @@
-//! Runs a kernel: blocks one after the other, threads of a block in turns between the places where they wait for each other.
+//! Runs a kernel: blocks one after the other, threads of a block in turns between the places where
+//! they wait for each other.
 
 use half::f16;
 use loaf_runtime::backend::cuda::driver::Shape;

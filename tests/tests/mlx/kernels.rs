@@ -1,5 +1,6 @@
-//! Each kernel of ours against its definition in operations, on a GPU, with sizes that fill no block and no warp. And the attention
-//! of many rows in halves, which is MLX's own, against the same in f32.
+//! Each kernel of ours against its definition in operations, on a GPU, with sizes that fill no
+//! block and no warp. And the attention of many rows in halves, which is MLX's own, against the
+//! same in f32.
 
 use loaf_runtime::backend::mlx::array::{Array, Type};
 use loaf_runtime::backend::mlx::kernels::{Act, Attend, Heads, Kernels, Place, Prepare, Shared};

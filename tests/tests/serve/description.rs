@@ -1,5 +1,6 @@
-//! The OpenAPI description that the server serves, against what the server reads: it has every place and every field, and no
-//! other. What a place reads it says itself, when it refuses a field that nobody knows.
+//! The OpenAPI description that the server serves, against what the server reads: it has every
+//! place and every field, and no other. What a place reads it says itself, when it refuses a field
+//! that nobody knows.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +28,8 @@ fn followed<'a>(all: &'a Value, schema: &'a Value) -> &'a Value {
     pointer.map_or(schema, |p| followed(all, all.pointer(p).unwrap_or_else(|| panic!("nothing at {p}"))))
 }
 
-/// Whether a value may stand where a schema does, as far as is needed to tell variants apart: kinds, fixed values, and what has to be there.
+/// Whether a value may stand where a schema does, as far as is needed to tell variants apart:
+/// kinds, fixed values, and what has to be there.
 fn fits(all: &Value, schema: &Value, value: &Value) -> bool {
     let schema = followed(all, schema);
     if let Some(variants) = schema["anyOf"].as_array() {
@@ -230,7 +232,8 @@ fn what_the_description_allows_is_answered_and_the_rest_is_refused() {
             server().post(place, &body).status
         };
         for (field, schema) in schema(name).as_object().expect("fields") {
-            // Ends of ranges, and what lies past them. What asks for very much, or goes with another field, is no matter here.
+            // Ends of ranges, and what lies past them. What asks for very much, or goes with
+            // another field, is no matter here.
             if field == "best_of" || field == "dimensions" || field == "top_logprobs" || body[field].is_object() {
                 continue;
             }

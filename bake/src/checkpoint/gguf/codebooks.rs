@@ -1,9 +1,10 @@
 //! The constants of GGUF's table and codebook types.
 //!
-//! Codebooks are lists of small vectors that were fitted once and cannot be derived: they are part of the formats.
-//! `codebooks.bin` holds them as indices into the few values that occur, packed by `tests/fixtures/make_gguf_types.py`:
-//! two bits an index for the vectors of eight (IQ1: 2048, IQ2_XXS: 256, IQ2_XS: 512, IQ2_S: 1024 of them), four bits
-//! for the vectors of four (IQ3_XXS: 256, IQ3_S: 512).
+//! Codebooks are lists of small vectors that were fitted once and cannot be derived: they are part
+//! of the formats. `codebooks.bin` holds them as indices into the few values that occur, packed by
+//! `tests/fixtures/make_gguf_types.py`: two bits an index for the vectors of eight (IQ1: 2048,
+//! IQ2_XXS: 256, IQ2_XS: 512, IQ2_S: 1024 of them), four bits for the vectors of four (IQ3_XXS:
+//! 256, IQ3_S: 512).
 
 static PACKED: &[u8; 9216] = include_bytes!("codebooks.bin");
 

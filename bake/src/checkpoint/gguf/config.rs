@@ -38,7 +38,8 @@ pub(super) struct Delta {
     pub v_heads: u64,
     pub k_dim: u64,
     pub v_dim: u64,
-    /// Value heads are in tiled order, head `j` belonging to key head `j mod k_heads`, and are to be moved back.
+    /// Value heads are in tiled order, head `j` belonging to key head `j mod k_heads`, and are to
+    /// be moved back.
     pub tiled: bool,
 }
 
@@ -184,8 +185,8 @@ pub(super) fn read(metadata: &Metadata, tensors: &BTreeMap<String, Tensor>) -> R
     Ok((config, Facts { layers, permuted: arch == "llama", heads, kv_heads, delta }))
 }
 
-/// Sizes of DeltaNet blocks. Value heads that conversion tiled are moved back, unless blocks of `ssm_out` are longer than a head
-/// is wide: then they stay, which the config says.
+/// Sizes of DeltaNet blocks. Value heads that conversion tiled are moved back, unless blocks of
+/// `ssm_out` are longer than a head is wide: then they stay, which the config says.
 fn delta(r: &Reader<'_>, tensors: &BTreeMap<String, Tensor>, config: &mut Json) -> Result<Delta, Error> {
     let (k_heads, v_heads) = (r.dim("ssm.group_count")?, r.dim("ssm.time_step_rank")?);
     let (k_dim, inner) = (r.dim("ssm.state_size")?, r.dim("ssm.inner_size")?);

@@ -1,8 +1,9 @@
 //! GGUF rows as rows of a stored format, without loss.
 //!
-//! A GGUF type becomes the smallest stored format whose decoded weights equal [`super::dequant::dequantise`]'s, value for value
-//! (zeros may differ in sign). What makes that possible: a scale in f16 times a small integer is exact in f32, and
-//! `scale * code + bias` is then exact where `bias` is `scale` times an integer of few bits.
+//! A GGUF type becomes the smallest stored format whose decoded weights equal
+//! [`super::dequant::dequantise`]'s, value for value (zeros may differ in sign). What makes that
+//! possible: a scale in f16 times a small integer is exact in f32, and `scale * code + bias` is
+//! then exact where `bias` is `scale` times an integer of few bits.
 //!
 //! | type | stored as | bits a weight, here and there |
 //! |---|---|---|
@@ -18,7 +19,8 @@
 //! | IQ1_S | affine 2 bits, group 32, f32 | 4 for 1.56 |
 //! | IQ1_M | affine 8 bits, group 128, f32: values are odd eighths | 8.5 for 1.75 |
 //!
-//! IQ2_XS and IQ2_S have groups of sixteen of values that no stored format holds: they are expanded to f32.
+//! IQ2_XS and IQ2_S have groups of sixteen of values that no stored format holds: they are expanded
+//! to f32.
 
 use half::f16;
 use loaf_formats::block::Block;
@@ -47,7 +49,8 @@ pub enum Failure {
     Other,
 }
 
-/// The stored format that holds weights of `kind` without loss, if one does and divides rows of `in_dim`.
+/// The stored format that holds weights of `kind` without loss, if one does and divides rows of
+/// `in_dim`.
 pub fn lossless(kind: GgmlType, in_dim: u64) -> Option<WeightFormat> {
     use GgmlType::*;
     let affine = |bits, group, params| WeightFormat::Affine { bits, group, params };
@@ -219,7 +222,8 @@ fn pack(bits: u8, codes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// [`pack`] of codes of `BITS` bits, eight at a time: neighbours move together until they are one number.
+/// [`pack`] of codes of `BITS` bits, eight at a time: neighbours move together until they are one
+/// number.
 fn pack_of<const BITS: u32>(codes: &[u8], out: &mut Vec<u8>) {
     const BYTES: u64 = 0x00ff_00ff_00ff_00ff;
     const WORDS: u64 = 0x0000_ffff_0000_ffff;
@@ -273,7 +277,8 @@ fn fives(high: u32, low: &[u8], codes: &mut [u8]) {
     codes.iter_mut().enumerate().for_each(|(i, c)| *c |= ((high >> i & 1) as u8) << 4);
 }
 
-/// A block as the planes of its own format: the bytes of its scales as they are, but for those that are said to be others.
+/// A block as the planes of its own format: the bytes of its scales as they are, but for those that
+/// are said to be others.
 fn stored_block(kind: GgmlType, stored: Block, b: &[u8], column: usize, out: &mut StoredRows) -> Result<(), Failure> {
     use GgmlType::*;
     let mut codes = [0u8; QK];

@@ -1,9 +1,10 @@
 //! What a block of each GGUF type means, weight by weight, in f32.
 //!
-//! The plain reading of the formats, with their published order of roundings: outputs equal the `dequantize` of the
-//! Python package `gguf` bit for bit on random bytes of every type (`tests/tests/gguf_types.rs`). Conversions that
-//! keep codes as codes ([`super::convert`]) are compared with this. Nothing here panics: a row's length is checked
-//! once, and an index past a block reads zero.
+//! The plain reading of the formats, with their published order of roundings: outputs equal the
+//! `dequantize` of the Python package `gguf` bit for bit on random bytes of every type
+//! (`tests/tests/gguf_types.rs`). Conversions that keep codes as codes ([`super::convert`]) are
+//! compared with this. Nothing here panics: a row's length is checked once, and an index past a
+//! block reads zero.
 //!
 //! Layouts are drawn at each function: `d`, `m` are f16, `x[n]` are n bytes. `QK` is 256.
 
@@ -22,7 +23,8 @@ pub fn can_decode(kind: GgmlType) -> bool {
 
 /// Decodes whole blocks of `kind` from `bytes` into `out`.
 ///
-/// Returns false, leaving `out` as it was, if the type has no decoder or the lengths do not belong together.
+/// Returns false, leaving `out` as it was, if the type has no decoder or the lengths do not belong
+/// together.
 pub fn dequantise(kind: GgmlType, bytes: &[u8], out: &mut [f32]) -> bool {
     let Some(decode) = decoder(kind) else { return false };
     if kind.row_bytes(out.len() as u64) != Some(bytes.len() as u64) {
@@ -140,14 +142,16 @@ pub(super) fn two(b: &[u8], i: usize) -> u8 {
     byte(b, i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3
 }
 
-/// `scales[16] | codes[64] | d | dmin`: sixteen groups, a scale in the low nibble, a minimum in the high one.
+/// `scales[16] | codes[64] | d | dmin`: sixteen groups, a scale in the low nibble, a minimum in the
+/// high one.
 fn q2_k(b: &[u8], i: usize) -> f32 {
     let params = byte(b, i / 16);
     let (scale, min) = (half_at(b, 80) * f32::from(params & 15), half_at(b, 82) * f32::from(params >> 4));
     scale * f32::from(two(&b[16..], i)) - min
 }
 
-/// Scale `g` of `high[32] | codes[64] | scales[12] | d`: low four bits in nibbles of eight bytes, two above in four.
+/// Scale `g` of `high[32] | codes[64] | scales[12] | d`: low four bits in nibbles of eight bytes,
+/// two above in four.
 pub(super) fn q3_k_scale(b: &[u8], g: usize) -> i8 {
     let low = byte(b, 96 + g % 8) >> (g / 8 * 4) & 15;
     let high = byte(b, 104 + g % 4) >> (g / 4 * 2) & 3;
@@ -160,7 +164,8 @@ pub(super) fn q3_k_code(b: &[u8], i: usize) -> i8 {
     two(&b[32..], i) as i8 - if high == 0 { 4 } else { 0 }
 }
 
-/// Scale and minimum `s` of `d | dmin | params[12]`, six bits each: the first four whole, the others in two pieces.
+/// Scale and minimum `s` of `d | dmin | params[12]`, six bits each: the first four whole, the
+/// others in two pieces.
 pub(super) fn k_params(b: &[u8], s: usize) -> (f32, f32) {
     let at = |i: usize| byte(b, 4 + i);
     let (scale, min) = if s < 4 {
@@ -192,7 +197,8 @@ pub(super) fn q6_k_code(b: &[u8], i: usize) -> i8 {
     (low | two(&b[128..], i) << 4) as i8 - 32
 }
 
-/// Scale `s` of `d | high u16 | low[4] | codes[128]`: six bits, 32 more than what `d` is multiplied by.
+/// Scale `s` of `d | high u16 | low[4] | codes[128]`: six bits, 32 more than what `d` is multiplied
+/// by.
 pub(super) fn iq4_xs_small(b: &[u8], s: usize) -> u8 {
     let low = byte(b, 4 + s / 2) >> (s % 2 * 4) & 15;
     let high = (u16_at(b, 2) >> (2 * s) & 3) as u8;
@@ -245,8 +251,8 @@ pub(super) fn iq1_s(b: &[u8], i: usize) -> (f32, i8, f32) {
     (scale, codebooks::iq1(index, i % 8), if high & 0x8000 == 0 { 0.125 } else { -0.125 })
 }
 
-/// `low[32] | high[16] | scales u16[4]`, the top nibbles of the scales being an f16: that, the group's odd factor, code
-/// of -1 to 1, offset.
+/// `low[32] | high[16] | scales u16[4]`, the top nibbles of the scales being an f16: that, the
+/// group's odd factor, code of -1 to 1, offset.
 pub(super) fn iq1_m(b: &[u8], i: usize) -> (f32, f32, i8, f32) {
     let scales = |k: usize| u16_at(b, 48 + 2 * k);
     let d = scales(0) >> 12 | scales(1) >> 12 << 4 | scales(2) >> 12 << 8 | scales(3) >> 12 << 12;
@@ -271,7 +277,8 @@ pub(super) fn iq2_xxs(b: &[u8], i: usize) -> (f32, i8) {
     (scale, signed(codebooks::iq2_xxs(index, i % 8), signs >> (i % 8) & 1 == 1))
 }
 
-/// `d | u16[32] | scales[8]`: nine bits of index and seven of signs for each eight, a nibble of scale for each sixteen.
+/// `d | u16[32] | scales[8]`: nine bits of index and seven of signs for each eight, a nibble of
+/// scale for each sixteen.
 fn iq2_xs(b: &[u8], i: usize) -> f32 {
     let code = u16_at(b, 2 + i / 8 * 2);
     let scale = byte(b, 66 + i / 32) >> (i / 16 % 2 * 4) & 15;

@@ -1,9 +1,10 @@
 //! The header of a GGUF file, versions 2 and 3, parsed strictly.
 //!
-//! A header is hostile until parsed. What [`parse`] returns has unique keys and tensor names, in-file tensors that do
-//! not overlap and are as long as type and shape imply, and no arithmetic that could have wrapped. Memory is bounded
-//! by the number of keys and tensors, which are capped: arrays stay in the file ([`Array`] says where), however long
-//! they claim to be. Every error is one line that says where, what was expected and what was found.
+//! A header is hostile until parsed. What [`parse`] returns has unique keys and tensor names,
+//! in-file tensors that do not overlap and are as long as type and shape imply, and no arithmetic
+//! that could have wrapped. Memory is bounded by the number of keys and tensors, which are capped:
+//! arrays stay in the file ([`Array`] says where), however long they claim to be. Every error is
+//! one line that says where, what was expected and what was found.
 //!
 //! ```text
 //! "GGUF" | u32 version | u64 tensors | u64 keys
@@ -184,7 +185,8 @@ pub fn parse(file: &[u8]) -> Result<Header, HeaderError> {
     if !matches!(version, 2 | 3) {
         return Err(error(4, "version", "2 or 3", version));
     }
-    // The least of a key: length, one byte, type, one byte; of a tensor: length, count of extents, one of them, type, offset.
+    // The least of a key: length, one byte, type, one byte; of a tensor: length, count of extents,
+    // one of them, type, offset.
     let tensors = r.count("tensor count", MAX_TENSORS, 32)?;
     let keys = r.count("key count", MAX_KEYS, 13)?;
     let mut metadata = BTreeMap::new();
@@ -285,7 +287,8 @@ fn place(t: RawTensor, data: u64, alignment: u64, file_bytes: u64) -> Result<Ten
     }
 }
 
-/// Sorts by position and proves that each tensor follows the one before, padding aside, and each name stands once.
+/// Sorts by position and proves that each tensor follows the one before, padding aside, and each
+/// name stands once.
 fn check_layout(tensors: &mut [TensorInfo], data: u64, alignment: u64) -> Result<(), HeaderError> {
     tensors.sort_by(|a, b| (a.begin, a.end, &a.name).cmp(&(b.begin, b.end, &b.name)));
     let mut expected = data;

@@ -1,11 +1,14 @@
-//! GGUF files as checkpoints: metadata as a config, a tokenizer and chat settings, tensors under canonical names.
+//! GGUF files as checkpoints: metadata as a config, a tokenizer and chat settings, tensors under
+//! canonical names.
 //!
-//! `Gguf::open` maps a file (or every part of a split model), parses and proves the headers and says for every
-//! weight the recipes may ask for where its rows lie ([`Source`]). What llama.cpp's conversion changed is undone here
-//! by moving whole rows and runs of columns, so that the rest of the road is the one of safetensors folders: rope's
-//! row order of `llama` models, value heads in tiled order, `-exp(A_log)`. Norms keep the 1 that was added to them.
+//! `Gguf::open` maps a file (or every part of a split model), parses and proves the headers and
+//! says for every weight the recipes may ask for where its rows lie ([`Source`]). What llama.cpp's
+//! conversion changed is undone here by moving whole rows and runs of columns, so that the rest of
+//! the road is the one of safetensors folders: rope's row order of `llama` models, value heads in
+//! tiled order, `-exp(A_log)`. Norms keep the 1 that was added to them.
 //!
-//! What this does not do: it reads no weights, and knows no model beyond the names and orders of `names`.
+//! What this does not do: it reads no weights, and knows no model beyond the names and orders of
+//! `names`.
 
 mod codebooks;
 mod config;
@@ -68,8 +71,9 @@ impl Gguf {
     /// Opens a model by one of its files, or by all of them in any order.
     ///
     /// # Errors
-    /// Files that cannot be read, headers that lie, parts that are missing or do not belong together, an architecture
-    /// or a feature that no recipe has; each in one line with the file's name.
+    /// Files that cannot be read, headers that lie, parts that are missing or do not belong
+    /// together, an architecture or a feature that no recipe has; each in one line with the file's
+    /// name.
     pub(super) fn open(paths: &[PathBuf]) -> Result<(Gguf, Described), Error> {
         let parts = open_parts(paths)?;
         let mut paths = Vec::new();
@@ -135,7 +139,8 @@ impl Gguf {
         self.norms_shifted
     }
 
-    /// Where the model came from, for a manifest: version, architecture, and tensors and weights of every type.
+    /// Where the model came from, for a manifest: version, architecture, and tensors and weights of
+    /// every type.
     pub(crate) fn describe(&self) -> serde_json::Value {
         let types: serde_json::Map<String, serde_json::Value> = self
             .types
@@ -184,7 +189,8 @@ impl Metadata {
         }
     }
 
-    /// A whole number, if the key is there; an array of equal numbers, one a layer, stands for the number.
+    /// A whole number, if the key is there; an array of equal numbers, one a layer, stands for the
+    /// number.
     pub fn count(&self, key: &str) -> Result<Option<u64>, Error> {
         let array;
         let value = match self.get(key) {
@@ -208,7 +214,8 @@ impl Metadata {
         }
     }
 
-    /// A finite number, if the key is there, as its shortest f32 text reads: what a config.json would hold.
+    /// A finite number, if the key is there, as its shortest f32 text reads: what a config.json
+    /// would hold.
     pub fn real(&self, key: &str) -> Result<Option<f64>, Error> {
         match self.get(key) {
             None => Ok(None),
@@ -336,7 +343,8 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The models in a folder: files named `*.gguf`, of a split model the first part alone; no vision projectors.
+/// The models in a folder: files named `*.gguf`, of a split model the first part alone; no vision
+/// projectors.
 pub(super) fn models_in(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(Error::io(dir))? {

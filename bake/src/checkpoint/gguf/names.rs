@@ -1,11 +1,15 @@
-//! Which tensor of a GGUF file a canonical weight is, and in what order its rows and columns lie there.
+//! Which tensor of a GGUF file a canonical weight is, and in what order its rows and columns lie
+//! there.
 //!
-//! Conversion moves whole rows, and for one tensor whole runs of columns; undoing it needs no arithmetic on weights:
+//! Conversion moves whole rows, and for one tensor whole runs of columns; undoing it needs no
+//! arithmetic on weights:
 //!
-//! - `llama`: rows of q and k are in the order of adjacent-pair rope: row `2i + j` of a head is row `j * dim/2 + i`;
-//! - `qwen35`, `qwen35moe`: value heads are tiled: head `j` there is head `(j mod Hk) * r + j div Hk`, `r = Hv / Hk`.
-//!   That moves the v rows of `attn_qkv` and `ssm_conv1d`, the rows of `attn_gate`, `ssm_alpha`, `ssm_beta`, the
-//!   elements of `ssm_a` and `ssm_dt`, and the columns of `ssm_out`;
+//! - `llama`: rows of q and k are in the order of adjacent-pair rope: row `2i + j` of a head is row
+//!   `j * dim/2 + i`;
+//! - `qwen35`, `qwen35moe`: value heads are tiled: head `j` there is head
+//!   `(j mod Hk) * r + j div Hk`, `r = Hv / Hk`. That moves the v rows of `attn_qkv` and
+//!   `ssm_conv1d`, the rows of `attn_gate`, `ssm_alpha`, `ssm_beta`, the elements of `ssm_a` and
+//!   `ssm_dt`, and the columns of `ssm_out`;
 //! - `qwen3next`: `ssm_ba` has `r` rows of b, then `r` of a, for each key head;
 //! - `ffn_gate_up_exps`: gate rows, then up rows, for each expert;
 //! - `ssm_a` is `-exp(A_log)`.
@@ -164,7 +168,8 @@ pub(super) fn file_names(name: &str) -> Vec<String> {
 /// Every weight the tensors hold, by canonical name, and the tensors that are none.
 ///
 /// # Errors
-/// A tensor whose extents contradict the metadata, two tensors for one weight, a layout of an older conversion.
+/// A tensor whose extents contradict the metadata, two tensors for one weight, a layout of an older
+/// conversion.
 pub(super) fn weights(
     metadata: &Metadata,
     facts: &Facts,
@@ -181,7 +186,8 @@ pub(super) fn weights(
             unused.push(name.clone());
         }
     }
-    // Blocks past the layers predict further tokens, which nothing here does yet; scales of activations are for others.
+    // Blocks past the layers predict further tokens, which nothing here does yet; scales of
+    // activations are for others.
     let drafting = |name: &String| block_of(name).is_some_and(|(block, _)| block >= facts.layers);
     unused.retain(|name| !drafting(name) && !name.ends_with(".input_scale"));
     if let Some(legacy) = unused.iter().find(|n| n.ends_with(".ssm_in.weight")) {

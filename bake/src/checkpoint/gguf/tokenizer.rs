@@ -1,11 +1,13 @@
-//! The vocabulary of a GGUF model as the tokenizer.json that its publisher would have written, and its chat settings.
+//! The vocabulary of a GGUF model as the tokenizer.json that its publisher would have written, and
+//! its chat settings.
 //!
-//! `gpt2` vocabularies are byte-level BPE whose word rule `tokenizer.ggml.pre` names; `llama` ones are SentencePiece
-//! BPE, whose merges follow from scores: every pair of pieces whose text is a piece, best score first. A `pre` that is
-//! not listed here is refused by name: a tokenizer that is nearly right is wrong.
+//! `gpt2` vocabularies are byte-level BPE whose word rule `tokenizer.ggml.pre` names; `llama` ones
+//! are SentencePiece BPE, whose merges follow from scores: every pair of pieces whose text is a
+//! piece, best score first. A `pre` that is not listed here is refused by name: a tokenizer that is
+//! nearly right is wrong.
 //!
-//! What a GGUF does not say is taken from what the publishers of these families say: NFC for Qwen's, none for others;
-//! added tokens strip nothing around them.
+//! What a GGUF does not say is taken from what the publishers of these families say: NFC for
+//! Qwen's, none for others; added tokens strip nothing around them.
 
 use std::collections::BTreeMap;
 
@@ -88,7 +90,8 @@ const RULES: [Rule; 13] = [
     deepseek(&["deepseek-v3"], Deepseek::V3),
 ];
 
-/// Texts of control tokens that end an answer in the families here, whether or not the metadata says so.
+/// Texts of control tokens that end an answer in the families here, whether or not the metadata
+/// says so.
 const ENDS: [&str; 7] =
     ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"];
 
@@ -229,7 +232,8 @@ fn sentence_piece(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
     if scores.len() != v.tokens.len() || scores.iter().any(|s| s.is_nan()) {
         return m.refuse(key, format!("{} scores", v.tokens.len()));
     }
-    // What pieces are made of and merge into; control tokens and the like come from nothing but themselves.
+    // What pieces are made of and merge into; control tokens and the like come from nothing but
+    // themselves.
     let is_piece = |t: u64| !matches!(t, UNKNOWN | CONTROL | BYTE | UNUSED);
     let mut merges: Vec<(f64, usize, usize, u64, &str, &str)> = Vec::new();
     for (id, token, _) in v.used().filter(|(_, _, t)| is_piece(*t)) {

@@ -1,7 +1,7 @@
 //! The element types of GGUF tensors: code, name, weights and bytes of a block.
 //!
-//! One table. Every type whose size is known can be skipped over; which of them can be decoded is said in
-//! [`super::dequant`], and which become a stored format without loss in [`super::convert`].
+//! One table. Every type whose size is known can be skipped over; which of them can be decoded is
+//! said in [`super::dequant`], and which become a stored format without loss in [`super::convert`].
 
 use std::fmt;
 

@@ -2,7 +2,8 @@
 
 use super::{inner, is_device};
 
-/// Commands that run the command that follows them, and how many words of their own go before it, flags aside.
+/// Commands that run the command that follows them, and how many words of their own go before it,
+/// flags aside.
 const PREFIXES: [(&str, usize); 34] = [
     ("sudo", 0),
     ("doas", 0),
@@ -59,7 +60,8 @@ fn is_assignment(word: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
 }
 
-/// Where commands may begin behind a prefix: a flag's value may stand between, so there can be several places.
+/// Where commands may begin behind a prefix: a flag's value may stand between, so there can be
+/// several places.
 fn behind<'w, 's>(words: &'w [&'s str], own: usize) -> impl Iterator<Item = &'w [&'s str]> {
     let mut left = own + 1;
     let start = move |i: &usize| {

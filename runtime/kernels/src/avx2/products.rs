@@ -1,7 +1,8 @@
-//! [`Rows`] on vectors of 32 bytes: what AVX2 multiplies with, and the dot instructions of AVX-VNNI.
+//! [`Rows`] on vectors of 32 bytes: what AVX2 multiplies with, and the dot instructions of
+//! AVX-VNNI.
 //!
-//! The dot instructions exist in two encodings. CPUs with AVX-512 VNNI have the one, newer ones without AVX-512
-//! (and some with it) the other; the products are the same.
+//! The dot instructions exist in two encodings. CPUs with AVX-512 VNNI have the one, newer ones
+//! without AVX-512 (and some with it) the other; the products are the same.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -13,7 +14,8 @@ use super::super::rows::{PlaneRows, Rows, byte_scales, eight_floats};
 use super::super::simd::{Ahead, Simd, layout};
 use super::{Avx2, nibbles, stream, transpose8, unpack32};
 
-/// Integer matmuls on AVX2, by [`MADD`], [`VEX`] or [`EVEX`]: use only inside functions compiled for, and run on, CPUs that have it.
+/// Integer matmuls on AVX2, by [`MADD`], [`VEX`] or [`EVEX`]: use only inside functions compiled
+/// for, and run on, CPUs that have it.
 #[derive(Clone, Copy)]
 pub(crate) struct Products<const DOT: u8>;
 
@@ -24,8 +26,8 @@ pub(crate) const VEX: u8 = 1;
 /// Dot instructions of AVX-512 VNNI and VL.
 pub(crate) const EVEX: u8 = 2;
 
-/// Says nothing, in the order of the source: in an unrolled loop the compiler would else add up one activation row after the other,
-/// which costs it all registers and a third of the speed.
+/// Says nothing, in the order of the source: in an unrolled loop the compiler would else add up one
+/// activation row after the other, which costs it all registers and a third of the speed.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn in_order(mut x: __m256i) -> __m256i {

@@ -1,16 +1,20 @@
-//! Products of one activation row on vectors of 32 bytes: packed codes against rearranged activations, all in registers.
+//! Products of one activation row on vectors of 32 bytes: packed codes against rearranged
+//! activations, all in registers.
 //!
 //! Two ways of unpacking, both without a shuffle per code:
-//! - *Planes* (2 and 4 bits): plane `k` of 32 packed bytes is bits `k * bits ..` of every byte, so byte `b`
-//!   gives code `b * 8 / bits + k`. `maddubs` multiplies it with activations in that order; sums stay i16.
-//! - *Pairs* (3, 5, 6 and 8 bits): two neighbouring codes lie in two neighbouring bytes, which one shuffle
-//!   per 32 codes brings to a 16-bit lane. The lower code starts at a bit that depends on the lane alone. It
-//!   stays there, and the activation is shifted instead, so that every product has the same factor: a power
-//!   of two that the exact sum is divided by at the end. `madd` gives i32 sums.
+//! - *Planes* (2 and 4 bits): plane `k` of 32 packed bytes is bits `k * bits ..` of every byte, so
+//!   byte `b` gives code `b * 8 / bits + k`. `maddubs` multiplies it with activations in that
+//!   order; sums stay i16.
+//! - *Pairs* (3, 5, 6 and 8 bits): two neighbouring codes lie in two neighbouring bytes, which one
+//!   shuffle per 32 codes brings to a 16-bit lane. The lower code starts at a bit that depends on
+//!   the lane alone. It stays there, and the activation is shifted instead, so that every product
+//!   has the same factor: a power of two that the exact sum is divided by at the end. `madd` gives
+//!   i32 sums.
 //!
 //! Eight rows' sums are then added down to one vector, in i16 as long as nothing can overflow.
 //!
-//! With dot instructions all sums are i32, and 8 bits are one plane. Products of a table's values, which are signed, are i32 too.
+//! With dot instructions all sums are i32, and 8 bits are one plane. Products of a table's values,
+//! which are signed, are i32 too.
 
 use std::arch::x86_64::*;
 
@@ -45,7 +49,8 @@ pub(super) const fn arranged_bytes<const DOT: u8>(kind: u8) -> usize {
 
 /// How pairs of codes come to 16-bit lanes.
 struct Pairs {
-    /// The bytes of a lane, for each vector of two pieces: sixteen codes in each half. Indices are into what is loaded.
+    /// The bytes of a lane, for each vector of two pieces: sixteen codes in each half. Indices are
+    /// into what is loaded.
     bytes: [[u8; 32]; 2],
     /// Where the lower code of each lane is.
     mask: [u16; 16],
@@ -58,7 +63,8 @@ struct Pairs {
 }
 
 impl Pairs {
-    /// `from[v][half]` is the byte of 64 codes' packed ones at which that half of vector `v` was loaded.
+    /// `from[v][half]` is the byte of 64 codes' packed ones at which that half of vector `v` was
+    /// loaded.
     const fn new(bits: usize, pieces: [[usize; 2]; 2], from: [[usize; 2]; 2]) -> Pairs {
         let mut out = Pairs { bytes: [[0x80; 32]; 2], mask: [0; 16], factor: [0; 16], shift: 0, pieces };
         let mut lane = 0;
@@ -128,7 +134,8 @@ unsafe fn shift_right(v: __m256i, bits: usize) -> __m256i {
     unsafe { _mm256_srl_epi16(v, _mm_cvtsi32_si128(bits as i32)) }
 }
 
-/// The pairs of 32 codes, number `i` of a group of `group` codes packed at `p`, in 16-bit lanes; reads nothing past the group.
+/// The pairs of 32 codes, number `i` of a group of `group` codes packed at `p`, in 16-bit lanes;
+/// reads nothing past the group.
 #[inline(always)]
 unsafe fn pairs(kind: u8, group: usize, p: *const u8, i: usize) -> __m256i {
     let bits = layout::bits(kind);
@@ -159,8 +166,8 @@ unsafe fn pairs(kind: u8, group: usize, p: *const u8, i: usize) -> __m256i {
     }
 }
 
-/// The products of a row's next groups with arranged `x`, not yet added up: i16 if made by planes without dot instructions,
-/// else i32.
+/// The products of a row's next groups with arranged `x`, not yet added up: i16 if made by planes
+/// without dot instructions, else i32.
 #[inline(always)]
 unsafe fn row<const DOT: u8>(kind: u8, group: usize, w: *const u8, x: *const i8) -> __m256i {
     let bits = layout::bits(kind);
@@ -205,7 +212,8 @@ unsafe fn row<const DOT: u8>(kind: u8, group: usize, w: *const u8, x: *const i8)
     }
 }
 
-/// Adds products of indices into the table: of its values, or, with dot instructions, of what is 128 more.
+/// Adds products of indices into the table: of its values, or, with dot instructions, of what is
+/// 128 more.
 #[inline(always)]
 unsafe fn table_products<const DOT: u8>(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
     // SAFETY: register operations.
@@ -238,7 +246,8 @@ const fn levels<const DOT: u8>(kind: u8, group: usize) -> usize {
     }
 }
 
-/// Two vectors' lanes added, one level of a tree: from each, neighbours within what belongs to one group.
+/// Two vectors' lanes added, one level of a tree: from each, neighbours within what belongs to one
+/// group.
 #[inline(always)]
 unsafe fn fold(a: __m256i, b: __m256i, level: usize, parts: usize, narrow: bool) -> __m256i {
     // SAFETY: register operations.
@@ -383,7 +392,8 @@ pub(super) unsafe fn arrange<const DOT: u8>(kind: u8, group: usize, from: *const
     }
 }
 
-/// Scales or biases in bf16 of eight rows, a vector of f32 for every group, sixteen groups at a time.
+/// Scales or biases in bf16 of eight rows, a vector of f32 for every group, sixteen groups at a
+/// time.
 #[inline(always)]
 pub(super) unsafe fn fill_bf16(rows: &PlaneRows, groups: usize, to: *mut u8) {
     // SAFETY: rows of `groups` elements, and room for whole sixteens of vectors.

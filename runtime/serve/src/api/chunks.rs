@@ -1,5 +1,5 @@
-//! What answers of `/v1/chat/completions` and `/v1/completions` share: what stands at their head, and how a stream of
-//! chunks ends.
+//! What answers of `/v1/chat/completions` and `/v1/completions` share: what stands at their head,
+//! and how a stream of chunks ends.
 
 use std::sync::Arc;
 
@@ -21,7 +21,8 @@ pub struct Head {
     fingerprint: String,
     /// Prompts of the request.
     prompts: usize,
-    /// Whether a stream ends with a chunk of usage; `None` where nobody said: then it stands in the last one.
+    /// Whether a stream ends with a chunk of usage; `None` where nobody said: then it stands in the
+    /// last one.
     include_usage: Option<bool>,
 }
 

@@ -1,7 +1,8 @@
 //! `/v1/embeddings`: a text's normalised hidden rows become one vector of length 1.
 //!
-//! `pooling` says how, which is no field of OpenAI's: `mean` (the default) of all tokens, or `last`. Sums run in f64 in the order of the tokens, so
-//! a vector has the same bits for any cut of the prompt. Chat models were not trained for this; what their vectors are good for has to be
+//! `pooling` says how, which is no field of OpenAI's: `mean` (the default) of all tokens, or
+//! `last`. Sums run in f64 in the order of the tokens, so a vector has the same bits for any cut of
+//! the prompt. Chat models were not trained for this; what their vectors are good for has to be
 //! measured.
 
 use std::sync::Arc;

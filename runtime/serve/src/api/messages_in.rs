@@ -188,7 +188,8 @@ fn tool(value: Value, place: &str) -> Result<Value, Refusal> {
     Ok(json!({ "type": "function", "function": out }))
 }
 
-/// What chat requests say of how tools are used, and of the form of an answer; true if no tool is to be called.
+/// What chat requests say of how tools are used, and of the form of an answer; true if no tool is
+/// to be called.
 ///
 /// # Errors
 /// What needs a grammar, by name.

@@ -1,7 +1,8 @@
 //! The surfaces: each file parses one API's requests strictly into jobs, and renders events back.
 //!
-//! Every surface goes the same way: [`Fields`] are taken by name until none is left, [`crate::prompt`] makes token ids, [`submit`] hands jobs over,
-//! and the answer is rendered whole or as a stream. `created` is 0 throughout: no answer holds a time.
+//! Every surface goes the same way: [`Fields`] are taken by name until none is left,
+//! [`crate::prompt`] makes token ids, [`submit`] hands jobs over, and the answer is rendered whole
+//! or as a stream. `created` is 0 throughout: no answer holds a time.
 
 pub mod anthropic;
 pub mod chat;
@@ -246,7 +247,8 @@ pub async fn wait(run: &mut Run) -> Result<(), Refusal> {
     }
 }
 
-/// Usage as OpenAI has it, over all answers to one prompt each; `reasoning` of the tokens were such.
+/// Usage as OpenAI has it, over all answers to one prompt each; `reasoning` of the tokens were
+/// such.
 pub fn usage(answers: &[Answer], prompts: usize, reasoning: usize) -> Value {
     let of = |u: &Usage| (u.prompt, u.cached);
     // Several answers to one prompt: it is counted once.
@@ -329,7 +331,8 @@ pub fn place(app: &App, method: &Method, path: &str) -> Option<Response<Content>
     }
 }
 
-/// A part of a path as it was meant: clients write `%2F` for a stroke in a name. What is no such mark stays as it is.
+/// A part of a path as it was meant: clients write `%2F` for a stroke in a name. What is no such
+/// mark stays as it is.
 fn decoded(part: &str) -> String {
     let mut out = Vec::with_capacity(part.len());
     let mut rest = part.as_bytes();

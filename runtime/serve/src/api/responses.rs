@@ -1,7 +1,7 @@
 //! `/v1/responses`: stateless, or going on from `previous_response_id`.
 //!
-//! What a response was is kept in memory, within a budget, unless `store` is false; the oldest go first. What is kept is messages, not state of the
-//! model: that the session cache has.
+//! What a response was is kept in memory, within a budget, unless `store` is false; the oldest go
+//! first. What is kept is messages, not state of the model: that the session cache has.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -80,7 +80,8 @@ fn bias(fields: &mut Fields, loaded: &Loaded) -> Result<Vec<(u32, f32)>, Refusal
     map.into_iter().map(read).collect()
 }
 
-/// Everything of generation that all APIs share but length and log-probabilities. `stop` is what an API calls stop texts.
+/// Everything of generation that all APIs share but length and log-probabilities. `stop` is what an
+/// API calls stop texts.
 ///
 /// # Errors
 /// What is out of range, by name.

@@ -1,6 +1,8 @@
-//! What requests tell the model's chat template beside messages and tools, and what its template makes of it.
+//! What requests tell the model's chat template beside messages and tools, and what its template
+//! makes of it.
 //!
-//! A template that does not look at a switch would ignore it, so such a switch is refused by the name that the request has for it.
+//! A template that does not look at a switch would ignore it, so such a switch is refused by the
+//! name that the request has for it.
 
 use serde_json::{Value, json};
 

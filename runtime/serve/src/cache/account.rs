@@ -1,4 +1,5 @@
-//! Bytes that count: what the cache holds is charged to an account before it is allocated, and credited when it is dropped.
+//! Bytes that count: what the cache holds is charged to an account before it is allocated, and
+//! credited when it is dropped.
 
 use std::io::Read;
 use std::ops::{Deref, DerefMut};
@@ -33,7 +34,8 @@ impl Account {
         self.used().checked_add(bytes).is_some_and(|all| all <= self.budget)
     }
 
-    /// Charges bytes that are allocated later, maybe by another thread; `None` if the budget says no.
+    /// Charges bytes that are allocated later, maybe by another thread; `None` if the budget says
+    /// no.
     pub fn reserve(self: &Arc<Account>, bytes: u64) -> Option<Reserved> {
         let charge = |used: u64| used.checked_add(bytes).filter(|all| *all <= self.budget);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charge).ok()?;
@@ -64,7 +66,8 @@ impl Reserved {
         Some(kept)
     }
 
-    /// Reads some of them; `None` if there are not so many. Nothing is written before it is read over.
+    /// Reads some of them; `None` if there are not so many. Nothing is written before it is read
+    /// over.
     pub fn read(&mut self, file: &mut impl Read, bytes: usize) -> Option<Kept> {
         let mut kept = self.room(bytes)?;
         file.take(bytes as u64).read_to_end(&mut kept.bytes).ok()?;

@@ -1,13 +1,17 @@
-//! Prefixes on disk: the tree's blocks and snapshots as files, so that sessions outlive the process.
+//! Prefixes on disk: the tree's blocks and snapshots as files, so that sessions outlive the
+//! process.
 //!
-//! `FOLDER/ARTIFACT/b-POSITION-CHAIN.kv` is a block, `s-POSITION-CHAIN-TAIL.kv` a snapshot behind the blocks of CHAIN. Names are hashes over the
-//! artifact id, the layout of its state and every token, so a name says what a file is good for; the tokens stand in it and are compared all
-//! the same. A file is a header of fixed size, then its sections (tokens, rows, recurrent state, logits), each section and the header followed by
-//! a SHA-256. What is not exactly so is a miss, never an error, and the file is removed.
+//! `FOLDER/ARTIFACT/b-POSITION-CHAIN.kv` is a block, `s-POSITION-CHAIN-TAIL.kv` a snapshot behind
+//! the blocks of CHAIN. Names are hashes over the artifact id, the layout of its state and every
+//! token, so a name says what a file is good for; the tokens stand in it and are compared all the
+//! same. A file is a header of fixed size, then its sections (tokens, rows, recurrent state,
+//! logits), each section and the header followed by a SHA-256. What is not exactly so is a miss,
+//! never an error, and the file is removed.
 //!
-//! Files are written by a thread of their own, under temporary names with mode 0600, synced and renamed
-//! ([`loaf_formats::output`]). What goes when the folder is full: the least recently used, and of those used together what stands on
-//! others before what others stand on. What this does not do: it encrypts nothing; rows of a cache say nearly as much as the text they come from.
+//! Files are written by a thread of their own, under temporary names with mode 0600, synced and
+//! renamed ([`loaf_formats::output`]). What goes when the folder is full: the least recently used,
+//! and of those used together what stands on others before what others stand on. What this does not
+//! do: it encrypts nothing; rows of a cache say nearly as much as the text they come from.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +31,8 @@ use super::tree::{Chain, Item, Kind, State, chain};
 
 const MAGIC: &[u8; 8] = b"loafkept";
 const VERSION: u32 = 1;
-/// Magic, version, kind, seed, chain before, then five lengths: tokens, rows, recurrent, logits (bytes), position.
+/// Magic, version, kind, seed, chain before, then five lengths: tokens, rows, recurrent, logits
+/// (bytes), position.
 const HEADER: usize = 8 + 4 + 4 + 32 + 32 + 5 * 8;
 /// Items that wait to be written; what does not fit stays unwritten.
 const WAITING: usize = 1024;
@@ -157,8 +162,9 @@ impl Index {
         let (mut best, mut blocks) = (Stored::default(), Vec::new());
         loop {
             let start = format!("s-{}-", hex(&before));
-            // Names are in order of position. Of many at one position all but the one that fits differ in their tokens, so a position is looked
-            // at once, and the next is looked for behind all names of it.
+            // Names are in order of position. Of many at one position all but the one that fits
+            // differ in their tokens, so a position is looked at once, and the next is looked for
+            // behind all names of it.
             let mut at = pos.max(1);
             loop {
                 let next = self.files.range(format!("{start}{at:08}-")..).next();
@@ -221,7 +227,8 @@ struct Wish {
 pub struct Coming(Receiver<Option<Loaded>>);
 
 impl Coming {
-    /// What it held, once it is there and within `limit`; `Some(None)` for whatever was wrong with it.
+    /// What it held, once it is there and within `limit`; `Some(None)` for whatever was wrong with
+    /// it.
     pub fn wait(&self, limit: std::time::Duration) -> Option<Option<Loaded>> {
         use std::sync::mpsc::RecvTimeoutError;
         match self.0.recv_timeout(limit) {
@@ -265,7 +272,8 @@ impl Disk {
                 found.push((seconds.map_or(0, |t| t.as_secs()), name, data.len()));
             }
         }
-        // Oldest first, so that the order of use outlives the process. What is of one second is of one use.
+        // Oldest first, so that the order of use outlives the process. What is of one second is of
+        // one use.
         found.sort();
         let mut index = Index::default();
         let mut second = None;
@@ -321,14 +329,16 @@ impl Disk {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// Has an item written, unless it is there or too many wait; with `wait` it is written in any case.
+    /// Has an item written, unless it is there or too many wait; with `wait` it is written in any
+    /// case.
     pub fn put(&self, item: Item, wait: bool) {
         if locked(&self.index).touch(&name_of(&item)) {
             return;
         }
         let Some(to_writer) = &self.to_writer else { return };
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        // What does not fit stays unwritten, and is evaluated again; the writer ends after the sender alone.
+        // What does not fit stays unwritten, and is evaluated again; the writer ends after the
+        // sender alone.
         let sent = if wait { to_writer.send(item).is_ok() } else { to_writer.try_send(item).is_ok() };
         if !sent {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -384,7 +394,8 @@ impl Disk {
         }
     }
 
-    /// Gives files that were of use the time of now, a second apart for each use, so that the order outlives the process.
+    /// Gives files that were of use the time of now, a second apart for each use, so that the order
+    /// outlives the process.
     fn keep_order(&self) {
         let index = locked(&self.index);
         let used: BTreeSet<u64> = index.order.iter().map(|f| f.0).filter(|used| *used > index.opened).collect();

@@ -1,8 +1,9 @@
 //! The cache of sessions: prefixes of token ids and the state after them, in memory and on disk.
 //!
-//! What always holds: a request goes on from what is found here with the bits that a cold run has; bytes are charged to the budget before
-//! they are allocated ([`account`]); what is damaged, truncated or another model's is a miss. Sequences that still lie in an engine's slots are the scheduler's, and are
-//! looked at before anything here.
+//! What always holds: a request goes on from what is found here with the bits that a cold run has;
+//! bytes are charged to the budget before they are allocated ([`account`]); what is damaged,
+//! truncated or another model's is a miss. Sequences that still lie in an engine's slots are the
+//! scheduler's, and are looked at before anything here.
 
 pub mod account;
 pub mod disk;
@@ -30,7 +31,8 @@ pub struct CacheOptions {
     pub disk: u64,
     /// Tokens of a block.
     pub block: u32,
-    /// Longest time, in milliseconds, that a replay between two kept positions of a hybrid should take.
+    /// Longest time, in milliseconds, that a replay between two kept positions of a hybrid should
+    /// take.
     pub replay_ms: u64,
 }
 
@@ -106,7 +108,8 @@ impl Cache {
         true
     }
 
-    /// Bytes that may be filled, after as much else as that takes was removed; `None` if there is no room all the same.
+    /// Bytes that may be filled, after as much else as that takes was removed; `None` if there is
+    /// no room all the same.
     pub fn take(&mut self, bytes: u64) -> Option<Kept> {
         if self.make_room(bytes) { self.account.take(usize::try_from(bytes).ok()?) } else { None }
     }
@@ -139,7 +142,8 @@ impl Cache {
         &mut self.tree
     }
 
-    /// Begins to read a file. What there is no room for is a miss, and stays. Nothing is given up for one that is only read `ahead`.
+    /// Begins to read a file. What there is no room for is a miss, and stays. Nothing is given up
+    /// for one that is only read `ahead`.
     pub fn read(&mut self, name: &str, ahead: bool) -> Option<Coming> {
         let bytes = self.disk.as_ref()?.bytes_of(name)?;
         if !ahead && !self.make_room(bytes) {
@@ -180,8 +184,8 @@ impl Cache {
     }
 }
 
-/// What makes prefixes of this engine other than those of another: artifact and layout of the state. Devices that can
-/// save rows have equal bits, so which one it is says nothing.
+/// What makes prefixes of this engine other than those of another: artifact and layout of the
+/// state. Devices that can save rows have equal bits, so which one it is says nothing.
 fn seed(engine: &Engine, block: u32) -> Chain {
     let plan = engine.model().plan();
     let mut hash = Sha256::new();

@@ -1,13 +1,17 @@
-//! Prefixes by token ids, in memory: a tree of blocks of cache rows, and snapshots that hang on them.
+//! Prefixes by token ids, in memory: a tree of blocks of cache rows, and snapshots that hang on
+//! them.
 //!
-//! A node is a block of a fixed number of tokens with the cache rows of their positions; its children go on from there. A snapshot stands
-//! at any position: it has the rows past the last whole block, the recurrent state of models that have one, and maybe the logits of what
-//! follows. A model without recurrent state can go on from any row, so its blocks and snapshots are usable up to any token; a hybrid goes on from
-//! snapshots alone.
+//! A node is a block of a fixed number of tokens with the cache rows of their positions; its
+//! children go on from there. A snapshot stands at any position: it has the rows past the last
+//! whole block, the recurrent state of models that have one, and maybe the logits of what follows.
+//! A model without recurrent state can go on from any row, so its blocks and snapshots are usable
+//! up to any token; a hybrid goes on from snapshots alone.
 //!
-//! What always holds: token ids are compared on every hit, never only hashes. Everything here was charged to an account before it was allocated.
-//! What goes first when room is needed: timed points, then blocks that lead nowhere, ends of turns that others went past, the least recently used,
-//! and places where conversations part last. What somebody is being restored from does not go.
+//! What always holds: token ids are compared on every hit, never only hashes. Everything here was
+//! charged to an account before it was allocated. What goes first when room is needed: timed
+//! points, then blocks that lead nowhere, ends of turns that others went past, the least recently
+//! used, and places where conversations part last. What somebody is being restored from does not
+//! go.
 
 use std::sync::Arc;
 
@@ -35,7 +39,8 @@ pub enum Kind {
     Timed,
     /// A prompt or an answer ended here.
     Turn,
-    /// Conversations part here, or begin with it: the end of system and tools, or where requests were seen to diverge.
+    /// Conversations part here, or begin with it: the end of system and tools, or where requests
+    /// were seen to diverge.
     Branch,
 }
 
@@ -159,7 +164,8 @@ impl Tree {
         self.nodes[at].as_mut().expect("a node that the tree refers to")
     }
 
-    /// The longest known beginning of `prompt`. With the logits of what follows all of it may be known, else all but one token.
+    /// The longest known beginning of `prompt`. With the logits of what follows all of it may be
+    /// known, else all but one token.
     pub fn find(&mut self, prompt: &[u32]) -> Hit {
         self.clock += 1;
         let (clock, last) = (self.clock, prompt.len().saturating_sub(1));
@@ -233,7 +239,8 @@ impl Tree {
         self.path(ids).len() * self.block
     }
 
-    /// Adds the block after the first `blocks_of` tokens: the last `block` tokens of `ids`, with their rows.
+    /// Adds the block after the first `blocks_of` tokens: the last `block` tokens of `ids`, with
+    /// their rows.
     pub fn add_block(&mut self, ids: &[u32], rows: Kept) {
         let path = self.path(ids);
         let from = path.len() * self.block;
@@ -277,7 +284,8 @@ impl Tree {
         snaps.iter_mut().find(|s| *s.tail == *tail).map(|s| s.used = clock).is_some()
     }
 
-    /// Adds a snapshot at the end of `ids`, all of whose whole blocks are there; `rows` are those past them.
+    /// Adds a snapshot at the end of `ids`, all of whose whole blocks are there; `rows` are those
+    /// past them.
     pub fn add_snap(&mut self, ids: &[u32], rows: Option<Kept>, state: State) {
         let path = self.path(ids);
         let tail = &ids[path.len() * self.block..];
@@ -297,7 +305,8 @@ impl Tree {
         snaps.push(snap);
     }
 
-    /// Removes what is worth least: says at which position, and whether it was a snapshot. `None` if everything is in use.
+    /// Removes what is worth least: says at which position, and whether it was a snapshot. `None`
+    /// if everything is in use.
     pub fn evict(&mut self) -> Option<(u32, bool)> {
         let free = |kept: &Option<Arc<Kept>>| kept.as_ref().is_none_or(|k| Arc::strong_count(k) == 1);
         let mut worst: Option<((u8, u64), usize, Option<usize>)> = None;

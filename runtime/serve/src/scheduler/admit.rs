@@ -63,7 +63,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether a job that is being prefilled will soon have much of this one's prompt. A hybrid is told to keep its state there.
+    /// Whether a job that is being prefilled will soon have much of this one's prompt. A hybrid is
+    /// told to keep its state there.
     fn is_worth_waiting(&mut self, at: usize) -> bool {
         let job = &self.waiting[at].job;
         if !job.cached || !self.keeps {
@@ -154,7 +155,8 @@ impl Scheduler {
                 return;
             }
         };
-        // Where conversations part: where the front end says, and where this one parts from one that was seen.
+        // Where conversations part: where the front end says, and where this one parts from one
+        // that was seen.
         let mut cuts = if self.recurrent { job.parts.clone() } else { Vec::new() };
         let end = job.prompt.len() as u32;
         if self.recurrent && common > 0 && common < end {
@@ -248,7 +250,8 @@ impl Scheduler {
         Ok(live)
     }
 
-    /// An empty sequence. If every slot is taken, the idle one of least use is parked: then `Err(None)`, come again.
+    /// An empty sequence. If every slot is taken, the idle one of least use is parked: then
+    /// `Err(None)`, come again.
     fn fresh(&mut self, besides: Option<u64>) -> Result<Live, Option<Failure>> {
         if self.engine.free_slots() == 0 {
             if self.parking.is_some() {

@@ -20,7 +20,8 @@ impl Scheduler {
         }
     }
 
-    /// Drops the mark that is worth least of all sequences that run no job: timed ones, then those that later ones follow.
+    /// Drops the mark that is worth least of all sequences that run no job: timed ones, then those
+    /// that later ones follow.
     fn drop_worst_mark(&mut self) -> bool {
         let rank = |live: &Live, i: usize| {
             let class = match live.marks[i].state.kind {

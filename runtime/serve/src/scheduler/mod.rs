@@ -1,11 +1,14 @@
 //! The loop that owns an engine: many jobs, one step at a time.
 //!
-//! A turn of the loop is: drop the jobs that nobody listens to any more; admit waiting ones as far as there are slots; bring back a piece of
-//! what the cache holds (`restore`); a decode step with a row of each job that has one token to feed; one prefill step over pieces of prompts,
-//! as long as `stall` allows (`step`). Sequences of ended jobs stay in their slots until somebody needs those; a follow-up goes on in place.
+//! A turn of the loop is: drop the jobs that nobody listens to any more; admit waiting ones as far
+//! as there are slots; bring back a piece of what the cache holds (`restore`); a decode step with a
+//! row of each job that has one token to feed; one prefill step over pieces of prompts, as long as
+//! `stall` allows (`step`). Sequences of ended jobs stay in their slots until somebody needs those;
+//! a follow-up goes on in place.
 //!
-//! What always holds: a job's events are the same whatever ran beside it, before it, and wherever its beginning was found. That follows from
-//! the engine's rows, which are as if alone for any cut of a prompt, and from state that is only ever put back at the position and after the tokens
+//! What always holds: a job's events are the same whatever ran beside it, before it, and wherever
+//! its beginning was found. That follows from the engine's rows, which are as if alone for any cut
+//! of a prompt, and from state that is only ever put back at the position and after the tokens
 //! where it was taken. Nothing here depends on time but when things happen.
 
 mod admit;

@@ -1,7 +1,8 @@
 //! Bringing state into slots and out of them, a piece at a time.
 //!
-//! A task that begins in the middle gets its rows from memory, from a file or from another slot; then, if the model is a hybrid, the recurrent
-//! state of that place. Parking is the way back: an idle sequence becomes blocks and snapshots of the cache, and its slot is free.
+//! A task that begins in the middle gets its rows from memory, from a file or from another slot;
+//! then, if the model is a hybrid, the recurrent state of that place. Parking is the way back: an
+//! idle sequence becomes blocks and snapshots of the cache, and its slot is free.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -91,7 +92,8 @@ impl Scheduler {
             while !self.tasks[i].done {
                 let Some(mut restore) = self.tasks[i].restore.take() else { break };
                 self.read_ahead(&mut restore);
-                // With nothing else to do it is waited for; else it is looked at again in the next turn.
+                // With nothing else to do it is waited for; else it is looked at again in the next
+                // turn.
                 let others = self.tasks.iter().enumerate().any(|(k, t)| k != i && t.restore.is_none() && !t.done);
                 let wait = if others { Duration::ZERO } else { limit.saturating_sub(start.elapsed()) };
                 if !self.restore_piece(i, restore, wait, metrics) {
@@ -170,7 +172,8 @@ impl Scheduler {
         true
     }
 
-    /// A piece was not to be had: a hybrid starts again with what memory has, others go on from where they are.
+    /// A piece was not to be had: a hybrid starts again with what memory has, others go on from
+    /// where they are.
     fn missed(&mut self, i: usize, metrics: &Metrics) {
         metrics.cache_misses.add(1);
         if !self.recurrent {
@@ -283,8 +286,8 @@ impl Scheduler {
         }
     }
 
-    /// Writes what a sequence holds to disk, a piece at a time: each takes memory until it is written, so the disk is not bound to what
-    /// memory has room for.
+    /// Writes what a sequence holds to disk, a piece at a time: each takes memory until it is
+    /// written, so the disk is not bound to what memory has room for.
     pub(super) fn write_out(&mut self, mut live: Live) {
         let Some(mut before) = self.cache.disk_seed().filter(|_| self.keeps) else { return };
         self.keep_end(&mut live);
@@ -433,7 +436,8 @@ impl Scheduler {
             }
             Some(rows)
         };
-        // Making room may have taken blocks away; then the tail no longer fits, and the tree says no.
+        // Making room may have taken blocks away; then the tail no longer fits, and the tree says
+        // no.
         if self.cache.tree().blocks_of(ids) == whole {
             self.cache.tree().add_snap(ids, rows, state);
         }

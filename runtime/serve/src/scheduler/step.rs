@@ -16,7 +16,8 @@ use crate::metrics::Metrics;
 const FIRST_ROWS: usize = 4;
 
 impl Scheduler {
-    /// One token for each job that has one to feed, as many as a step takes; each in turn where there are more.
+    /// One token for each job that has one to feed, as many as a step takes; each in turn where
+    /// there are more.
     pub(super) fn decode(&mut self, metrics: &Metrics) {
         let most = self.engine.limits().decode_rows as usize;
         let ready: Vec<usize> = (0..self.tasks.len()).filter(|i| self.tasks[*i].decodes()).collect();
@@ -84,7 +85,8 @@ impl Scheduler {
             let rest = task.rest().len();
             let pos = task.live.sequence.position();
             let cut = task.cuts.iter().find(|c| **c > pos).map_or(rest, |c| (c - pos) as usize);
-            // Rows whose logits or vectors are looked at come alone, so that their numbers are known.
+            // Rows whose logits or vectors are looked at come alone, so that their numbers are
+            // known.
             if task.looks_at_rows() && !parts.is_empty() {
                 continue;
             }

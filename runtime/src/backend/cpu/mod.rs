@@ -1,11 +1,11 @@
 //! The CPU: a plan's memory and its replays.
 //!
-//! All memory is reserved when the device is opened; addresses never change and nothing is allocated afterwards. Results do not
-//! depend on how a sequence is cut into steps, on what else is computed in the same step, on the number of threads or on the
-//! instruction set.
+//! All memory is reserved when the device is opened; addresses never change and nothing is
+//! allocated afterwards. Results do not depend on how a sequence is cut into steps, on what else is
+//! computed in the same step, on the number of threads or on the instruction set.
 //!
-//! Slots follow each other: a slot's caches, then the versions of its recurrent state. They are reserved for the whole context
-//! and committed by the system when first touched.
+//! Slots follow each other: a slot's caches, then the versions of its recurrent state. They are
+//! reserved for the whole context and committed by the system when first touched.
 
 pub(crate) mod replay;
 
@@ -30,7 +30,8 @@ pub struct CpuOptions {
     pub kernels: Kernels,
     /// Sequences there is room for.
     pub slots: u32,
-    /// Whether weights are mapped before they are read, by a thread that begins with the first decode step.
+    /// Whether weights are mapped before they are read, by a thread that begins with the first
+    /// decode step.
     pub prefetch_pages: bool,
 }
 
@@ -46,10 +47,12 @@ impl Default for CpuOptions {
     }
 }
 
-/// Rows of the largest prefill template that the CPU uses: it gains nothing from more, and each row costs memory. (Those baked for
-/// GPUs cost it nothing: memory is reserved for them, and committed when touched.)
+/// Rows of the largest prefill template that the CPU uses: it gains nothing from more, and each row
+/// costs memory. (Those baked for GPUs cost it nothing: memory is reserved for them, and committed
+/// when touched.)
 const MOST_PREFILL_ROWS: u32 = 512;
-/// Versions of recurrent state a slot has room for: two lots of the rows of a decode step, so that the state before a step outlives it.
+/// Versions of recurrent state a slot has room for: two lots of the rows of a decode step, so that
+/// the state before a step outlives it.
 const VERSIONS: u32 = 32;
 const PAGE: u64 = 4096;
 
@@ -79,7 +82,8 @@ pub struct Cpu {
 /// Bytes of weights below which faults are not worth a thread: some ten milliseconds.
 const PREFETCH_FROM: usize = 256 << 20;
 
-// SAFETY: the addresses inside point into memory it owns, the model's included; nothing is tied to the thread that made it.
+// SAFETY: the addresses inside point into memory it owns, the model's included; nothing is tied to
+// the thread that made it.
 unsafe impl Send for Cpu {}
 
 /// Where slots and versions lie, in bytes.
@@ -125,7 +129,8 @@ impl Cpu {
         let mut arena = reserve("transient values", Some(plan.arena_bytes))?;
         let mut io = reserve("logits", Some(plan.io.bytes))?;
         arena.advise_large_pages(0..plan.arena_bytes as usize);
-        // A head's cache grows by what is used up to one large page, and from there on by large pages: at most twice what is used.
+        // A head's cache grows by what is used up to one large page, and from there on by large
+        // pages: at most twice what is used.
         for s in plan.states.iter().filter(|s| s.kind == StateKind::KvCache) {
             let head = plan.context as usize * s.row_bytes as usize;
             if head > 2 * LARGE_PAGE {
@@ -227,12 +232,14 @@ impl Cpu {
 
     fn f32s(&self, at: u64, len: usize) -> &[f32] {
         let bytes = &self.io.bytes()[at as usize..][..len * 4];
-        // SAFETY: the plan verifier put hidden rows and logits on multiples of 64 within the page-aligned region, and a row is whole
-        // floats; any bits are an f32; the borrow of `self` keeps the device from writing them.
+        // SAFETY: the plan verifier put hidden rows and logits on multiples of 64 within the
+        // page-aligned region, and a row is whole floats; any bits are an f32; the borrow of `self`
+        // keeps the device from writing them.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), len) }
     }
 
-    /// Where each head's cache of a slot begins in the state memory, and the bytes of a row, in the order of the plan's table.
+    /// Where each head's cache of a slot begins in the state memory, and the bytes of a row, in the
+    /// order of the plan's table.
     fn heads(&self, slot: u32) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (places, model) = (self.places, self.model.clone());
         (0..model.plan().states.len()).flat_map(move |i| {
@@ -274,7 +281,8 @@ impl Device for Cpu {
         self.put_words(self.model.plan().io.ids, ids);
         self.resolve(runs);
         let times = self.times.as_mut();
-        // SAFETY: the engine bounded rows, positions, slots and ids; `self` owns all memory and is borrowed exclusively.
+        // SAFETY: the engine bounded rows, positions, slots and ids; `self` owns all memory and is
+        // borrowed exclusively.
         unsafe { self.decode.run(&self.runs, &self.kernels, &self.pool, &mut self.scratch, times) };
         Ok(())
     }
@@ -295,7 +303,8 @@ impl Device for Cpu {
         self.runs.clear();
         self.runs.push(Run { rows: rows.len(), ..Run::ONE });
         let times = self.times.as_mut();
-        // SAFETY: the engine bounded the number of rows; kernels clamp row numbers; memory as in `decode`.
+        // SAFETY: the engine bounded the number of rows; kernels clamp row numbers; memory as in
+        // `decode`.
         unsafe { self.lm_head.run(&self.runs, &self.kernels, &self.pool, &mut self.scratch, times) };
         Ok(())
     }

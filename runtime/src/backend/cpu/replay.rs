@@ -1,7 +1,8 @@
 //! Replay: a verified template, resolved once, run many times.
 //!
-//! Resolving turns (region, offset) into addresses and finds where each op's attributes stand. A replay sets the row
-//! counts and calls one kernel per record; it builds nothing and allocates nothing.
+//! Resolving turns (region, offset) into addresses and finds where each op's attributes stand. A
+//! replay sets the row counts and calls one kernel per record; it builds nothing and allocates
+//! nothing.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -16,8 +17,8 @@ use crate::pool::Pool;
 use crate::prefetch::Prefetch;
 use loaf_kernels::{self as kernels, Kernels, OpCall, RawOperand, Run, Split};
 
-/// Base addresses of the regions, each as long as the plan says. Caches and recurrent state are those of the first slot's first version:
-/// a [`Run`] says how far from there its own are.
+/// Base addresses of the regions, each as long as the plan says. Caches and recurrent state are
+/// those of the first slot's first version: a [`Run`] says how far from there its own are.
 #[derive(Clone, Copy)]
 pub(crate) struct Bases {
     pub weights: *mut u8,
@@ -136,7 +137,8 @@ unsafe impl Sync for ScratchPtr {}
 
 struct SharedCall<'a>(OpCall<'a>);
 
-// SAFETY: kernels write disjoint work units, by the contract of `Kernel`; the operands' memory outlives the run.
+// SAFETY: kernels write disjoint work units, by the contract of `Kernel`; the operands' memory
+// outlives the run.
 unsafe impl Sync for SharedCall<'_> {}
 
 impl Replay {
@@ -160,7 +162,8 @@ impl Replay {
             let asked = Asked::of(&call);
             ops.push(Op { kind: record.kind, operands: first..operands.len(), attrs, prefetch: Prefetch::NONE, asked });
         }
-        // A step is followed by another like it, so the first matrix comes after the last; hence twice around.
+        // A step is followed by another like it, so the first matrix comes after the last; hence
+        // twice around.
         let mut next = Prefetch::NONE;
         let count = ops.len();
         for i in (0..2 * count).rev() {
@@ -181,9 +184,10 @@ impl Replay {
     /// Runs the graph for the rows of `runs`; `times` gathers what each op takes.
     ///
     /// # Safety
-    /// `runs` are in order, cover `1..=max_rows` rows, name slots and versions that exist, no slot twice, positions within the context;
-    /// the regions that were resolved are alive and nobody else uses state, arena and IO; ids in IO are below the vocabulary;
-    /// `scratch` was made for this template's [`Needs`] and at least as many workers as `pool` has.
+    /// `runs` are in order, cover `1..=max_rows` rows, name slots and versions that exist, no slot
+    /// twice, positions within the context; the regions that were resolved are alive and nobody
+    /// else uses state, arena and IO; ids in IO are below the vocabulary; `scratch` was made for
+    /// this template's [`Needs`] and at least as many workers as `pool` has.
     pub unsafe fn run(
         &mut self,
         runs: &[Run],
@@ -221,8 +225,9 @@ impl Replay {
             let units = kernels::units(&call.0);
             let body = |range: Range<usize>, worker: usize| {
                 let (call, memory) = (&call, &memory);
-                // SAFETY: worker `worker` alone uses its part of the scratch; the plan verifier proved the operands' extents
-                // for this many rows; units are disjoint between workers.
+                // SAFETY: worker `worker` alone uses its part of the scratch; the plan verifier
+                // proved the operands' extents for this many rows; units are disjoint between
+                // workers.
                 unsafe {
                     let scratch = std::slice::from_raw_parts_mut(memory.0.add(worker * per_worker), per_worker);
                     kernel(&call.0, range, scratch);
@@ -233,7 +238,8 @@ impl Replay {
                     for (kernel, units) in split.kernels(&call.0, round) {
                         pool.run(units, &|range, worker| {
                             let (call, memory, shared) = (&call, &memory, &shared);
-                            // SAFETY: as above; `shared` has room for the op, which for few rows needs no more than for most.
+                            // SAFETY: as above; `shared` has room for the op, which for few rows
+                            // needs no more than for most.
                             unsafe {
                                 let own = memory.0.add(worker * per_worker);
                                 let own = std::slice::from_raw_parts_mut(own, per_worker);

@@ -1,7 +1,8 @@
 //! What the backend asks of a GPU's driver, in a dozen calls.
 //!
-//! [`Driver`] is the whole of it: memory, copies, kernels, graphs, waiting, all in order on one stream. [`super::nvidia`] is NVIDIA's, opened at
-//! run time; tests have one that records what is launched and computes it by interpreting the compiled kernels.
+//! [`Driver`] is the whole of it: memory, copies, kernels, graphs, waiting, all in order on one
+//! stream. [`super::nvidia`] is NVIDIA's, opened at run time; tests have one that records what is
+//! launched and computes it by interpreting the compiled kernels.
 
 use std::fmt;
 
@@ -78,11 +79,12 @@ pub struct Shape {
     pub overlap: bool,
 }
 
-/// One device with one stream. Everything but [`Driver::wait`] and allocation returns at once and happens in order.
+/// One device with one stream. Everything but [`Driver::wait`] and allocation returns at once and
+/// happens in order.
 ///
 /// # Safety of what it is given
-/// Addresses come from [`Driver::allocate`], ranges lie within what was allocated, kernels' parameters name such memory alone: the backend proves
-/// that from the verified plan.
+/// Addresses come from [`Driver::allocate`], ranges lie within what was allocated, kernels'
+/// parameters name such memory alone: the backend proves that from the verified plan.
 pub trait Driver: Send {
     /// What the device is.
     fn card(&self) -> &Card;

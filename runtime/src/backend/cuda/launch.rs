@@ -1,7 +1,8 @@
 //! From a record of a verified plan to the launch of a kernel.
 //!
-//! Operands become addresses, attributes are handed on as they are; what follows from the number of rows alone is the grid. Positions, slots
-//! and runs stand in device memory ([`Step`]), so a launch is the same for every token.
+//! Operands become addresses, attributes are handed on as they are; what follows from the number of
+//! rows alone is the grid. Positions, slots and runs stand in device memory ([`Step`]), so a launch
+//! is the same for every token.
 
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{self, ATTENTION_BLOCK, OpAttrs, OpKind};
@@ -220,7 +221,8 @@ pub struct Linear {
     pub flags: u32,
 }
 
-/// What the activations of a product are made from: codes that are there, values, values and a norm.
+/// What the activations of a product are made from: codes that are there, values, values and a
+/// norm.
 #[allow(missing_docs)]
 pub mod stage {
     pub const CODES: u32 = 0;
@@ -542,7 +544,8 @@ impl Parameter {
             Parameter::ExpertsOut(p) => of(p),
             Parameter::DeltaRow(p) => of(p),
         };
-        // SAFETY: a plain struct without padding (fields are ordered so), borrowed as long as `self`.
+        // SAFETY: a plain struct without padding (fields are ordered so), borrowed as long as
+        // `self`.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
 }
@@ -587,7 +590,8 @@ pub struct Bases {
     pub shared: u32,
     /// Most runs of a step.
     pub runs: u32,
-    /// Blocks of positions that attention is cut into at most: a power of two that the rows' positions need.
+    /// Blocks of positions that attention is cut into at most: a power of two that the rows'
+    /// positions need.
     pub blocks: u32,
 }
 
@@ -632,8 +636,8 @@ const MOST_AT_ONCE: u32 = 4096;
 /// Queries of a tile of attention, and rows from which on attention is computed by tiles.
 const TILE_QUERIES: u32 = 64;
 const ATTENTION_TILES_FROM: u32 = 16;
-/// What the short kernels of mixtures take: values of a row, values between an expert's two halves, experts, and experts of a row, a shared
-/// one among them.
+/// What the short kernels of mixtures take: values of a row, values between an expert's two halves,
+/// experts, and experts of a row, a shared one among them.
 pub const MIXTURE_WIDTH: u32 = 2048;
 /// See [`MIXTURE_WIDTH`].
 pub const EXPERT_INNER: u32 = 512;
@@ -676,7 +680,8 @@ fn places(mut shape: Shape, n: u64) -> Shape {
     shape
 }
 
-/// Bytes of shared memory of a short kernel: a staged row, and what the folds of so many outputs take, or the row itself.
+/// Bytes of shared memory of a short kernel: a staged row, and what the folds of so many outputs
+/// take, or the row itself.
 fn row_shared(inputs: u32, outputs: u32) -> u32 {
     let groups = inputs / 64;
     inputs + 8 * groups + (outputs * fold_bytes(groups)).max(4 * inputs)
@@ -730,7 +735,8 @@ impl DeltaRow {
     }
 }
 
-/// The launch of a record, or none if the op moves nothing. `few` says that attention's parts have room, as in decode steps.
+/// The launch of a record, or none if the op moves nothing. `few` says that attention's parts have
+/// room, as in decode steps.
 pub fn launch(r: &Record<'_>, bases: &Bases, step: Step, few: bool) -> Option<Launch> {
     let mut operands = [Operand::default(); 12];
     (0..r.kind.spec().operands.len()).for_each(|i| operands[i] = bases.operand(r.operand(i)));
@@ -848,7 +854,8 @@ impl Linear {
         }
     }
 
-    /// One of the short kernels for one row, if the product is of the usual kind: whole lots of 1,024 inputs, four bits, groups of 64.
+    /// One of the short kernels for one row, if the product is of the usual kind: whole lots of
+    /// 1,024 inputs, four bits, groups of 64.
     fn row(&self, bases: &Bases) -> Option<Launch> {
         use Kernel as K;
         let norm = self.stage == stage::NORM;
@@ -872,7 +879,8 @@ impl Linear {
             return None;
         }
         let parameter = self.row_product()?;
-        // A block of the last product goes on to further outputs, so that what it stages is used often; it then has two turns' dots at a time.
+        // A block of the last product goes on to further outputs, so that what it stages is used
+        // often; it then has two turns' dots at a time.
         let loops = matches!(kernel, K::RowHead1 | K::RowHead2);
         // As many as fit on a multiprocessor at once.
         let most = if loops { 3 * bases.multiprocessors } else { u32::MAX };
@@ -910,7 +918,8 @@ impl Linear {
         })
     }
 
-    /// Whether the weight has so many bits in groups of 64, parameters in BF16, and rows of which sixteen bytes are loaded at once.
+    /// Whether the weight has so many bits in groups of 64, parameters in BF16, and rows of which
+    /// sixteen bytes are loaded at once.
     pub fn is_usual(&self, bits: u8) -> bool {
         let usual = WeightFormat::Affine { bits, group: 64, params: DType::BF16 };
         let codes = [self.planes[0], self.plane_row[0], self.plane_expert[0]];
@@ -921,8 +930,9 @@ impl Linear {
             && self.plane_expert[1] == self.plane_expert[2]
     }
 
-    /// The launches of a product of few rows that makes its activations itself, in `codes`, scales and sums with the rows that are told, unless
-    /// `made` says that they are there; if it is of the usual kind.
+    /// The launches of a product of few rows that makes its activations itself, in `codes`, scales
+    /// and sums with the rows that are told, unless `made` says that they are there; if it is of
+    /// the usual kind.
     pub fn few(
         &self,
         codes: [Address; 3],
@@ -1066,7 +1076,8 @@ impl Linear {
             (false, _) => (kernels[2], 8, 4),
         };
         let warps = [8, 4, 2, 1].into_iter().find(|w| need(r, out, *w) <= MOST_SHARED).unwrap_or(1);
-        // A warp goes on to further outputs where there are very many, so that what a block stages is used often.
+        // A warp goes on to further outputs where there are very many, so that what a block stages
+        // is used often.
         let blocks = self.outputs.div_ceil(warps * out).min((bases.multiprocessors * 16).div_ceil(count).max(1));
         let shape = places(shape([blocks, 1, 1], warps * 32, need(r, out, warps)), count.into());
         Launch { kernel, shape, parameter: Parameter::Linear(self) }
@@ -1103,7 +1114,8 @@ fn aligned(o: &Operand) -> bool {
 }
 
 impl Attend {
-    /// What makes the queries of several rows, at `q`, and their keys and values in the caches; attention itself then makes nothing.
+    /// What makes the queries of several rows, at `q`, and their keys and values in the caches;
+    /// attention itself then makes nothing.
     pub fn heads(&mut self, q: Operand) -> Launch {
         let units = self.heads + self.kv_heads;
         let shape = shape([units.div_ceil(8), self.rows, 1], THREADS, 8 * self.dim * 4);
@@ -1142,7 +1154,8 @@ impl Attend {
         self.most_blocks.min(bases.blocks).clamp(1, ATTENTION_SPLIT)
     }
 
-    /// The short kernel for one row that makes its queries, key and value, or for rows whose are made, if heads are of the usual kind.
+    /// The short kernel for one row that makes its queries, key and value, or for rows whose are
+    /// made, if heads are of the usual kind.
     fn row(&self, bases: &Bases) -> Option<Launch> {
         // Kernels, elements of a head that are rotated in pairs, and most heads of a block.
         let ([early, late], half, most) = match (self.dim, self.makes) {

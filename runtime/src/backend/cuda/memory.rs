@@ -9,7 +9,8 @@ use super::driver::{Address, Card, Driver, Pinned, Result};
 use super::launch::{ATTENTION_SPLIT, Bases, CHOICE_ROOM, Choose, RowAt, RunAt, Step, attention_room};
 use crate::backend::{DeviceError, Part, SlotRun};
 
-/// Versions of recurrent state a slot has room for where there is memory: two lots of the rows of a decode step.
+/// Versions of recurrent state a slot has room for where there is memory: two lots of the rows of a
+/// decode step.
 const VERSIONS: u32 = 32;
 /// Bytes of each of the two buffers that everything goes through on its way.
 const BUFFER: usize = 16 << 20;
@@ -132,7 +133,8 @@ impl Memory {
         })
     }
 
-    /// Refuses what does not fit into `free` bytes; recurrent state has as many versions as there is room for.
+    /// Refuses what does not fit into `free` bytes; recurrent state has as many versions as there
+    /// is room for.
     pub fn fit(mut self, free: u64, name: &str) -> std::result::Result<Memory, DeviceError> {
         // What modules, graphs and the driver itself take.
         let own: u64 = 300 << 20;
@@ -164,7 +166,8 @@ impl Memory {
         }
     }
 
-    /// Versions that a slot has room for: where there are several, one more than is told of, for steps that may be taken back.
+    /// Versions that a slot has room for: where there are several, one more than is told of, for
+    /// steps that may be taken back.
     fn held_versions(&self) -> u32 {
         if self.versions > 1 { self.versions + 1 } else { 1 }
     }
@@ -290,7 +293,8 @@ impl Memory {
         debug_assert!(runs.len() <= steps.runs && words.len() <= steps.rows);
         let version = |v: u32| u64::from(v) * self.version;
         let mut first = 0;
-        // SAFETY: the buffer is as long as its layout says, counts were bounded by the engine, and nobody else has it now.
+        // SAFETY: the buffer is as long as its layout says, counts were bounded by the engine, and
+        // nobody else has it now.
         unsafe {
             *steps.host.at.cast::<u32>() = runs.len() as u32;
             *steps.host.at.cast::<u32>().add(1) = 0;
@@ -321,7 +325,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes down where the step after a choice belongs: the choice itself moves it on by one position, and turns its two versions round.
+    /// Writes down where the step after a choice belongs: the choice itself moves it on by one
+    /// position, and turns its two versions round.
     pub fn set_choice(&mut self, driver: &mut dyn Driver, run: SlotRun, known: u32) -> Result<()> {
         let before = SlotRun { pos: run.pos - 1, from: run.to, to: run.from, ..run };
         self.set_step(driver, true, &[0], &[before])?;
@@ -347,7 +352,8 @@ impl Memory {
 
     /// What was chosen for a position; a choice is overwritten by the fourth after it.
     pub fn chosen(&self, pos: u32) -> u32 {
-        // SAFETY: four places of 16 bytes; the device wrote this one before the mark that was waited for, and no other thread writes it.
+        // SAFETY: four places of 16 bytes; the device wrote this one before the mark that was
+        // waited for, and no other thread writes it.
         unsafe { self.chosen.at.cast::<u32>().add(4 * (pos as usize & 3)).read_volatile() }
     }
 
@@ -361,7 +367,8 @@ impl Memory {
         (self.last_position / ATTENTION_BLOCK as u32 + 1).next_power_of_two().min(ATTENTION_SPLIT)
     }
 
-    /// A number for everything that the launches of a step follow from beside its rows: below [`Memory::SHAPES`].
+    /// A number for everything that the launches of a step follow from beside its rows: below
+    /// [`Memory::SHAPES`].
     pub fn step_shape(&self) -> usize {
         self.blocks().trailing_zeros() as usize
     }
@@ -414,12 +421,14 @@ impl Memory {
     }
 }
 
-/// Bytes of dynamic shared memory that a kernel may ask for: some have a little of their own besides.
+/// Bytes of dynamic shared memory that a kernel may ask for: some have a little of their own
+/// besides.
 pub(super) fn shared_room(card: &Card) -> u32 {
     card.shared - 1024
 }
 
-/// Copies with several threads where it pays: one reads a mapped file far slower than a link takes it.
+/// Copies with several threads where it pays: one reads a mapped file far slower than a link takes
+/// it.
 fn copy_in_parts(to: &mut [u8], from: &[u8]) {
     const PART: usize = 2 << 20;
     if from.len() <= PART {

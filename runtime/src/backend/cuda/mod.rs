@@ -1,12 +1,15 @@
 //! NVIDIA GPUs: the plan replayed by kernels of our own, with the CPU's bits.
 //!
-//! Nothing of CUDA is needed to build or to start: the driver is opened when a device is ([`nvidia`]), the kernels stand compiled in the
-//! program (`kernels/`, `make cuda-kernels`). All memory is allocated when the device is opened, after it was added up and compared with what is free;
-//! weights go up once. Where the rows of a step belong is written to pinned memory and copied with the step, so that a decode step is one
-//! graph that was captured once for each number of rows: one launch and one wait a token.
+//! Nothing of CUDA is needed to build or to start: the driver is opened when a device is
+//! ([`nvidia`]), the kernels stand compiled in the program (`kernels/`, `make cuda-kernels`). All
+//! memory is allocated when the device is opened, after it was added up and compared with what is
+//! free; weights go up once. Where the rows of a step belong is written to pinned memory and copied
+//! with the step, so that a decode step is one graph that was captured once for each number of
+//! rows: one launch and one wait a token.
 //!
-//! The kernels compute what [`formats::op`](loaf_formats::op) says, each rounding in its place, so results are the CPU's bit for bit, NaNs'
-//! payloads excepted. docs/cuda.md says how, and what it costs.
+//! The kernels compute what [`formats::op`](loaf_formats::op) says, each rounding in its place, so
+//! results are the CPU's bit for bit, NaNs' payloads excepted. docs/cuda.md says how, and what it
+//! costs.
 //!
 //! What this does not do: it draws no graph of its own, and knows no model.
 
@@ -46,7 +49,8 @@ pub struct CudaOptions {
     pub slots: u32,
     /// Whether decode steps are captured as graphs; without, every kernel is launched by itself.
     pub graphs: bool,
-    /// Whether decode steps of few rows are computed in fused steps, and kernels of a step may begin before those before them have ended.
+    /// Whether decode steps of few rows are computed in fused steps, and kernels of a step may
+    /// begin before those before them have ended.
     pub fused: bool,
     /// Compiled kernels in place of the program's own, for whoever changes them.
     pub image: Option<Vec<u8>>,
@@ -65,7 +69,8 @@ impl From<DriverError> for DeviceError {
     }
 }
 
-/// Tokens of one sequence being chosen here. Steps go from one version of the state to the other and back.
+/// Tokens of one sequence being chosen here. Steps go from one version of the state to the other
+/// and back.
 #[derive(Clone, Copy, Debug)]
 struct Choosing {
     slot: u32,
@@ -93,7 +98,8 @@ pub struct CudaDevice {
     limits: Limits,
     options: CudaOptions,
     schedule: Option<Schedule>,
-    /// Graphs of decode steps by their rows, less one, and by their shape; after them those that choose the next token themselves.
+    /// Graphs of decode steps by their rows, less one, and by their shape; after them those that
+    /// choose the next token themselves.
     graphs: Vec<[Option<Graph>; Memory::SHAPES]>,
     /// The run that was computed last, if it was alone.
     last: Option<SlotRun>,
@@ -213,7 +219,8 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Whether kernels may begin before those before them have ended. PTX for older cards has no waits.
+    /// Whether kernels may begin before those before them have ended. PTX for older cards has no
+    /// waits.
     fn overlaps(&self) -> bool {
         self.options.fused && self.driver.card().capability == (9, 0)
     }
@@ -237,7 +244,8 @@ impl CudaDevice {
         self.fetch_logits(rows)
     }
 
-    /// A decode step of one row that the choice before it has told where it belongs, and the choice after it.
+    /// A decode step of one row that the choice before it has told where it belongs, and the choice
+    /// after it.
     fn chosen_step(&mut self) -> Result<(), DeviceError> {
         self.compute_step(1)?;
         self.choose(true)
@@ -267,7 +275,8 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Submits a step, as a graph that is captured if it was not before; `which` is its place among the graphs.
+    /// Submits a step, as a graph that is captured if it was not before; `which` is its place among
+    /// the graphs.
     fn submit(
         &mut self,
         which: usize,
@@ -386,8 +395,9 @@ impl Device for CudaDevice {
     fn logits(&self, row: usize) -> &[f32] {
         let plan = self.model.plan();
         let row = row.min(plan.logit_rows() as usize - 1);
-        // SAFETY: pinned memory of that many rows, which lives as long as the driver; every bit pattern is an f32, and the driver writes
-        // it only between calls that borrow `self` exclusively and wait.
+        // SAFETY: pinned memory of that many rows, which lives as long as the driver; every bit
+        // pattern is an f32, and the driver writes it only between calls that borrow `self`
+        // exclusively and wait.
         unsafe {
             let at = self.logits.at.cast::<f32>().add(row * plan.vocab as usize);
             std::slice::from_raw_parts(at, plan.vocab as usize)

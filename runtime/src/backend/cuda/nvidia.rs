@@ -1,7 +1,8 @@
-//! NVIDIA's driver, opened at run time: a table of the functions that the backend calls, and [`Driver`] over it.
+//! NVIDIA's driver, opened at run time: a table of the functions that the backend calls, and
+//! [`Driver`] over it.
 //!
-//! Nothing of CUDA is linked or needed when the program is built; without the library, or with one that lacks a function, opening
-//! says so in a line.
+//! Nothing of CUDA is linked or needed when the program is built; without the library, or with one
+//! that lacks a function, opening says so in a line.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
@@ -144,7 +145,8 @@ pub struct Nvidia {
     graphs: Vec<Handle>,
 }
 
-// SAFETY: the driver's handles may be used from any thread that entered the context; `self` is used by one at a time.
+// SAFETY: the driver's handles may be used from any thread that entered the context; `self` is used
+// by one at a time.
 unsafe impl Send for Nvidia {}
 
 impl Nvidia {
@@ -221,7 +223,8 @@ impl Nvidia {
 impl Drop for Nvidia {
     fn drop(&mut self) {
         let t = &self.table;
-        // SAFETY: handles of this context, each given back once; that a broken device answers with an error changes nothing.
+        // SAFETY: handles of this context, each given back once; that a broken device answers with
+        // an error changes nothing.
         unsafe {
             (t.set_current)(self.context);
             if !self.stream.is_null() {

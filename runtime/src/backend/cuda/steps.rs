@@ -1,12 +1,13 @@
 //! Decode steps of few rows: the shared schedule's steps as few launches.
 //!
-//! Of one row a product makes its activations itself (norm, sum, int8 form) and adds what follows; attention makes its queries, the new key and
-//! value and the gate; the delta rule is one launch, a mixture of experts three. Of several rows activations are made once, before their products,
-//! and queries, keys and values before attention. What has no kernel of its own is launched record by record, with operands where the schedule
-//! places them.
+//! Of one row a product makes its activations itself (norm, sum, int8 form) and adds what follows;
+//! attention makes its queries, the new key and value and the gate; the delta rule is one launch, a
+//! mixture of experts three. Of several rows activations are made once, before their products, and
+//! queries, keys and values before attention. What has no kernel of its own is launched record by
+//! record, with operands where the schedule places them.
 //!
-//! A sum before a norm is made by the product (or the mixture) whose result goes into it, which has its outputs at hand, and not by every block of
-//! the product after it ([`Sums`]).
+//! A sum before a norm is made by the product (or the mixture) whose result goes into it, which has
+//! its outputs at hand, and not by every block of the product after it ([`Sums`]).
 
 mod delta;
 mod mixture;
@@ -31,7 +32,8 @@ const SUMS: u64 = 2;
 struct Sums {
     /// Per sum: where it is.
     places: HashMap<ValueId, u64>,
-    /// Per product, or last record of a mixture: the norm whose sum it makes, and that one's other operand.
+    /// Per product, or last record of a mixture: the norm whose sum it makes, and that one's other
+    /// operand.
     of: HashMap<RecordId, (RecordId, usize)>,
 }
 
@@ -113,7 +115,8 @@ impl Steps<'_> {
         }
     }
 
-    /// Which sums the product before them can make; `made` says which steps have kernels of their own.
+    /// Which sums the product before them can make; `made` says which steps have kernels of their
+    /// own.
     fn sums_of(&self, made: &[Option<Vec<Launch>>]) -> Sums {
         let (schedule, at) = (self.schedule, op::add_rms_norm::Operands::indices());
         let (start, bytes) = (schedule.arena.bytes.next_multiple_of(Arena::ALIGN), sum_bytes(schedule));
@@ -150,7 +153,8 @@ impl Steps<'_> {
         sums
     }
 
-    /// The product, or last record of a mixture, and its step, that makes all of an operand of a norm in step `after`, which nothing else reads and nothing follows.
+    /// The product, or last record of a mixture, and its step, that makes all of an operand of a
+    /// norm in step `after`, which nothing else reads and nothing follows.
     fn sole_product(
         &self,
         norm: RecordId,

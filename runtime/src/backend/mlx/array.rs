@@ -1,10 +1,12 @@
 //! MLX's arrays and errors as Rust values.
 //!
-//! What always holds: a C++ exception is an [`MlxError`] with MLX's own words, never the end of the program.
+//! What always holds: a C++ exception is an [`MlxError`] with MLX's own words, never the end of the
+//! program.
 //!
-//! Bindings are `mlx-sys`, the raw half of mlx-rs, alone. mlx-rs keeps the message of an error to itself, so raw calls beside
-//! it would fail without a reason; and most of what is called here (managed arrays, dynamic slices, block-float modes, compiled
-//! closures that live, custom kernels) it does not wrap.
+//! Bindings are `mlx-sys`, the raw half of mlx-rs, alone. mlx-rs keeps the message of an error to
+//! itself, so raw calls beside it would fail without a reason; and most of what is called here
+//! (managed arrays, dynamic slices, block-float modes, compiled closures that live, custom kernels)
+//! it does not wrap.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -32,7 +34,8 @@ thread_local! {
     static LAST: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Keeps the first message until it is asked for: later ones only say that something under them failed.
+/// Keeps the first message until it is asked for: later ones only say that something under them
+/// failed.
 pub(super) fn note(message: String) {
     LAST.with_borrow_mut(|last| {
         last.get_or_insert(message);
@@ -104,8 +107,8 @@ impl Type {
 /// A counted reference to an array, or to the recipe of one that is not computed yet.
 pub struct Array(pub(super) sys::mlx_array);
 
-// SAFETY: MLX counts references atomically; what belongs to a thread are streams, and using one from another thread is an
-// exception, which is a result here.
+// SAFETY: MLX counts references atomically; what belongs to a thread are streams, and using one
+// from another thread is an exception, which is a result here.
 unsafe impl Send for Array {}
 
 impl Drop for Array {
@@ -136,12 +139,12 @@ impl Array {
         })
     }
 
-    /// An array over bytes that outlive it. MLX takes them as they are where its allocator can (Metal, if they begin and end on
-    /// pages), and copies them at once where it cannot.
+    /// An array over bytes that outlive it. MLX takes them as they are where its allocator can
+    /// (Metal, if they begin and end on pages), and copies them at once where it cannot.
     ///
     /// # Safety
-    /// `data` is as long as `shape` and `kind` say, is never written, and lives as long as the array and all that is computed
-    /// from it.
+    /// `data` is as long as `shape` and `kind` say, is never written, and lives as long as the
+    /// array and all that is computed from it.
     pub unsafe fn borrow(data: *const u8, shape: &[i32], kind: Type) -> Array {
         unsafe extern "C" fn nothing(_: *mut c_void) {}
         let (dims, data) = (shape.len() as c_int, data.cast_mut().cast());

@@ -1,8 +1,9 @@
 //! A function of arrays, traced once and replayed by MLX.
 //!
-//! [`Compiled::new`] hands a Rust closure to `mlx_compile`, once; MLX calls it when it first meets the inputs' shapes, records
-//! the graph, simplifies and (where a device compiler exists) fuses it. Every later call clones that graph's nodes over new inputs
-//! and schedules them: that much MLX still does per call. The closure is not called again, which [`Compiled::traces`] shows.
+//! [`Compiled::new`] hands a Rust closure to `mlx_compile`, once; MLX calls it when it first meets
+//! the inputs' shapes, records the graph, simplifies and (where a device compiler exists) fuses it.
+//! Every later call clones that graph's nodes over new inputs and schedules them: that much MLX
+//! still does per call. The closure is not called again, which [`Compiled::traces`] shows.
 //!
 //! Arrays that the closure captures become constants of the graph: references, not copies.
 
@@ -60,7 +61,8 @@ pub struct Compiled {
     traces: Arc<AtomicUsize>,
 }
 
-// SAFETY: as for `Array`; the function inside is called only under `apply`, which borrows exclusively.
+// SAFETY: as for `Array`; the function inside is called only under `apply`, which borrows
+// exclusively.
 unsafe impl Send for Compiled {}
 
 impl Drop for Compiled {
@@ -86,7 +88,8 @@ impl Compiled {
         }
     }
 
-    /// The results of `inputs`, not computed yet. The inputs' last references are given up, so that MLX may write into them.
+    /// The results of `inputs`, not computed yet. The inputs' last references are given up, so that
+    /// MLX may write into them.
     pub fn apply(&mut self, inputs: Vec<Array>) -> Result<Vec<Array>> {
         let passed = Arrays::new(&inputs);
         drop(inputs);

@@ -1,8 +1,9 @@
 //! The gated delta rule: one row at a time, and many at once.
 //!
 //! Per value head, with state `S[k_dim, v_dim]`, log-decay `g` and strength `beta`:
-//! `S = exp(g) S; d = beta (v - S^T k); S = S + k d^T; o = S^T q`. [`step`] is that. [`chunked`] rewrites `CHUNK` rows of it into
-//! matrix products: with `b` the running sum of `g` within a chunk and `D[i, j] = exp(b_i - b_j)` for `j <= i`, else 0,
+//! `S = exp(g) S; d = beta (v - S^T k); S = S + k d^T; o = S^T q`. [`step`] is that. [`chunked`]
+//! rewrites `CHUNK` rows of it into matrix products: with `b` the running sum of `g` within a chunk
+//! and `D[i, j] = exp(b_i - b_j)` for `j <= i`, else 0,
 //!
 //! ```text
 //! A  = strictly lower part of (beta K K^T) * D          T  = (I + A)^-1
@@ -10,11 +11,12 @@
 //! S' = exp(b_last) S + (exp(b_last - b) K)^T V'
 //! ```
 //!
-//! Everything but the two lines with `S` is computed for all chunks at once; `S` goes through the chunks in order. Rows past the
-//! valid ones get `g = 0` and `beta = 0`, which leaves `S` as it is.
+//! Everything but the two lines with `S` is computed for all chunks at once; `S` goes through the
+//! chunks in order. Rows past the valid ones get `g = 0` and `beta = 0`, which leaves `S` as it is.
 //!
-//! `T` is built by doubling blocks: the inverse of `[[X, 0], [Y, Z]]` is `[[X^-1, 0], [-Z^-1 Y X^-1, Z^-1]]`. Powers of `A`
-//! (which would be fewer products) overflow f32's precision when keys repeat.
+//! `T` is built by doubling blocks: the inverse of `[[X, 0], [Y, Z]]` is
+//! `[[X^-1, 0], [-Z^-1 Y X^-1, Z^-1]]`. Powers of `A` (which would be fewer products) overflow
+//! f32's precision when keys repeat.
 //!
 //! All of it is f32. This file knows arrays, no plan.
 
@@ -24,8 +26,8 @@ use super::ops::Mlx;
 /// Rows that are taken together.
 pub const CHUNK: i32 = 64;
 
-/// Operands of the rule. `q`, `k` are `[rows, k_heads, k_dim]`, `v` is `[rows, v_heads, v_dim]`, `log_decay` and `beta` are
-/// `[rows, v_heads]`, the state `[v_heads, k_dim, v_dim]`.
+/// Operands of the rule. `q`, `k` are `[rows, k_heads, k_dim]`, `v` is `[rows, v_heads, v_dim]`,
+/// `log_decay` and `beta` are `[rows, v_heads]`, the state `[v_heads, k_dim, v_dim]`.
 pub struct Scan {
     /// Queries.
     pub q: Array,
@@ -49,7 +51,8 @@ impl Scan {
     }
 }
 
-/// `[rows, k_heads, dim]` as `[rows, v_heads, dim]`: head `h` is key head `h / (v_heads / k_heads)`.
+/// `[rows, k_heads, dim]` as `[rows, v_heads, dim]`: head `h` is key head
+/// `h / (v_heads / k_heads)`.
 fn spread(m: &Mlx, a: &Array, [rows, k_heads, v_heads, dim]: [i32; 4]) -> Result<Array> {
     if k_heads == v_heads {
         return Ok(a.clone());
@@ -99,7 +102,8 @@ fn unit_lower_inverse(m: &Mlx, a: &Array) -> Result<Array> {
     Ok(inverse)
 }
 
-/// Any number of rows, of which the first `valid` (`i32[1]`) count. Gives `[rows, v_heads, v_dim]` and the state after them.
+/// Any number of rows, of which the first `valid` (`i32[1]`) count. Gives `[rows, v_heads, v_dim]`
+/// and the state after them.
 pub fn chunked(m: &Mlx, s: &Scan, valid: &Array) -> Result<(Array, Array)> {
     let [rows, k_heads, v_heads, k_dim, v_dim] = s.extents();
     let c = CHUNK;

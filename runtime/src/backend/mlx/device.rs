@@ -55,7 +55,8 @@ pub fn check_version(found: &str) -> Result<()> {
     Err(MlxError(format!("expected version {VERSION}, found {found}")))
 }
 
-/// Opens a device: the GPU, or the CPU if that is asked for (or named by a build that has nothing else).
+/// Opens a device: the GPU, or the CPU if that is asked for (or named by a build that has nothing
+/// else).
 pub fn open(want_gpu: bool) -> Result<(Mlx, Device)> {
     catch_errors();
     // SAFETY: an out-parameter.
@@ -71,8 +72,8 @@ pub fn open(want_gpu: bool) -> Result<(Mlx, Device)> {
         (true, _, true) => Device::Cuda,
         (true, false, false) => return Err(MlxError("no GPU that this build of MLX can use".to_owned())),
     };
-    // Fusing runs a compiler at run time, for seconds per kernel on CUDA; what is worth it there is a kernel of ours.
-    // SAFETY: no preconditions.
+    // Fusing runs a compiler at run time, for seconds per kernel on CUDA; what is worth it there is
+    // a kernel of ours. SAFETY: no preconditions.
     check(unsafe { sys::mlx_set_compile_mode(sys::mlx_compile_mode__MLX_COMPILE_MODE_NO_FUSE) })?;
     // SAFETY: a device is freed once; a stream is made for it.
     let stream = unsafe {

@@ -1,18 +1,22 @@
 //! From a plan's records to a graph of MLX operations.
 //!
-//! [`Lowering::graph`] walks the steps of one template and calls MLX once or a few times per record: it knows ops and no model. It runs when a
-//! closure is traced, once per template and cache capacity, never per token.
+//! [`Lowering::graph`] walks the steps of one template and calls MLX once or a few times per
+//! record: it knows ops and no model. It runs when a closure is traced, once per template and cache
+//! capacity, never per token.
 //!
-//! What varies between calls are arrays: token ids, the position, the number of valid rows, the state. A template is lowered at
-//! its largest number of rows (decode and LM head: one). Rows past the valid ones compute something that nobody reads: their cache rows lie
-//! after every visible position and are written again before one sees them; recurrent state ignores them.
+//! What varies between calls are arrays: token ids, the position, the number of valid rows, the
+//! state. A template is lowered at its largest number of rows (decode and LM head: one). Rows past
+//! the valid ones compute something that nobody reads: their cache rows lie after every visible
+//! position and are written again before one sees them; recurrent state ignores them.
 //!
-//! Which records one kernel of ours may take together is the schedule's to say ([`crate::schedule`]): `steps` has a kernel for some of its
-//! steps, and leaves the rest to `records`, which knows every op by itself.
+//! Which records one kernel of ours may take together is the schedule's to say
+//! ([`crate::schedule`]): `steps` has a kernel for some of its steps, and leaves the rest to
+//! `records`, which knows every op by itself.
 //!
-//! Where MLX departs from the arithmetic that the ops' files state: activations of quantised products stay floats (`quantize` is
-//! nothing), sums run in MLX's order, `exp` is MLX's, cos and sin of positions come from a table made as the CPU makes them
-//! (f32) or from MLX's fused kernel (f16, bf16). So results are compared with a tolerance.
+//! Where MLX departs from the arithmetic that the ops' files state: activations of quantised
+//! products stay floats (`quantize` is nothing), sums run in MLX's order, `exp` is MLX's, cos and
+//! sin of positions come from a table made as the CPU makes them (f32) or from MLX's fused kernel
+//! (f16, bf16). So results are compared with a tolerance.
 
 mod layers;
 mod records;
@@ -153,8 +157,9 @@ impl Lowering {
         self.mlx.zeros(&dims, self.cache_type(operand.dtype))
     }
 
-    /// Caches are in the plan's type with f32 activations (f16 then is rounded to, as on the CPU); else in that of
-    /// activations, since MLX's attention takes one type. Recurrent state is f32 always.
+    /// Caches are in the plan's type with f32 activations (f16 then is rounded to, as on the CPU);
+    /// else in that of activations, since MLX's attention takes one type. Recurrent state is f32
+    /// always.
     pub fn cache_type(&self, planned: DType) -> Type {
         match (planned, self.kind) {
             (DType::F16, Type::F32) => Type::F16,
@@ -306,7 +311,8 @@ impl<'a> Trace<'a> {
         self.values.set(r.value(i)?, r.view(i)?.dims, array)
     }
 
-    /// The planes of a weight, every row of every matrix in turn: operands, and `[rows, 1, elements]` of each.
+    /// The planes of a weight, every row of every matrix in turn: operands, and
+    /// `[rows, 1, elements]` of each.
     fn planes(&self, r: &Op<'_>, at: [usize; WEIGHT_PLANES]) -> Result<Planes> {
         let mut planes = Planes { operands: [Operand::ABSENT; WEIGHT_PLANES], dims: [[0; 3]; WEIGHT_PLANES] };
         for (i, &at) in at.iter().enumerate() {

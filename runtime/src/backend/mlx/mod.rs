@@ -1,16 +1,20 @@
 //! The MLX backend: a plan lowered once to compiled MLX functions, replayed per token.
 //!
-//! [`MlxDevice::open`] hands the weights over (`weights`), lowers the fused steps of the decode, prefill and head templates (`lower`) inside
-//! closures that MLX compiles ([`compile`]), and traces them at once. There is one closure per (template, capacity of the
-//! caches); capacities come in steps, so a growing sequence meets a new one rarely. Token ids, position, valid rows and state are
-//! array arguments. State goes in and comes out; nobody else holds the caches, so MLX writes into them where they are. Recurrent
-//! state is kept one step longer while tokens are chosen on the device, to be able to take a step back.
+//! [`MlxDevice::open`] hands the weights over (`weights`), lowers the fused steps of the decode,
+//! prefill and head templates (`lower`) inside closures that MLX compiles ([`compile`]), and traces
+//! them at once. There is one closure per (template, capacity of the caches); capacities come in
+//! steps, so a growing sequence meets a new one rarely. Token ids, position, valid rows and state
+//! are array arguments. State goes in and comes out; nobody else holds the caches, so MLX writes
+//! into them where they are. Recurrent state is kept one step longer while tokens are chosen on the
+//! device, to be able to take a step back.
 //!
-//! Per token no code here looks at the plan: it makes three small arrays, calls a closure and submits the result. What MLX itself
-//! does in that call is in `compile`'s words: it clones the recorded graph over the new inputs and schedules it.
+//! Per token no code here looks at the plan: it makes three small arrays, calls a closure and
+//! submits the result. What MLX itself does in that call is in `compile`'s words: it clones the
+//! recorded graph over the new inputs and schedules it.
 //!
-//! A slot has state arrays of its own, and a step of several rows is a graph each. What this does not do: bit-exact results (see `lower`),
-//! one graph for rows of several sequences, versions of recurrent state, or choosing a device by itself.
+//! A slot has state arrays of its own, and a step of several rows is a graph each. What this does
+//! not do: bit-exact results (see `lower`), one graph for rows of several sequences, versions of
+//! recurrent state, or choosing a device by itself.
 
 // Their items are public for tests alone, but for what is named again below.
 #[doc(hidden)]
@@ -60,7 +64,8 @@ use crate::schedule::Schedule;
 pub struct MlxOptions {
     /// The GPU, or else MLX's CPU device (slow; for comparing).
     pub gpu: bool,
-    /// Type of activations; `None` takes f32 on the CPU device, and on a GPU what the loaf's weights come in.
+    /// Type of activations; `None` takes f32 on the CPU device, and on a GPU what the loaf's
+    /// weights come in.
     pub activations: Option<Type>,
     /// Bytes the device has, if not what MLX says.
     pub memory: Option<u64>,
@@ -73,7 +78,8 @@ pub struct MlxOptions {
 /// Positions of the smallest caches.
 const SMALLEST: u32 = 256;
 
-/// Room for `positions`: steps of a quarter of the next power of two, so that at most a fifth is read in vain.
+/// Room for `positions`: steps of a quarter of the next power of two, so that at most a fifth is
+/// read in vain.
 fn capacity_for(positions: u32) -> u32 {
     let step = (positions.max(SMALLEST).next_power_of_two() / 4).max(SMALLEST);
     positions.max(1).next_multiple_of(step)
@@ -129,8 +135,9 @@ pub struct MlxDevice {
     model: Model,
 }
 
-// SAFETY: everything shared inside (`Rc`) is shared among its own parts alone and moves with it; arrays and closures of MLX
-// count atomically. A stream used from another thread is an exception of MLX, so an error here.
+// SAFETY: everything shared inside (`Rc`) is shared among its own parts alone and moves with it;
+// arrays and closures of MLX count atomically. A stream used from another thread is an exception of
+// MLX, so an error here.
 unsafe impl Send for MlxDevice {}
 
 impl Drop for MlxDevice {
@@ -145,7 +152,8 @@ impl MlxDevice {
     /// Opens the device and lowers the loaf's plan.
     ///
     /// # Errors
-    /// No GPU, another version of MLX, too little memory, a weight format MLX lacks, or what MLX says.
+    /// No GPU, another version of MLX, too little memory, a weight format MLX lacks, or what MLX
+    /// says.
     pub fn open(model: &Model, options: MlxOptions) -> std::result::Result<MlxDevice, DeviceError> {
         let (mlx, device) = device::open(options.gpu).map_err(|e| DeviceError::Missing(e.into()))?;
         MlxDevice::on(model, mlx, device, options).map_err(words)
@@ -157,7 +165,8 @@ impl MlxDevice {
             device::check_memory(plan, options.slots.max(1), available)?;
         }
         let kind = options.activations.unwrap_or(if device == Device::Cpu { Type::F32 } else { weights_type(plan) });
-        // SAFETY: the model's bytes are mapped read-only and the device keeps the model; `drop` waits for all that reads them.
+        // SAFETY: the model's bytes are mapped read-only and the device keeps the model; `drop`
+        // waits for all that reads them.
         let weights = unsafe { Weights::new(model.data()) };
         let kernels = if options.reference { Kernels::reference(device) } else { Kernels::new(device)? };
         let lowering = Rc::new(Lowering::new(mlx, weights, kernels, plan, kind));
@@ -192,7 +201,8 @@ impl MlxDevice {
         Ok(backend)
     }
 
-    /// Traces and compiles the first closures, and makes every weight, so that no token waits for it.
+    /// Traces and compiles the first closures, and makes every weight, so that no token waits for
+    /// it.
     fn warm(&mut self) -> Result<()> {
         let (empty, capacity) = (self.slots[0].states.clone(), self.slots[0].capacity);
         // Of the prefills, the largest that does not make the caches grow.
@@ -220,7 +230,8 @@ impl MlxDevice {
         Ok(())
     }
 
-    /// Submits a graph of template `index` for a slot at `pos` with `rows` valid rows. The state moves on; nothing is computed yet.
+    /// Submits a graph of template `index` for a slot at `pos` with `rows` valid rows. The state
+    /// moves on; nothing is computed yet.
     fn run(&mut self, index: usize, slot: usize, main: Array, pos: u32, rows: u32) -> Result<Array> {
         let template = &self.templates[index].template;
         let with_state = template.phase != Phase::LmHead;
@@ -376,7 +387,8 @@ impl MlxDevice {
         self.lowering.kernels.used()
     }
 
-    /// Where the caches are, once they are computed: the same from step to step, since they are written in place.
+    /// Where the caches are, once they are computed: the same from step to step, since they are
+    /// written in place.
     pub fn cache_addresses(&self) -> Vec<usize> {
         let states = self.slots.iter().flat_map(|s| s.states.iter().zip(&self.kinds));
         let caches = states.filter(|(_, kind)| **kind == StateKind::KvCache);
@@ -388,8 +400,9 @@ impl MlxDevice {
         self.lowering.weights.bytes()
     }
 
-    /// Runs prompt tokens without compiling and tells `each` every float result, record by record: `[rows, heads, dim]` at the
-    /// template's largest row count, of which the first `ids.len()` are meant.
+    /// Runs prompt tokens without compiling and tells `each` every float result, record by record:
+    /// `[rows, heads, dim]` at the template's largest row count, of which the first `ids.len()` are
+    /// meant.
     ///
     /// # Errors
     /// What MLX says.
@@ -434,7 +447,8 @@ fn words(e: MlxError) -> DeviceError {
 
 type Done = std::result::Result<(), DeviceError>;
 
-/// MLX's closures have one sequence's state as arguments, so a step of several rows is a graph each, computed together at its end.
+/// MLX's closures have one sequence's state as arguments, so a step of several rows is a graph
+/// each, computed together at its end.
 impl super::Device for MlxDevice {
     fn name(&self) -> String {
         let (mapped, copied) = self.weight_bytes();

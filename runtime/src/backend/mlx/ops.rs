@@ -1,7 +1,7 @@
 //! The operations of MLX that lowering uses: one method, one call of mlx-c.
 //!
-//! Operations build a graph; nothing is computed before [`Mlx::eval`] or [`Mlx::eval_async`]. Shapes and types are MLX's to check; what
-//! does not fit is an error in its words.
+//! Operations build a graph; nothing is computed before [`Mlx::eval`] or [`Mlx::eval_async`].
+//! Shapes and types are MLX's to check; what does not fit is an error in its words.
 
 use std::ffi::{CStr, c_int};
 
@@ -49,7 +49,8 @@ impl Drop for Mlx {
 /// A call of mlx-c that makes one array.
 macro_rules! call {
     ($self:ident, $function:ident, $($arg:expr),+) => {
-        // SAFETY: handles are live, and pointers belong to slices that live through the call, whose lengths go with them.
+        // SAFETY: handles are live, and pointers belong to slices that live through the call, whose
+        // lengths go with them.
         $self.op(|out| unsafe { sys::$function(out, $($arg,)+ $self.stream) })
     };
 }
@@ -147,7 +148,8 @@ impl Mlx {
         call!(self, mlx_slice_dynamic, a.0, start.0, &axis, 1, size.as_ptr(), size.len())
     }
 
-    /// `a` with `update` written over it from `start` (an `i32` array of one element) on along `axis`.
+    /// `a` with `update` written over it from `start` (an `i32` array of one element) on along
+    /// `axis`.
     pub fn write_at(&self, a: &Array, update: &Array, start: &Array, axis: i32) -> Result<Array> {
         call!(self, mlx_slice_update_dynamic, a.0, update.0, start.0, &axis, 1)
     }
@@ -199,13 +201,15 @@ impl Mlx {
         call!(self, mlx_fast_rms_norm, x.0, weight.0, eps)
     }
 
-    /// Half-split rotation of the first `dims` of the last axis; axis -2 is positions from `offset` on.
+    /// Half-split rotation of the first `dims` of the last axis; axis -2 is positions from `offset`
+    /// on.
     pub fn rope(&self, x: &Array, dims: i32, offset: &Array, periods: &Array) -> Result<Array> {
         let base = sys::mlx_optional_float { value: 0.0, has_value: false };
         call!(self, mlx_fast_rope_dynamic, x.0, dims, false, base, 1.0, offset.0, periods.0)
     }
 
-    /// `q` is `[1, heads, rows, dim]`, keys and values `[1, kv_heads, positions, dim]`, the mask what is visible.
+    /// `q` is `[1, heads, rows, dim]`, keys and values `[1, kv_heads, positions, dim]`, the mask
+    /// what is visible.
     pub fn attention(&self, q: &Array, k: &Array, v: &Array, scale: f32, mask: &Array) -> Result<Array> {
         let kind = c"array".as_ptr();
         call!(self, mlx_fast_scaled_dot_product_attention, q.0, k.0, v.0, scale, kind, mask.0, NONE, false)
@@ -238,8 +242,9 @@ impl Mlx {
         call!(self, mlx_quantized_matmul, x.0, w.0, scales.0, or_none(biases), true, group, bits, mode)
     }
 
-    /// The same with the matrix that `experts` names for each slot, times the row of `x` that `from` names (both `u32` of one shape).
-    /// `sorted` is whether `experts` are; MLX makes use of it only without `from`, when slots and rows are one to one.
+    /// The same with the matrix that `experts` names for each slot, times the row of `x` that
+    /// `from` names (both `u32` of one shape). `sorted` is whether `experts` are; MLX makes use of
+    /// it only without `from`, when slots and rows are one to one.
     pub fn gather_qmm(
         &self,
         x: &Array,

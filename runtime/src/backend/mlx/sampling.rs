@@ -1,10 +1,12 @@
 //! Choosing tokens on the device.
 //!
-//! The order of the filters is the CPU sampler's (penalties, temperature, top-k, top-p, min-p), and so are their thresholds; sums
-//! and draws are MLX's. Greedy choices are those of the CPU wherever the logits agree; a seed gives the same text on one device
-//! again, and another text than on the CPU.
+//! The order of the filters is the CPU sampler's (penalties, temperature, top-k, top-p, min-p), and
+//! so are their thresholds; sums and draws are MLX's. Greedy choices are those of the CPU wherever
+//! the logits agree; a seed gives the same text on one device again, and another text than on the
+//! CPU.
 //!
-//! It is one more compiled function: logits, key and counts in; token, its log-probability, key and counts out.
+//! It is one more compiled function: logits, key and counts in; token, its log-probability, key and
+//! counts out.
 
 use std::rc::Rc;
 
@@ -17,7 +19,8 @@ use crate::sample::SamplerOptions;
 /// Tokens being chosen.
 pub struct Sampling {
     choose: Compiled,
-    /// The random key; then per token whether it was seen, and how often it was chosen (both `f32[known]`).
+    /// The random key; then per token whether it was seen, and how often it was chosen (both
+    /// `f32[known]`).
     state: Vec<Array>,
     /// Token `u32[1]` and log-probability `f32[1]` that were submitted and not read.
     pub waiting: Option<(Array, Array)>,

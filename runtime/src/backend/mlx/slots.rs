@@ -1,7 +1,8 @@
-//! The state of sequences: an array for each cache and each recurrent state of a slot, and what is done to all of them.
+//! The state of sequences: an array for each cache and each recurrent state of a slot, and what is
+//! done to all of them.
 //!
-//! Recurrent state is never written in place, so slots may share an array of it. Caches are, by a kernel that has them as operands:
-//! every slot has its own.
+//! Recurrent state is never written in place, so slots may share an array of it. Caches are, by a
+//! kernel that has them as operands: every slot has its own.
 
 use half::f16;
 use loaf_formats::dtype::DType;
@@ -82,7 +83,8 @@ impl MlxDevice {
         Ok(())
     }
 
-    /// What a snapshot holds, as the plan has it: caches `[heads, pos, dim]`, recurrent state as it is.
+    /// What a snapshot holds, as the plan has it: caches `[heads, pos, dim]`, recurrent state as it
+    /// is.
     pub(super) fn save_slot(&mut self, slot: usize, pos: u32, part: Part, out: &mut [u8]) -> Result<()> {
         let m = &self.lowering.mlx;
         let mut rest = out;

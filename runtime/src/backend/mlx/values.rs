@@ -1,8 +1,9 @@
 //! What a graph has computed so far.
 //!
-//! A plan's operands are views over memory; MLX has arrays and no memory. The schedule says which value an operand is a view of; [`Values`]
-//! keeps an array for each, and turns a view into slices and reshapes of it. Bakes write each value densely; a view that no slice can
-//! be is refused, with the place.
+//! A plan's operands are views over memory; MLX has arrays and no memory. The schedule says which
+//! value an operand is a view of; [`Values`] keeps an array for each, and turns a view into slices
+//! and reshapes of it. Bakes write each value densely; a view that no slice can be is refused, with
+//! the place.
 
 use loaf_formats::plan::Operand;
 
@@ -25,7 +26,8 @@ pub struct Values<'m> {
 }
 
 fn int(n: u64) -> i32 {
-    // Extents of a verified plan are at most 2^31, and MLX's are signed; what is larger cannot be allocated anyway.
+    // Extents of a verified plan are at most 2^31, and MLX's are signed; what is larger cannot be
+    // allocated anyway.
     i32::try_from(n).unwrap_or(i32::MAX)
 }
 
@@ -71,7 +73,8 @@ impl<'m> Values<'m> {
         Ok(())
     }
 
-    /// The value that a view is of, the row of its first element, and that element's place in the row.
+    /// The value that a view is of, the row of its first element, and that element's place in the
+    /// row.
     fn find(&self, view: &View) -> Result<(&Held, u64, u64)> {
         let Source::Value { id, at, .. } = view.source else { return Err(view.unknown()) };
         let held = self.held.get(id).and_then(Option::as_ref).ok_or_else(|| view.unknown())?;

@@ -1,14 +1,16 @@
 //! Weights as MLX wants them, made once per weight and use.
 //!
-//! A weight is handed over where it lies in the mapped file ([`Array::borrow`]). What must differ from the file is made at load
-//! and kept: parameters in the type of the activations where theirs is another, norm weights with their offset added, transposed
-//! convolution taps. Each is evaluated at once, so that compiled graphs hold it as a finished constant.
+//! A weight is handed over where it lies in the mapped file ([`Array::borrow`]). What must differ
+//! from the file is made at load and kept: parameters in the type of the activations where theirs
+//! is another, norm weights with their offset added, transposed convolution taps. Each is evaluated
+//! at once, so that compiled graphs hold it as a finished constant.
 //!
-//! Metal takes a tensor without a copy if it begins and ends on a page (bakes put tensors of 64 KiB and more on 16 KiB
-//! boundaries); the CPU build and CUDA copy every one.
+//! Metal takes a tensor without a copy if it begins and ends on a page (bakes put tensors of 64 KiB
+//! and more on 16 KiB boundaries); the CPU build and CUDA copy every one.
 //!
-//! MLX wants the matrices of all experts end to end: its products of a prompt's many slots copy a stack that is not at every call, or
-//! take it for one that is. In a loaf an expert's parts lie together, so stacks are put together once, at load, on every device.
+//! MLX wants the matrices of all experts end to end: its products of a prompt's many slots copy a
+//! stack that is not at every call, or take it for one that is. In a loaf an expert's parts lie
+//! together, so stacks are put together once, at load, on every device.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -41,7 +43,8 @@ pub struct Weights {
     mapped: RefCell<u64>,
 }
 
-// SAFETY: the bytes behind the pointer are never written; `Weights::new` has its owner promise that they stay.
+// SAFETY: the bytes behind the pointer are never written; `Weights::new` has its owner promise that
+// they stay.
 unsafe impl Send for Weights {}
 
 /// A matrix to multiply with.
@@ -105,7 +108,8 @@ impl Weights {
     /// The weights in `data`.
     ///
     /// # Safety
-    /// `data` is not written and stays where it is until everything computed from the weights is gone.
+    /// `data` is not written and stays where it is until everything computed from the weights is
+    /// gone.
     pub unsafe fn new(data: &[u8]) -> Weights {
         Weights {
             data: data.as_ptr(),
@@ -145,7 +149,8 @@ impl Weights {
         let (Ok(r), Ok(d)) = (i32::try_from(rows), i32::try_from(dim)) else {
             return Err(MlxError(format!("expected fewer than 2^31 rows and columns, found {rows} x {dim}")));
         };
-        // SAFETY: the end was compared; the bytes stay, by the promise at `new`. The verifier aligned the offset to the type.
+        // SAFETY: the end was compared; the bytes stay, by the promise at `new`. The verifier
+        // aligned the offset to the type.
         let (array, at) = unsafe {
             let at = self.data.add(o.offset as usize);
             (Array::borrow(at, &[r, d], type_of(o.dtype)), at)
@@ -202,7 +207,8 @@ impl Weights {
         self.get(mlx, o, channels, kernel, Use::Taps)
     }
 
-    /// A table to take rows of, for activations of type `kind`: rows as stored, or codes and parameters.
+    /// A table to take rows of, for activations of type `kind`: rows as stored, or codes and
+    /// parameters.
     pub fn table(
         &self,
         mlx: &Mlx,
@@ -218,7 +224,8 @@ impl Weights {
         }
     }
 
-    /// A matrix to multiply activations of type `kind` with, or `experts` of them, each the operand's stride of a row from the next.
+    /// A matrix to multiply activations of type `kind` with, or `experts` of them, each the
+    /// operand's stride of a row from the next.
     pub fn matrix(
         &self,
         mlx: &Mlx,

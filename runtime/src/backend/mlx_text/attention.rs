@@ -2,9 +2,10 @@
 
 use super::{Grid, Source};
 
-/// One warp per (row, head): `H` query heads, then `KV` of keys and of values. Norm (if `N`) and half-split rotation of the first
-/// `2 * HALF` elements by `table`; queries go to `out`, keys and values into the caches at `pos`. The caches are operands: nobody
-/// else holds them, and what reads the new rows also reads `out`, so it runs afterwards.
+/// One warp per (row, head): `H` query heads, then `KV` of keys and of values. Norm (if `N`) and
+/// half-split rotation of the first `2 * HALF` elements by `table`; queries go to `out`, keys and
+/// values into the caches at `pos`. The caches are operands: nobody else holds them, and what reads
+/// the new rows also reads `out`, so it runs afterwards.
 pub const HEADS: Source = Source {
     name: c"loaf_heads",
     inputs: &["q", "k", "v", "q_weight", "k_weight", "table", "keys", "values", "pos"],
@@ -53,9 +54,10 @@ pub fn heads_grid(rows: i32, heads: i32, kv_heads: i32) -> Grid {
     Grid::warps(rows * (heads + 2 * kv_heads))
 }
 
-/// `q` is `[H, D]`, `keys` and `values` are `[KV, capacity, D]`, `last` the query's position; positions after `last - W` count, all
-/// of them if `W` is 0. A block takes a query head's part of them (of `N`), its 16 warps four positions in turns.
-/// With one part the result is final, else `[H, N, D + 2]`: sums, then the largest score and the weight.
+/// `q` is `[H, D]`, `keys` and `values` are `[KV, capacity, D]`, `last` the query's position;
+/// positions after `last - W` count, all of them if `W` is 0. A block takes a query head's part of
+/// them (of `N`), its 16 warps four positions in turns. With one part the result is final, else
+/// `[H, N, D + 2]`: sums, then the largest score and the weight.
 pub const ATTEND: Source = Source {
     name: c"loaf_attend",
     inputs: &["q", "keys", "values", "last"],

@@ -7,8 +7,8 @@ pub const PARTS: i32 = 8;
 /// See [`PARTS`].
 pub const COLUMNS: i32 = 32;
 
-/// Causal convolution of `R` rows of `C` channels with `K` taps, silu if `SILU`; the rows before are `before`, and `after` are
-/// the last `K - 1` of the valid ones.
+/// Causal convolution of `R` rows of `C` channels with `K` taps, silu if `SILU`; the rows before
+/// are `before`, and `after` are the last `K - 1` of the valid ones.
 pub const CONV: Source = Source {
     name: c"loaf_conv",
     inputs: &["a", "taps", "before", "valid"],
@@ -32,8 +32,8 @@ pub fn conv_grid(rows: i32, channels: i32) -> Grid {
     Grid::threads(rows * channels)
 }
 
-/// Keys and queries to their length times a scale (one warp per row and head), and per value head the logarithm of the decay
-/// and the strength (one warp per row).
+/// Keys and queries to their length times a scale (one warp per row and head), and per value head
+/// the logarithm of the decay and the strength (one warp per row).
 pub const PREPARE: Source = Source {
     name: c"loaf_delta_prepare",
     inputs: &["q", "k", "a", "b", "a_log", "dt"],
@@ -74,9 +74,10 @@ pub fn prepare_grid(rows: i32, k_heads: i32) -> Grid {
     Grid::warps(rows * (2 * k_heads + 1))
 }
 
-/// Operands and extents are as in `delta.rs`; HK, HV key and value heads, K, V their sizes. A block computes 32 columns of one
-/// value head's state; its eight rows of threads share the key dimension, each holding its part of the columns in registers, so
-/// that the state is read once and written once.
+/// Operands and extents are as in `delta.rs`; HK, HV key and value heads, K, V their sizes. A block
+/// computes 32 columns of one value head's state; its eight rows of threads share the key
+/// dimension, each holding its part of the columns in registers, so that the state is read once and
+/// written once.
 pub const STEP: Source = Source {
     name: c"loaf_delta_step",
     inputs: &["q", "k", "v", "log_decay", "beta", "state"],

@@ -7,7 +7,8 @@
 //! languages call differently: [`METAL`] and [`CUDA`] define them.
 //!
 //! Nothing here knows MLX, so this is compiled into every build. The test `metal` of this crate
-//! compiles these very bodies as C++, with a shim for Metal's words, and compares what they compute.
+//! compiles these very bodies as C++, with a shim for Metal's words, and compares what they
+//! compute.
 
 use std::ffi::CStr;
 
@@ -48,8 +49,8 @@ pub const METAL: &str = "
   #define LOAF_LEAST(value) value = simd_min(value)
 ";
 
-/// Element `e` of row `r` of the view `name`, whose row has `name_W` elements, of which it takes heads of `name_D` from `name_A`
-/// on, `name_S` apart; and sigmoid.
+/// Element `e` of row `r` of the view `name`, whose row has `name_W` elements, of which it takes
+/// heads of `name_D` from `name_A` on, `name_S` apart; and sigmoid.
 pub const COMMON: &str = "
   #define LOAF_AT(name, r, e) (float)name[(r) * name##_W + name##_A + ((e) / name##_D) * name##_S + (e) % name##_D]
   #define LOAF_SIGMOID(value) (1.0f / (1.0f + LOAF_EXP(-(value))))

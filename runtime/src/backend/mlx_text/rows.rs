@@ -1,4 +1,5 @@
-//! What works row by row: embedding, add and norm, gates, routing, the mixture's sum, choosing a token.
+//! What works row by row: embedding, add and norm, gates, routing, the mixture's sum, choosing a
+//! token.
 
 use super::{Grid, Source};
 
@@ -115,7 +116,8 @@ pub fn norm_gate_grid(rows: i32, heads: i32) -> Grid {
     Grid::warps(rows * heads)
 }
 
-/// Softmax of `E` scores and its `K` largest, in descending order, ties to the lower index; a warp per row.
+/// Softmax of `E` scores and its `K` largest, in descending order, ties to the lower index; a warp
+/// per row.
 pub const TOP_K: Source = Source {
     name: c"loaf_top_k",
     inputs: &["scores"],
@@ -193,7 +195,8 @@ pub fn mix_grid(rows: i32, dim: i32) -> Grid {
     Grid::threads(rows * dim)
 }
 
-/// A block's part of `V` logits: the largest of the first `N` and its place, and what a softmax over all of them needs.
+/// A block's part of `V` logits: the largest of the first `N` and its place, and what a softmax
+/// over all of them needs.
 pub const SCAN: Source = Source {
     name: c"loaf_scan_logits",
     inputs: &["logits"],

@@ -71,8 +71,8 @@ impl<T> Items<T> {
     }
 
     /// Puts the items in order, those that are equal in the order they had. `less` may fail, and
-    /// need not be an order at all (NaN is neither less than a number nor more), which is why this is
-    /// not the standard library's sort: that may panic.
+    /// need not be an order at all (NaN is neither less than a number nor more), which is why this
+    /// is not the standard library's sort: that may panic.
     pub(crate) fn sort(&mut self, mut less: impl FnMut(&T, &T) -> Result<bool>) -> Result<()> {
         let (budget, len) = (self.budget().clone(), self.items.len());
         let _scratch = budget.hold(len.saturating_mul(2 * size_of::<usize>() + size_of::<Option<T>>()))?;

@@ -1,9 +1,10 @@
 //! A description of the HTTP interface, for programs: OpenAPI 3.1, served at `/openapi.json`.
 //!
-//! `requests` describes what the places take, field by field, `answers` what they give. A test holds that every place and
-//! every field that a place reads is described, and none else (`tests/tests/serve/description.rs`); Schemathesis walks it
-//! (`make serve-clients`). What the description does not say: which ids a model's vocabulary has and how much its context
-//! holds, since it is one for all models.
+//! `requests` describes what the places take, field by field, `answers` what they give. A test
+//! holds that every place and every field that a place reads is described, and none else
+//! (`tests/tests/serve/description.rs`); Schemathesis walks it (`make serve-clients`). What the
+//! description does not say: which ids a model's vocabulary has and how much its context holds,
+//! since it is one for all models.
 
 mod answers;
 mod requests;
@@ -20,7 +21,8 @@ fn list(items: Value) -> Value {
     json!({ "type": "array", "items": items })
 }
 
-/// What places that are posted to do, what they are called in the components, and whether they stream.
+/// What places that are posted to do, what they are called in the components, and whether they
+/// stream.
 const POSTED: [(&str, &str, &str, bool); 8] = [
     ("/v1/chat/completions", "Answer a chat", "Chat", true),
     ("/v1/completions", "Go on with a text, or with token ids", "Completion", true),

@@ -1,5 +1,5 @@
-//! What the places take, as JSON Schema. A field that is null counts as absent, so every field that need not be there may
-//! be null.
+//! What the places take, as JSON Schema. A field that is null counts as absent, so every field that
+//! need not be there may be null.
 
 use serde_json::{Map, Value, json};
 

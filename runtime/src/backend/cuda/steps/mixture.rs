@@ -1,6 +1,8 @@
-//! A mixture of experts of one row in three launches: the router, gate and up of the chosen, down and all that is added (`mixture.cu`).
+//! A mixture of experts of one row in three launches: the router, gate and up of the chosen, down
+//! and all that is added (`mixture.cu`).
 //!
-//! They make what the schedule's three steps make, but for what nobody else reads: the choice itself is made anew by whoever needs it.
+//! They make what the schedule's three steps make, but for what nobody else reads: the choice
+//! itself is made anew by whoever needs it.
 
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{self, OpAttrs, OpKind};
@@ -26,7 +28,8 @@ struct Mixture<'a> {
 }
 
 impl Steps<'_> {
-    /// The launches of the mixture whose first step this is, one a step, if it is of the usual kind.
+    /// The launches of the mixture whose first step this is, one a step, if it is of the usual
+    /// kind.
     pub(super) fn mixture(&self, at: usize) -> Option<[Launch; 3]> {
         let [first, second, third] = self.schedule.steps.get(at..at + 3)? else { return None };
         let (Work::Route(route), Work::ExpertsIn(experts), Work::ExpertsOut(out)) =
@@ -80,7 +83,8 @@ impl Steps<'_> {
         Some(l)
     }
 
-    /// A product of chosen experts, of so many inputs, outputs and slots of activations, whose int8 form is `quantize`'s.
+    /// A product of chosen experts, of so many inputs, outputs and slots of activations, whose int8
+    /// form is `quantize`'s.
     fn expert(&self, m: &Mixture<'_>, record: RecordId, quantize: RecordId, sizes: [u32; 3]) -> Option<Linear> {
         if self.records[record].kind != OpKind::ExpertLinearQuant {
             return None;
@@ -107,7 +111,8 @@ impl Steps<'_> {
         group == 64 && self.value(product, codes) == self.value(quantize, at.codes)
     }
 
-    /// The row that a mixture begins with, and of the shared expert, if there is one, gate and up; and what values that makes.
+    /// The row that a mixture begins with, and of the shared expert, if there is one, gate and up;
+    /// and what values that makes.
     fn row(&self, m: &Mixture<'_>) -> Option<(Linear, Vec<Option<ValueId>>)> {
         let (fused, at) = (&self.schedule.steps[m.steps[0]], op::linear_quant::Operands::indices());
         let usual = WeightFormat::Affine { bits: 4, group: 64, params: DType::BF16 };

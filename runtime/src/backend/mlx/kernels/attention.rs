@@ -6,15 +6,17 @@ use super::operands::{Attend, Heads, strange};
 use super::{Kernels, Launch, Sizes, bits, reference};
 use crate::backend::mlx_text::attention as text;
 
-/// Positions from which a query's keys are shared out among blocks, per block, and the most of those.
+/// Positions from which a query's keys are shared out among blocks, per block, and the most of
+/// those.
 const SPLIT: i32 = 256;
 const MOST_SPLITS: i32 = 32;
 /// The most elements of a head.
 const MOST_DIM: i32 = 256;
 
 impl Kernels {
-    /// Queries `[rows, heads, dim]`, normed and rotated, and the caches with the new rows, on a GPU the same arrays: what reads them
-    /// must read the queries, in one launch, to come after. `None` where there is no kernel for it.
+    /// Queries `[rows, heads, dim]`, normed and rotated, and the caches with the new rows, on a GPU
+    /// the same arrays: what reads them must read the queries, in one launch, to come after. `None`
+    /// where there is no kernel for it.
     ///
     /// # Errors
     /// What MLX says.

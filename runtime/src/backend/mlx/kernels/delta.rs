@@ -37,7 +37,8 @@ impl Kernels {
         kernels.conv.launch(m, &[&a.array, taps, before, valid], &launch).map(Some)
     }
 
-    /// Queries and keys `[rows, k_heads, k_dim]`, logarithms of decay and strengths `[rows, v_heads]`, all f32.
+    /// Queries and keys `[rows, k_heads, k_dim]`, logarithms of decay and strengths
+    /// `[rows, v_heads]`, all f32.
     ///
     /// # Errors
     /// What MLX says.

@@ -1,15 +1,17 @@
 //! Our own kernels for MLX's GPU devices: Metal and CUDA from one source.
 //!
-//! A decode step is bound by the number of launches, not by arithmetic, so what a plan has as chains of small operations is
-//! one launch here: `rows` has what works row by row (embedding, add and norm, gates, routing, choosing a token), `attention` norms,
-//! rotates and caches a layer's heads and attends to them, `delta` is the gated delta rule. The recurrence, attention and
+//! A decode step is bound by the number of launches, not by arithmetic, so what a plan has as
+//! chains of small operations is one launch here: `rows` has what works row by row (embedding, add
+//! and norm, gates, routing, choosing a token), `attention` norms, rotates and caches a layer's
+//! heads and attends to them, `delta` is the gated delta rule. The recurrence, attention and
 //! choosing a token keep what they need in registers. Every intermediate is f32.
 //!
 //! Their text is in [`mlx_text`], which knows nothing of MLX and is tested without a GPU.
 //!
-//! On the CPU device, and for sizes a kernel is not written for, there is none: the caller uses operations. `reference` defines each kernel
-//! in operations, for tests. A kernel is compiled when first used, in every process; so there are few, with sizes as template
-//! arguments, except the number of rows.
+//! On the CPU device, and for sizes a kernel is not written for, there is none: the caller uses
+//! operations. `reference` defines each kernel in operations, for tests. A kernel is compiled when
+//! first used, in every process; so there are few, with sizes as template arguments, except the
+//! number of rows.
 
 mod attention;
 mod delta;
@@ -116,8 +118,8 @@ impl Kernel {
     }
 
     fn launch<const N: usize>(&self, m: &Mlx, inputs: &[&Array], l: &Launch<'_>) -> Result<[Array; N]> {
-        // MLX finds a compiled kernel by name and template arguments: types of operands must be among them. They are `I0`, `I1`,
-        // .. in a kernel, those of results `O0`, ..
+        // MLX finds a compiled kernel by name and template arguments: types of operands must be
+        // among them. They are `I0`, `I1`, .. in a kernel, those of results `O0`, ..
         let of = |letter: char, i: usize| c_string(&format!("{letter}{i}"));
         let mut types = Vec::new();
         for (i, input) in inputs.iter().enumerate() {

@@ -1,8 +1,10 @@
-//! What kernels are given. Their definitions in operations (`reference`) take the same, so it stands apart from both.
+//! What kernels are given. Their definitions in operations (`reference`) take the same, so it
+//! stands apart from both.
 
 use super::super::array::{Array, MlxError};
 
-/// A view of an array `[rows, width]`: row `r` has elements `at + h * stride + i` for heads `h` and `i < dim`.
+/// A view of an array `[rows, width]`: row `r` has elements `at + h * stride + i` for heads `h` and
+/// `i < dim`.
 pub struct Place {
     /// `[rows, width]`, contiguous.
     pub array: Array,

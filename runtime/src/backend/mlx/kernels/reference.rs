@@ -1,8 +1,9 @@
 //! The definition of each kernel in operations of MLX.
 //!
-//! With these in the place of kernels a plan is lowered with the same chains on MLX's CPU device, so that the choice of chains and
-//! the views they hand over are tested without a GPU; on a GPU each kernel is held to its reference. Sizes that a kernel refuses, its
-//! reference is not asked for. Everything is computed in f32 and rounded once, at the end.
+//! With these in the place of kernels a plan is lowered with the same chains on MLX's CPU device,
+//! so that the choice of chains and the views they hand over are tested without a GPU; on a GPU
+//! each kernel is held to its reference. Sizes that a kernel refuses, its reference is not asked
+//! for. Everything is computed in f32 and rounded once, at the end.
 
 use super::super::array::{Array, Result, Type};
 use super::super::ops::{Mlx, Packing};

@@ -1,4 +1,5 @@
-//! What works row by row: embedding, add and norm, gates, routing, the mixture's sum, choosing a token.
+//! What works row by row: embedding, add and norm, gates, routing, the mixture's sum, choosing a
+//! token.
 
 use super::super::array::{Array, Result, Type};
 use super::super::ops::{Mlx, Packing};
@@ -6,7 +7,8 @@ use super::operands::{Act, Place, Shared};
 use super::{Kernels, Launch, Sizes, bits, reference};
 use crate::backend::mlx_text::rows::{self as text, SCANS};
 
-/// Most experts and slots of the router's kernel, and the widest row that a block of [`text::ADD_NORM`] holds.
+/// Most experts and slots of the router's kernel, and the widest row that a block of
+/// [`text::ADD_NORM`] holds.
 const MOST_EXPERTS: i32 = 1024;
 const MOST_SLOTS: i32 = 32;
 const MOST_ROW: i32 = 16384;
@@ -114,7 +116,8 @@ impl Kernels {
         Ok(Some(out))
     }
 
-    /// The `k` most probable experts of every row and their weights, `[rows, k]`, from scores before the softmax.
+    /// The `k` most probable experts of every row and their weights, `[rows, k]`, from scores
+    /// before the softmax.
     ///
     /// # Errors
     /// What MLX says.
@@ -136,7 +139,8 @@ impl Kernels {
         kernels.top_k.launch(m, &[&scores.array], &launch).map(Some)
     }
 
-    /// `slots` `[rows, k, dim]` summed by `weights` `[rows, k]`, plus the shared expert if there is one: `[rows, dim]`.
+    /// `slots` `[rows, k, dim]` summed by `weights` `[rows, k]`, plus the shared expert if there is
+    /// one: `[rows, dim]`.
     ///
     /// # Errors
     /// What MLX says.
@@ -167,7 +171,8 @@ impl Kernels {
         Ok(Some(out))
     }
 
-    /// The most probable of the first `known` tokens, `u32[1]`, and its log-probability among all, `f32[1]`.
+    /// The most probable of the first `known` tokens, `u32[1]`, and its log-probability among all,
+    /// `f32[1]`.
     ///
     /// # Errors
     /// What MLX says.

@@ -1,4 +1,5 @@
-//! Lowering of the records that take more than a line: experts, gates, positions, attention, convolution, recurrence.
+//! Lowering of the records that take more than a line: experts, gates, positions, attention,
+//! convolution, recurrence.
 
 use loaf_formats::dtype::WEIGHT_PLANES;
 use loaf_formats::op::{OpAttrs, OpKind, attention, conv, expert_linear_quant, gdn_scan, kv_write, rope, rope_table};
@@ -13,13 +14,15 @@ use super::super::values::shape;
 use super::super::weights::Matrix;
 use super::{Op, Planes, Trace, missing};
 
-/// Slots from which products with experts are taken sorted by expert: fewer are read one by one anyway.
+/// Slots from which products with experts are taken sorted by expert: fewer are read one by one
+/// anyway.
 const SORT_SLOTS: u64 = 64;
 /// Most slots of one row that are computed as vectors at once.
 const QMV_SLOTS: usize = 7;
 
 impl Trace<'_> {
-    /// A product per slot with its expert's matrix. `x`, `order`, `weight` and `out` are operand indices.
+    /// A product per slot with its expert's matrix. `x`, `order`, `weight` and `out` are operand
+    /// indices.
     pub(super) fn experts(
         &mut self,
         r: &Op<'_>,
@@ -51,7 +54,8 @@ impl Trace<'_> {
             let x = m.reshape(&x, &[rows as i32, x_slots as i32, 1, inp as i32])?;
             // The rows of `x` are named, or MLX would make and copy their numbers at every call.
             let from: Vec<u32> = (0..slots as u32).map(|s| if x_slots == 1 { s / k as u32 } else { s }).collect();
-            // Up to seven products MLX's CUDA device computes as vectors; for more it has a slow kernel that it first compiles.
+            // Up to seven products MLX's CUDA device computes as vectors; for more it has a slow
+            // kernel that it first compiles.
             let each =
                 if rows == 1 && !dense && self.l.kernels.device() == Device::Cuda { QMV_SLOTS } else { k as usize };
             let mut parts = Vec::new();
@@ -87,8 +91,8 @@ impl Trace<'_> {
         self.out(r, out, &y)
     }
 
-    /// Rows of a table that is computed here exactly as the CPU computes it, for every position the caches hold. Halves without
-    /// kernels of ours: MLX's kernel will do it from the periods.
+    /// Rows of a table that is computed here exactly as the CPU computes it, for every position the
+    /// caches hold. Halves without kernels of ours: MLX's kernel will do it from the periods.
     pub(super) fn rope_table(&mut self, r: &Op<'_>) -> Result<()> {
         let m = self.m;
         let (half, o) = (rope_table::Attrs::of(r.attrs).half as u64, rope_table::Operands::indices());
@@ -196,15 +200,17 @@ impl Trace<'_> {
         self.out(r, o.out, &y)
     }
 
-    /// Whether MLX gives an attention of many rows to cuDNN. That is handed nothing but arrays stored in their own order: queries by
-    /// head, and a mask for every head. (With queries by row and one mask for all, a prefill in f16 came out wrong.)
+    /// Whether MLX gives an attention of many rows to cuDNN. That is handed nothing but arrays
+    /// stored in their own order: queries by head, and a mask for every head. (With queries by row
+    /// and one mask for all, a prefill in f16 came out wrong.)
     fn cudnn(&self, dim: u64) -> bool {
         let halves = self.l.kind != Type::F32 && self.l.kernels.device() == Device::Cuda;
         halves && self.rows > 1 && dim.is_multiple_of(8) && dim <= 128
     }
 
-    /// The mask `[rows, positions]` of an attention, the same array for all layers: what is added to the scores on CUDA (MLX would make
-    /// that of truth values, once per layer), else truth values.
+    /// The mask `[rows, positions]` of an attention, the same array for all layers: what is added
+    /// to the scores on CUDA (MLX would make that of truth values, once per layer), else truth
+    /// values.
     fn visible(&mut self, positions: i32, [window, heads, dim]: [u64; 3]) -> Result<Array> {
         let m = self.m;
         let key = [window, heads, dim];

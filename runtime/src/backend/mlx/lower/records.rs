@@ -229,7 +229,8 @@ impl Trace<'_> {
         let m = self.m;
         let x = m.reshape(x, &[self.rows as i32, -1])?;
         let cuda = self.l.kernels.device() == Device::Cuda;
-        // One row times many: MLX's CUDA device takes a kernel that it first compiles for a minute, but not if it gathers.
+        // One row times many: MLX's CUDA device takes a kernel that it first compiles for a minute,
+        // but not if it gathers.
         let gathered = cuda && self.rows == 1 && dims[0][0] > QMV_ROWS && format.group().is_some();
         match self.l.weights.matrix(m, operands, dims, format, gathered.then_some(1), self.l.kind)? {
             Matrix::Dense(w) => m.matmul(&x, &w),
@@ -251,5 +252,6 @@ impl Trace<'_> {
     }
 }
 
-/// Rows of a matrix up to which MLX's CUDA device multiplies a single vector with its kernel for that.
+/// Rows of a matrix up to which MLX's CUDA device multiplies a single vector with its kernel for
+/// that.
 const QMV_ROWS: u64 = 16384;

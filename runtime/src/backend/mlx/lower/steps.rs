@@ -1,4 +1,5 @@
-//! Lowering step by step: where one kernel takes several records of a step, and what becomes of the step where it does not.
+//! Lowering step by step: where one kernel takes several records of a step, and what becomes of the
+//! step where it does not.
 
 use loaf_formats::op::{
     OpAttrs, add, attention, gdn_gates, gdn_scan, kv_write, l2_norm, mul_rows, rms_norm, rope, sigmoid, silu_mul,
@@ -56,8 +57,8 @@ impl Trace<'_> {
         Ok((w, a.eps))
     }
 
-    /// Queries `[rows, heads, dim]` of an attention, where one kernel norms, rotates and caches; the caches stay the arrays they
-    /// were.
+    /// Queries `[rows, heads, dim]` of an attention, where one kernel norms, rotates and caches;
+    /// the caches stay the arrays they were.
     fn heads(&mut self, a: &Attend) -> Result<Option<Array>> {
         let (Some(q_rope), Some(k_rope)) = (a.q_rope, a.k_rope) else { return Ok(None) };
         let o = rope::Operands::indices();
@@ -85,7 +86,8 @@ impl Trace<'_> {
         let r = self.ops[a.attention];
         let o = attention::Operands::indices();
         let caches = [r.state(o.k)?, r.state(o.v)?];
-        // What reads the caches must also read the queries, to come after; operations would convert the caches first.
+        // What reads the caches must also read the queries, to come after; operations would convert
+        // the caches first.
         let reads = self.rows == 1 && self.l.kernels.attends(q.dim);
         if !reads && self.states[caches[0]].raw_type() != self.l.kind.raw() {
             return Ok(None);
