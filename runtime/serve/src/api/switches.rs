@@ -145,7 +145,10 @@ mod tests {
     const SWITCH: &str = "{% if enable_thinking %}<think>{% endif %}";
     const LEVELS: &str = "{{ reasoning_effort }} {{ documents }}";
 
-    fn told(source: &str, fields: Value) -> Result<(Option<bool>, Vec<(String, Value)>), Option<String>> {
+    /// Whether to think, and the template's variables.
+    type Switched = (Option<bool>, Vec<(String, Value)>);
+
+    fn told(source: &str, fields: Value) -> Result<Switched, Option<String>> {
         let mut talk = Talk::default();
         let mut fields = Fields::of(fields).expect("an object");
         let told = Switches::of_chat(&mut fields).and_then(|s| s.tell(source, &mut talk));
