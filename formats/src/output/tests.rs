@@ -159,3 +159,14 @@ fn more_than_the_file_system_holds_is_refused_with_both_sizes() {
     output.reserve(1000).unwrap();
     assert_eq!(output.file().metadata().unwrap().len(), 1000);
 }
+
+#[test]
+fn files_are_dated_in_order_and_nothing_else_stays() {
+    let folder = Folder::new("dated");
+    let (a, b) = (folder.file("a", "a"), folder.file("b", "b"));
+    let dates = [("a", 0), ("b", 3), ("absent", 5)];
+    Output::date(&folder.0, dates.into_iter()).unwrap();
+    let of = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    assert_eq!(of(&a).duration_since(of(&b)).unwrap().as_secs(), 3);
+    assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 2);
+}

@@ -399,17 +399,11 @@ impl Disk {
     fn keep_order(&self) {
         let index = locked(&self.index);
         let used: BTreeSet<u64> = index.order.iter().map(|f| f.0).filter(|used| *used > index.opened).collect();
-        // What time it is the file system says.
-        let mark = self.folder.join(".used");
-        let now = std::fs::write(&mark, []).and_then(|()| std::fs::metadata(&mark)?.modified());
-        let _ = std::fs::remove_file(&mark);
-        let Ok(now) = now else { return };
         let later: BTreeMap<u64, u64> = used.into_iter().rev().zip(0..).collect();
-        for (used_at, _, name) in index.order.iter().filter(|f| f.0 > index.opened) {
-            let time = now - std::time::Duration::from_secs(later.get(used_at).copied().unwrap_or(0));
-            // What does not work makes the order worse, and nothing else.
-            let _ = File::options().write(true).open(self.folder.join(name)).and_then(|f| f.set_modified(time));
-        }
+        let dated = index.order.iter().filter(|f| f.0 > index.opened);
+        let dated = dated.map(|(used_at, _, name)| (&**name, later.get(used_at).copied().unwrap_or(0)));
+        // What does not work makes the order worse, and nothing else.
+        let _ = Output::date(&self.folder, dated);
     }
 }
 
