@@ -111,6 +111,29 @@ impl File {
         self
     }
 
+    /// The numbers of a Llama of one layer, 32 wide and with two heads, and `more` of them.
+    pub fn one_layer(&mut self, more: &[(&str, u32)]) -> &mut File {
+        let numbers = [
+            ("block_count", 1),
+            ("context_length", 64),
+            ("embedding_length", 32),
+            ("feed_forward_length", 32),
+            ("attention.head_count", 2),
+        ];
+        for (key, n) in numbers.iter().chain(more) {
+            self.key(&format!("llama.{key}"), Value::U32(*n));
+        }
+        self.key("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5))
+    }
+
+    /// Its norms, which are all ones.
+    pub fn norms_of_one_layer(&mut self) -> &mut File {
+        for name in ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"] {
+            self.f32s(&format!("{name}.weight"), &[32], &[1.0; 32]);
+        }
+        self
+    }
+
     /// The file's bytes, version 3, aligned to 32.
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();

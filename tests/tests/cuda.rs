@@ -222,6 +222,20 @@ fn launched(record: &Arc<Mutex<Record>>) -> Vec<String> {
     launches.collect()
 }
 
+/// Names of the kernels that two tokens launch, whose logits are the CPU's. Interpreted, a token
+/// takes long, so no other way is tried; the second finds states that the first has left.
+fn launched_for_two_tokens(what: &str, model: &Model) -> Vec<String> {
+    let ids = text(512, 2);
+    let want = decode_logits(&mut session(model, Kernels::detect(), 1), &ids);
+    let (mut engine, record) = recorded(model, options()).expect("room");
+    let mut sequence = engine.sequence().expect("a slot");
+    for (id, want) in ids.iter().zip(&want) {
+        let got = engine.decode_one(&mut sequence, *id).expect("one token").to_vec();
+        assert_bits(what, &[got], std::slice::from_ref(want));
+    }
+    launched(&record)
+}
+
 /// The short kernels of one row: whole lots of 1,024 inputs, groups of 64, heads of 64 and 128.
 #[test]
 fn short_kernels_have_the_bits_of_the_cpu() {
@@ -238,16 +252,7 @@ fn short_kernels_have_the_bits_of_the_cpu() {
             check(&format!("{hidden}"), &baked.loaf, &text(512, 4));
             continue;
         }
-        // Interpreted, every one of these takes long: two tokens in one way.
-        let ids = text(512, 2);
-        let want = decode_logits(&mut session(&baked.loaf, Kernels::detect(), 1), &ids);
-        let (mut engine, record) = recorded(&baked.loaf, self::options()).expect("room");
-        let mut sequence = engine.sequence().expect("a slot");
-        for (id, want) in ids.iter().zip(&want) {
-            let got = engine.decode_one(&mut sequence, *id).expect("one token").to_vec();
-            assert_bits(&format!("{hidden}"), &[got], std::slice::from_ref(want));
-        }
-        let launched = launched(&record);
+        let launched = launched_for_two_tokens(&format!("{hidden}"), &baked.loaf);
         let head = if hidden == 1024 { "row_head_1" } else { "row_head_2" };
         for kernel in kernels.iter().chain(&[head]) {
             assert!(launched.contains(&(*kernel).to_owned()), "{hidden}: expected {kernel}, found {launched:?}");
@@ -879,16 +884,7 @@ fn short_kernels_of_mixtures_have_the_bits_of_the_cpu() {
             check(&what, &baked.loaf, &text(512, 12));
             continue;
         }
-        // The second token finds states that the first has left.
-        let ids = text(512, 2);
-        let want = decode_logits(&mut session(&baked.loaf, Kernels::detect(), 1), &ids);
-        let (mut engine, record) = recorded(&baked.loaf, self::options()).expect("room");
-        let mut sequence = engine.sequence().expect("a slot");
-        for (id, want) in ids.iter().zip(&want) {
-            let got = engine.decode_one(&mut sequence, *id).expect("one token").to_vec();
-            assert_bits(&what, &[got], std::slice::from_ref(want));
-        }
-        let launched = launched(&record);
+        let launched = launched_for_two_tokens(&what, &baked.loaf);
         for kernel in all {
             let found = launched.contains(&kernel.to_owned());
             assert_eq!(found, kernels.contains(&kernel), "{what}: {kernel}, found {launched:?}");

@@ -175,16 +175,7 @@ fn manifest(loaf: &[u8]) -> serde_json::Value {
 fn tiny(scale: u16, more: impl FnOnce(&mut File)) -> File {
     let mut file = File::default();
     file.key("general.architecture", "llama");
-    for (key, n) in [
-        ("block_count", 1),
-        ("context_length", 64),
-        ("embedding_length", 32),
-        ("feed_forward_length", 32),
-        ("attention.head_count", 2),
-    ] {
-        file.key(&format!("llama.{key}"), Value::U32(n));
-    }
-    file.key("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    file.one_layer(&[]);
     let square = |seed: usize| -> Vec<f32> { (0..1024).map(|i| ((i * seed) % 17) as f32 / 40.0 - 0.2).collect() };
     file.f32s("token_embd.weight", &[32, 32], &square(5));
     for (name, seed) in
@@ -192,9 +183,7 @@ fn tiny(scale: u16, more: impl FnOnce(&mut File)) -> File {
     {
         file.f32s(&format!("blk.0.{name}.weight"), &[32, 32], &square(seed));
     }
-    for name in ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"] {
-        file.f32s(&format!("{name}.weight"), &[32], &[1.0; 32]);
-    }
+    file.norms_of_one_layer();
     let block = |i: usize| scale.to_le_bytes().into_iter().chain((0..32).map(move |j| (i * 3 + j) as u8));
     let data = (0..32).flat_map(block).collect();
     file.tensors.push(loaf_tests::gguf::Tensor {

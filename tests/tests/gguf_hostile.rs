@@ -277,19 +277,7 @@ fn mutated_headers_are_refused_in_one_line_or_kept_within_the_file() {
 fn model() -> File {
     let mut file = File::default();
     file.key("general.architecture", "llama").key("general.alignment", Value::U32(32));
-    for (key, n) in [
-        ("block_count", 1),
-        ("context_length", 64),
-        ("embedding_length", 32),
-        ("feed_forward_length", 32),
-        ("attention.head_count", 2),
-        ("attention.head_count_kv", 2),
-        ("rope.dimension_count", 16),
-        ("vocab_size", 32),
-    ] {
-        file.key(&format!("llama.{key}"), Value::U32(n));
-    }
-    file.key("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    file.one_layer(&[("attention.head_count_kv", 2), ("rope.dimension_count", 16), ("vocab_size", 32)]);
     file.key("llama.rope.freq_base", Value::F32(1e4)).key("general.sampling.temp", Value::F32(0.6));
     file.key("tokenizer.ggml.model", "gpt2").key("tokenizer.ggml.pre", "qwen2");
     file.key("tokenizer.ggml.tokens", Value::Texts(["a", "b", "ab", "<|im_end|>"].map(String::from).into()));
@@ -298,9 +286,7 @@ fn model() -> File {
     file.key("tokenizer.ggml.eos_token_id", Value::U32(3)).key("tokenizer.ggml.add_bos_token", Value::Bool(false));
     file.key("tokenizer.chat_template", "{{ messages[0].content }}");
     file.f32s("token_embd.weight", &[32, 32], &[0.25; 1024]);
-    for name in ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"] {
-        file.f32s(&format!("{name}.weight"), &[32], &[1.0; 32]);
-    }
+    file.norms_of_one_layer();
     // Q4_0, Q8_0, MXFP4, Q4_1, IQ4_NL, Q5_0, F16: code, bytes of a row of 32.
     let kinds = [(2, 18), (8, 34), (39, 17), (3, 20), (20, 18), (6, 22), (1, 64)];
     let names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];

@@ -23,6 +23,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use loaf_formats::container::hex;
 use loaf_formats::output::Output;
 use sha2::{Digest, Sha256};
 
@@ -109,10 +110,6 @@ fn locked(index: &Mutex<Index>) -> MutexGuard<'_, Index> {
     index.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 fn name_of(item: &Item) -> String {
     match item.state {
         None => block_name(item.pos, &chain(&item.before, &item.ids)),
@@ -125,7 +122,7 @@ fn block_name(pos: u32, chain: &Chain) -> String {
 }
 
 fn snap_name(before: &Chain, pos: u32, tail: &[u32]) -> String {
-    format!("s-{}-{pos:08}-{}.kv", hex(before), hex(&chain(before, tail)[..16]))
+    format!("s-{}-{pos:08}-{}.kv", hex(before), &hex(&chain(before, tail))[..32])
 }
 
 impl Index {

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use loaf_formats::op::{OpKind, linear_dense, linear_quant};
+use loaf_formats::op::{MAX_COUNT, OpKind, linear_dense, linear_quant};
 use loaf_formats::plan::{Region, Template, records};
 
 use crate::memory::Reserved;
@@ -53,6 +53,9 @@ struct Op {
     prefetch: Prefetch,
     /// Experts that it has read.
     asked: Option<Asked>,
+    /// Whether it is worth several threads at the rows that the graph has; none if its position
+    /// decides.
+    parallel: Option<bool>,
 }
 
 /// A template whose operands are addresses.
@@ -67,7 +70,7 @@ pub(crate) struct Replay {
 
 /// The matrix that an op reads from its beginning to its end, whatever it computes.
 fn matrix(call: &OpCall<'_>) -> Option<Prefetch> {
-    if kernels::cost(call) < PARALLEL_COST {
+    if !is_worth_threads(call) {
         return None;
     }
     let (weight, rows) = match call.kind {
@@ -129,6 +132,18 @@ impl Needs {
 /// Ops cheaper than this run on the calling thread: waking the others costs more.
 const PARALLEL_COST: u64 = 128 << 10;
 
+fn is_worth_threads(call: &OpCall<'_>) -> bool {
+    kernels::cost(call) >= PARALLEL_COST
+}
+
+/// Whether an op is worth several threads, wherever its rows stand; none if that decides. What it
+/// costs does not fall with the position.
+fn parallel(call: &OpCall<'_>) -> Option<bool> {
+    let at = |pos| is_worth_threads(&OpCall { runs: &[Run { pos, ..Run::ONE }], ..*call });
+    let first = at(0);
+    (first == at(MAX_COUNT as usize)).then_some(first)
+}
+
 #[derive(Clone, Copy)]
 struct ScratchPtr(*mut u8);
 
@@ -160,7 +175,9 @@ impl Replay {
                 runs: &[Run::ONE],
             };
             let asked = Asked::of(&call);
-            ops.push(Op { kind: record.kind, operands: first..operands.len(), attrs, prefetch: Prefetch::NONE, asked });
+            let parallel = parallel(&call);
+            let operands = first..operands.len();
+            ops.push(Op { kind: record.kind, operands, attrs, prefetch: Prefetch::NONE, asked, parallel });
         }
         // A step is followed by another like it, so the first matrix comes after the last; hence
         // twice around.
@@ -200,6 +217,10 @@ impl Replay {
         if self.rows != rows {
             self.rows = rows;
             self.row_words.iter().for_each(|&i| self.words[i] = rows);
+            for op in &mut self.ops {
+                let (operands, attrs) = (&self.operands[op.operands.clone()], &self.words[op.attrs.clone()]);
+                op.parallel = parallel(&OpCall { kind: op.kind, operands, attrs, runs });
+            }
         }
         if let Some(times) = &mut times {
             times.graph(&self.words, runs.first().map_or(0, |r| r.pos as u64));
@@ -248,10 +269,10 @@ impl Replay {
                         });
                     }
                 }
-            } else if pool.threads() == 1 || kernels::cost(&call.0) < PARALLEL_COST {
-                body(0..units, 0);
-            } else {
+            } else if pool.threads() > 1 && op.parallel.unwrap_or_else(|| is_worth_threads(&call.0)) {
                 pool.run_before(op.prefetch, units, &body);
+            } else {
+                body(0..units, 0);
             }
             if let (Some(times), Some(start)) = (&mut times, start) {
                 times.op(op.kind, start.elapsed());

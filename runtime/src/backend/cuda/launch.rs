@@ -680,6 +680,11 @@ fn places(mut shape: Shape, n: u64) -> Shape {
     shape
 }
 
+/// The weight format that short kernels take, of so many bits.
+pub fn usual(bits: u8) -> u64 {
+    WeightFormat::Affine { bits, group: 64, params: DType::BF16 }.code()
+}
+
 /// Bytes of shared memory of a short kernel: a staged row, and what the folds of so many outputs
 /// take, or the row itself.
 fn row_shared(inputs: u32, outputs: u32) -> u32 {
@@ -921,10 +926,9 @@ impl Linear {
     /// Whether the weight has so many bits in groups of 64, parameters in BF16, and rows of which
     /// sixteen bytes are loaded at once.
     pub fn is_usual(&self, bits: u8) -> bool {
-        let usual = WeightFormat::Affine { bits, group: 64, params: DType::BF16 };
         let codes = [self.planes[0], self.plane_row[0], self.plane_expert[0]];
         let params = [self.planes[1], self.planes[2], self.plane_row[1], self.plane_expert[1]];
-        self.format == usual.code()
+        self.format == usual(bits)
             && codes.iter().chain(&params).all(|n| n.is_multiple_of(16))
             && self.plane_row[1] == self.plane_row[2]
             && self.plane_expert[1] == self.plane_expert[2]
@@ -942,7 +946,6 @@ impl Linear {
         bases: &Bases,
     ) -> Option<Vec<Launch>> {
         use Kernel as K;
-        let usual = WeightFormat::Affine { bits: 4, group: 64, params: DType::BF16 };
         let head = self.outputs > MOST_AT_ONCE;
         let pairs = self.flags & stage::PAIRS != 0;
         let (kernel, tiles) = match (self.inputs, pairs) {
@@ -965,7 +968,7 @@ impl Linear {
             && self.plane_row[1] == self.plane_row[2]
             && (2..=FEW_ROWS).contains(&self.rows)
             && self.order == 0
-            && self.format == usual.code()
+            && self.format == usual(4)
             && group == 64
             && self.outputs.is_multiple_of(8 * tiles);
         if !fits || self.stage == stage::CODES {

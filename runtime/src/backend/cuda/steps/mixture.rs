@@ -4,7 +4,6 @@
 //! They make what the schedule's three steps make, but for what nobody else reads: the choice
 //! itself is made anew by whoever needs it.
 
-use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{self, OpAttrs, OpKind};
 
 use super::super::driver::Address;
@@ -115,8 +114,7 @@ impl Steps<'_> {
     /// and what values that makes.
     fn row(&self, m: &Mixture<'_>) -> Option<(Linear, Vec<Option<ValueId>>)> {
         let (fused, at) = (&self.schedule.steps[m.steps[0]], op::linear_quant::Operands::indices());
-        let usual = WeightFormat::Affine { bits: 4, group: 64, params: DType::BF16 };
-        let mut row = Linear { inputs: MIXTURE_WIDTH, rows: 1, format: usual.code(), ..Linear::default() };
+        let mut row = Linear { inputs: MIXTURE_WIDTH, rows: 1, format: launch::usual(4), ..Linear::default() };
         let mut p = Product { norm: m.route.norm, quantizes: m.route.quantizes.clone(), ..Product::default() };
         let mut made = Vec::new();
         if let Some(Gated { products, gate }) = &m.experts.shared {
