@@ -4,7 +4,8 @@
 //! (`bf16 mxfp4`), those formats alone; with a number among them, on so many threads alone.
 //! `LOAF_ISA` names the table of kernels. Every figure is the best of several runs, on one thread
 //! (its own processor time) and on all physical cores (wall time). Weights are random bits; results
-//! are not looked at. With `ops`, every kind of op, on one thread.
+//! are not looked at. GGUF's block formats stand beside 4-bit affine weights, measured in the same
+//! moment: the share of their bytes per second. With `ops`, every kind of op, on one thread.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -285,9 +286,30 @@ fn main() {
             let large = time(&pool, &kernels, kind, &[1, 4096, long, format.code()]);
             let [chunk32, chunk] = [32, 128].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]));
             let few = [2, 3, 4, 6, 8].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]) * 1e6);
+            let share = match format {
+                WeightFormat::Block(_) => {
+                    let speed = |ms, inp: u64, out: u64, format: WeightFormat| {
+                        let seconds = time_for(ms, &pool, &kernels, kind, &[1, inp, out, format.code()]);
+                        (out * format.row_bytes(inp).unwrap_or(0)) as f64 / seconds
+                    };
+                    let of = |inp, out| {
+                        // In turns, the best of each.
+                        let mut best = [0.0f64; 2];
+                        for _ in 0..3 {
+                            for (best, format) in best.iter_mut().zip([format, formats[0]]) {
+                                *best = best.max(speed(60, inp, out, format));
+                            }
+                        }
+                        best[0] / best[1]
+                    };
+                    let [tiny, wide, large] = [(1024, 512), (4096, 512), (4096, long)].map(|(inp, out)| of(inp, out));
+                    format!("; of {}: 512x1024 {tiny:.2}, 512x4096 {wide:.2}, 64 MB {large:.2}", formats[0])
+                }
+                _ => String::new(),
+            };
             println!(
                 "  {:<12} decode 512x1024 {:5.1} GB/s, 24 rows of 64x1024 {:5.1} GMAC/s; decode 3072x1024 {:5.1} GB/s ({:6.1} us), 64 MB {:5.1} GB/s; \
-                 32 rows {:5.1}, 128 rows {:5.1} GMAC/s; 2, 3, 4, 6, 8 rows {few:.0?} us",
+                 32 rows {:5.1}, 128 rows {:5.1} GMAC/s; 2, 3, 4, 6, 8 rows {few:.0?} us{share}",
                 format.to_string(),
                 bytes(inp, 512) as f64 / tiny / 1e9,
                 (24 * inp * 64) as f64 / tiles / 1e9,

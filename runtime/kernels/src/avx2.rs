@@ -97,6 +97,20 @@ impl Spread {
 static EVENS_ODDS: [u8; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 /// Per 16 bytes: residues 0, 1, 2, 3 modulo 4.
 static QUARTERS: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
+/// Byte 1, and byte 2, of every four, the rest zero.
+pub(super) static SECOND_BYTES: [u8; 16] = every_fourth(1);
+pub(super) static THIRD_BYTES: [u8; 16] = every_fourth(2);
+
+const fn every_fourth(from: u8) -> [u8; 16] {
+    let mut out = [0x80; 16];
+    let mut i = 0;
+    while i < 4 {
+        out[4 * i] = 4 * i as u8 + from;
+        i += 1;
+    }
+    out
+}
+
 /// Doubled E2M1 values plus 12.
 pub(super) static E2M1_LUT: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 

@@ -8,9 +8,9 @@ use std::arch::x86_64::*;
 
 use loaf_formats::dtype::DType;
 
-use super::avx2::{Avx2, E2M1_LUT, unpack32};
-use super::rows::{PlaneRows, Rows, Spans, dots_by_span};
-use super::simd::{TABLE_LUT, layout};
+use super::avx2::{Avx2, E2M1_LUT, MADD, Products, SECOND_BYTES, THIRD_BYTES, unpack32};
+use super::rows::{PlaneRows, Rows, Spans};
+use super::simd::{Ahead, Simd, TABLE_LUT, layout};
 use super::wide::Wide;
 
 /// Proof of nothing: use only inside functions compiled for, and run on, AVX-512 F, BW, DQ, VL and
@@ -99,6 +99,109 @@ unsafe fn quarters([x, y, z, w]: [__m512i; 4]) -> [__m512i; 4] {
             _mm512_shuffle_i32x4::<0xdd>(even, even2),
             _mm512_shuffle_i32x4::<0xdd>(odd, odd2),
         ]
+    }
+}
+
+/// Eight vectors as two square matrices of four-byte elements, in their lower and upper halves, of
+/// which both are transposed: vector `j` has elements `j` of the lower halves 0 to 3 and the upper
+/// ones, then of vectors 4 to 7 as much.
+#[inline(always)]
+unsafe fn transposed_halves(a: [__m512i; 8]) -> [__m512i; 8] {
+    // SAFETY: register operations.
+    unsafe {
+        // Of four vectors, and the other four: vector j has elements j and j + 4 of each half.
+        let mut quads = [[a[0]; 4]; 2];
+        for i in 0..2 {
+            let [x, y, z, w] = [a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3]];
+            let (low, high) = (_mm512_unpacklo_epi32(x, y), _mm512_unpackhi_epi32(x, y));
+            let (low2, high2) = (_mm512_unpacklo_epi32(z, w), _mm512_unpackhi_epi32(z, w));
+            quads[i] = [
+                _mm512_unpacklo_epi64(low, low2),
+                _mm512_unpackhi_epi64(low, low2),
+                _mm512_unpacklo_epi64(high, high2),
+                _mm512_unpackhi_epi64(high, high2),
+            ];
+        }
+        let mut out = a;
+        for j in 0..4 {
+            out[j] = _mm512_shuffle_i32x4::<0x88>(quads[0][j], quads[1][j]);
+            out[j + 4] = _mm512_shuffle_i32x4::<0xdd>(quads[0][j], quads[1][j]);
+        }
+        out
+    }
+}
+
+/// Which rows' halves make vector `i` of eight, if [`transposed_halves`] shall leave them in order.
+#[inline(always)]
+const fn rows_of(i: usize) -> [usize; 2] {
+    let low = i / 4 * 8 + i % 4;
+    [low, low + 4]
+}
+
+/// Elements `g..g + n` in f16 of sixteen rows, `n <= 8`, as eight vectors of f32, a lane for each
+/// row.
+#[inline(always)]
+unsafe fn eight_halves(rows: &PlaneRows, g: usize, n: usize, to: *mut u8) {
+    // SAFETY: masked lanes are not read; room for eight vectors.
+    unsafe {
+        let mut floats = [_mm512_setzero_si512(); 8];
+        for i in 0..8 {
+            let [low, high] = rows_of(i);
+            let low = _mm_maskz_loadu_epi16(first(n) as u8, rows.row(low).add(2 * g).cast());
+            let high = _mm_maskz_loadu_epi16(first(n) as u8, rows.row(high).add(2 * g).cast());
+            let halves = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
+            floats[i] = _mm512_castps_si512(_mm512_cvtph_ps(halves));
+        }
+        let by_group = transposed_halves(floats);
+        for i in 0..8 {
+            _mm512_storeu_si512(to.add(64 * i).cast(), by_group[i]);
+        }
+    }
+}
+
+/// Whether [`two_bits`] takes this layout: 128 codes of a row at once, in groups of sixteen or as
+/// one.
+#[inline(always)]
+const fn is_two_bits(kind: u8, group: usize) -> bool {
+    kind == layout::HALVES_2 && group == 16 || kind == 2 && group == 128
+}
+
+/// [`Rows::dots`] of 2 bits: plane `k` of packed bytes is bits `2 * k` and the next of every byte,
+/// so that an i32 of dot products is a group of sixteen. A vector is 128 codes of two rows.
+#[inline(always)]
+unsafe fn two_bits(group: usize, rows: &[*const u8; 16], at: usize, x: *const i8, next: Ahead) -> [__m512i; 8] {
+    // SAFETY: 32 bytes of each row, 128 arranged activations.
+    unsafe {
+        let mut sums = [_mm512_setzero_si512(); 8];
+        for i in 0..8 {
+            next.ask::<Avx2>(64 * i);
+            let [low, high] = rows_of(i);
+            let packed = pair(load32(rows[low].add(at)), load32(rows[high].add(at)));
+            macro_rules! plane {
+                ($k:literal) => {
+                    let codes = _mm512_and_si512(_mm512_srli_epi16::<{ 2 * $k }>(packed), _mm512_set1_epi8(3));
+                    let x = _mm512_broadcast_i64x4(load32(x.add(32 * $k).cast()));
+                    sums[i] = _mm512_dpbusd_epi32(sums[i], codes, x);
+                };
+            }
+            plane!(0);
+            plane!(1);
+            plane!(2);
+            plane!(3);
+        }
+        if group == 16 {
+            return transposed_halves(sums);
+        }
+        let mut quads = [sums[0]; 2];
+        for i in 0..2 {
+            let [x, y, z, w] = [sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]];
+            let x = _mm512_add_epi32(_mm512_unpacklo_epi32(x, y), _mm512_unpackhi_epi32(x, y));
+            let z = _mm512_add_epi32(_mm512_unpacklo_epi32(z, w), _mm512_unpackhi_epi32(z, w));
+            quads[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(x, z), _mm512_unpackhi_epi64(x, z));
+        }
+        let [x, y] = quads;
+        let all = _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>(x, y), _mm512_shuffle_i32x4::<0xdd>(x, y));
+        [all; 8]
     }
 }
 
@@ -191,6 +294,20 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
         }
     }
     #[inline(always)]
+    unsafe fn byte(a: __m512i, i: usize) -> __m512i {
+        // SAFETY: as `splat`. One operation each.
+        unsafe {
+            match i {
+                0 => _mm512_and_si512(a, _mm512_set1_epi32(255)),
+                3 => _mm512_srli_epi32::<24>(a),
+                _ => {
+                    let from = if i == 1 { &SECOND_BYTES } else { &THIRD_BYTES };
+                    _mm512_shuffle_epi8(a, _mm512_broadcast_i32x4(_mm_loadu_si128(from.as_ptr().cast())))
+                }
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn row_params(_: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m512i {
         // SAFETY: as `load`; masked lanes are not read.
         unsafe {
@@ -246,6 +363,25 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
                 });
             }
             out
+        }
+    }
+    #[inline(always)]
+    unsafe fn fill_params(kind: u8, dtype: DType, rows: &PlaneRows, groups: usize, to: *mut u8) {
+        // SAFETY: as `load`; masked lanes are not read.
+        unsafe {
+            match dtype {
+                DType::BF16 => Self::fill_typed(kind, DType::BF16, rows, groups, to),
+                DType::F16 => {
+                    // Up to eight at the end want half the work.
+                    let few = groups % 16;
+                    let whole = if few <= 8 { groups - few } else { groups };
+                    Self::fill_typed(kind, DType::F16, rows, whole, to);
+                    if whole < groups {
+                        eight_halves(rows, whole, groups - whole, to.add(64 * whole));
+                    }
+                }
+                other => Self::fill_typed(kind, other, rows, groups, to),
+            }
         }
     }
     #[inline(always)]
@@ -339,7 +475,60 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
             [_mm512_shuffle_epi8(table, even), _mm512_shuffle_epi8(table, odd)]
         }
     }
-    dots_by_span!();
+    #[inline(always)]
+    fn parts(kind: u8, group: usize) -> usize {
+        if is_two_bits(kind, group) { 128 / group } else { <Self as Spans>::span_parts(kind, group) }
+    }
+    #[inline(always)]
+    unsafe fn arrange(kind: u8, group: usize, from: *const i8, to: *mut i8) {
+        // SAFETY: the same condition.
+        unsafe {
+            if is_two_bits(kind, group) {
+                return <Products<MADD> as Rows>::arrange(2, group, from, to);
+            }
+            Avx2::permute(kind, from, to);
+            Avx2::permute(kind, from.add(64), to.add(64));
+        }
+    }
+    #[inline(always)]
+    unsafe fn dots(
+        kind: u8,
+        group: usize,
+        rows: &[*const u8; 16],
+        at: usize,
+        x: *const i8,
+        next: Ahead,
+    ) -> [__m512i; 8] {
+        // SAFETY: the same condition.
+        unsafe {
+            if is_two_bits(kind, group) {
+                return two_bits(group, rows, at, x, next);
+            }
+            if Self::has_fours(kind, group) {
+                return Self::fours(kind, group, rows, at, x, next);
+            }
+            <Self as Spans>::dots_by_span(kind, group, rows, at, x, next)
+        }
+    }
+}
+
+/// Levels of addition that have room for their sums in i16: each of the first adds four products,
+/// or eight of 4 bits.
+#[inline(always)]
+const fn narrow_levels(kind: u8) -> usize {
+    let largest = match kind {
+        layout::HALVES_3 => 7,
+        layout::Q4 => 15,
+        5 => 31,
+        layout::HALVES_6 => 63,
+        _ => return 0,
+    };
+    let products = if layout::bits(kind) == 4 { 8 } else { 4 };
+    match i16::MAX as usize / (products * largest * 127) {
+        0 => 0,
+        1 => 1,
+        _ => 2,
+    }
 }
 
 impl<const VBMI: bool> Spans for Avx512<VBMI> {
@@ -400,32 +589,107 @@ impl<const VBMI: bool> Spans for Avx512<VBMI> {
                 }
                 return out;
             }
-            macro_rules! fold {
-                ($x:expr, $y:expr, $low:ident, $high:ident) => {
-                    _mm512_add_epi32($low($x, $y), $high($x, $y))
-                };
-            }
-            // Vectors 4i..4i+4 fold to one whose 128-bit lanes each hold a sum per vector.
             let mut four = [a[0]; 4];
             for i in 0..4 {
-                let x = fold!(a[4 * i], a[4 * i + 1], _mm512_unpacklo_epi32, _mm512_unpackhi_epi32);
-                let y = fold!(a[4 * i + 2], a[4 * i + 3], _mm512_unpacklo_epi32, _mm512_unpackhi_epi32);
-                four[i] = fold!(x, y, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64);
+                four[i] = folded(0, [a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3]]);
             }
-            if n == 4 {
-                [out[0], out[1], out[2], out[3]] = quarters(four);
-                return out;
+            ends(four, n)
+        }
+    }
+}
+
+/// Four vectors folded to one whose 128-bit lanes each hold a sum per vector; in i16, which takes
+/// fewer operations, as far as the layout has [`narrow_levels`].
+#[inline(always)]
+unsafe fn folded(kind: u8, [x, y, z, w]: [__m512i; 4]) -> __m512i {
+    // SAFETY: register operations.
+    unsafe {
+        macro_rules! fold {
+            ($x:expr, $y:expr, $low:ident, $high:ident) => {
+                _mm512_add_epi32($low($x, $y), $high($x, $y))
+            };
+        }
+        // Neighbours added in two operations: of each 128-bit lane those of x, then of y.
+        macro_rules! narrow {
+            ($x:expr, $y:expr) => {
+                _mm512_madd_epi16(_mm512_packs_epi32($x, $y), _mm512_set1_epi16(1))
+            };
+        }
+        let levels = narrow_levels(kind);
+        if levels == 0 {
+            let x = fold!(x, y, _mm512_unpacklo_epi32, _mm512_unpackhi_epi32);
+            let z = fold!(z, w, _mm512_unpacklo_epi32, _mm512_unpackhi_epi32);
+            return fold!(x, z, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64);
+        }
+        let (x, z) = (narrow!(x, y), narrow!(z, w));
+        if levels == 2 {
+            return narrow!(x, z);
+        }
+        let (x, z) = (_mm512_castsi512_ps(x), _mm512_castsi512_ps(z));
+        let (even, odd) = (_mm512_shuffle_ps::<0x88>(x, z), _mm512_shuffle_ps::<0xdd>(x, z));
+        _mm512_add_epi32(_mm512_castps_si512(even), _mm512_castps_si512(odd))
+    }
+}
+
+/// [`Spans::sums`] for two or four parts, of what [`folded`] made of all.
+#[inline(always)]
+unsafe fn ends(four: [__m512i; 4], n: usize) -> [__m512i; 8] {
+    let mut out = [four[0]; 8];
+    // SAFETY: register operations.
+    unsafe {
+        if n == 4 {
+            [out[0], out[1], out[2], out[3]] = quarters(four);
+            return out;
+        }
+        macro_rules! halves {
+            ($x:expr, $y:expr) => {
+                _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>($x, $y), _mm512_shuffle_i32x4::<0xdd>($x, $y))
+            };
+        }
+        // 128-bit lanes: x's first half, x's last, y's first, y's last.
+        let (low, high) = (halves!(four[0], four[1]), halves!(four[2], four[3]));
+        out[0] = _mm512_shuffle_i32x4::<0x88>(low, high);
+        out[1] = _mm512_shuffle_i32x4::<0xdd>(low, high);
+        out
+    }
+}
+
+impl<const VBMI: bool> Avx512<VBMI> {
+    /// Whether [`Avx512::fours`] takes this layout: its groups are parts of a span.
+    #[inline(always)]
+    fn has_fours(kind: u8, group: usize) -> bool {
+        (kind == layout::TABLE || narrow_levels(kind) > 0) && matches!(Self::span_parts(kind, group), 2 | 4)
+    }
+
+    /// [`Rows::dots`] of the next span: four rows at a time are added down to one vector, so that
+    /// no sum waits in memory. Written out, since the compiler keeps such a loop, and all sums in
+    /// memory.
+    #[inline(always)]
+    unsafe fn fours(
+        kind: u8,
+        group: usize,
+        rows: &[*const u8; 16],
+        at: usize,
+        x: *const i8,
+        next: Ahead,
+    ) -> [__m512i; 8] {
+        let step = 4 * Self::LANES * Self::span_dots(kind) * layout::bits(kind) / 8;
+        // SAFETY: a span of codes of each.
+        unsafe {
+            for line in (0..Self::LANES * step).step_by(64) {
+                next.ask::<Avx2>(line);
             }
-            macro_rules! halves {
-                ($x:expr, $y:expr) => {
-                    _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>($x, $y), _mm512_shuffle_i32x4::<0xdd>($x, $y))
+            macro_rules! row {
+                ($r:expr) => {
+                    Self::span_dot(kind, _mm512_setzero_si512(), rows[$r].add(at), x)
                 };
             }
-            // 128-bit lanes: x's first half, x's last, y's first, y's last.
-            let (low, high) = (halves!(four[0], four[1]), halves!(four[2], four[3]));
-            out[0] = _mm512_shuffle_i32x4::<0x88>(low, high);
-            out[1] = _mm512_shuffle_i32x4::<0xdd>(low, high);
-            out
+            macro_rules! four {
+                ($r:literal) => {
+                    folded(kind, [row!($r), row!($r + 1), row!($r + 2), row!($r + 3)])
+                };
+            }
+            ends([four!(0), four!(4), four!(8), four!(12)], Self::span_parts(kind, group))
         }
     }
 }

@@ -4,9 +4,9 @@
 //! Affine and micro-scaled formats have them as they are. In a block format
 //! ([`loaf_formats::block`]) a group's small integers are bytes, or parts of bytes, of `u32` words.
 //! Words of a vector's rows are transposed, so that a lane is a row from there on, and every byte
-//! is then shifted out, converted and multiplied with its super-block's factor: as much work as
-//! reading scales in f32 would be, whose bytes are the more. All products are exact, so their order
-//! is free.
+//! is then taken out, converted and multiplied with its super-block's factor. All products are
+//! exact, so their order is free. A bias that is a known multiple of its scale is not stored
+//! ([`offset_of`]).
 
 use loaf_formats::block::{Block, SUPER};
 use loaf_formats::dtype::{DType, WeightFormat};
@@ -63,46 +63,89 @@ pub(super) const fn layout_of(block: Block) -> u8 {
     }
 }
 
+/// What a layout's codes exceed the integers by that they stand for, where the layout alone tells:
+/// biases are then made where they are added, not stored.
+pub(super) const fn offset_of(kind: u8) -> Option<f32> {
+    match kind {
+        layout::HALVES_3 => Some(Block::Q3K.offset() as f32),
+        layout::HALVES_6 => Some(Block::Q6K.offset() as f32),
+        _ => None,
+    }
+}
+
 /// Where each byte of a lane has a nibble, or six bits.
 const LOW_4: u32 = 0x0f0f_0f0f;
 const LOW_6: u32 = 0x3f3f_3f3f;
 /// Where the upper two of six bits go.
 const TOP_2: u32 = 0x3030_3030;
 
-/// Scales of a vector of rows, and biases where the format has no table.
+/// Scales of a vector of rows, and biases where they are stored.
 #[inline(always)]
 pub(super) unsafe fn fill<S: Rows>(fill: &Fill) {
-    let Fill { block, kind, dtypes, ref planes, inp, groups, words, supers, scales, biases } = *fill;
-    let Some(block) = block else {
-        for (i, panel) in [scales, biases].into_iter().enumerate() {
-            if !planes[i].at.is_null() {
-                // SAFETY: rows of `groups` parameters; room as the fields say.
-                unsafe { S::fill_params(kind, dtypes[i], &planes[i], groups, panel.cast()) };
-            }
-        }
-        return;
-    };
-    let lanes = S::LANES;
-    let of_block = block.scale_words() as usize;
-    let (per, blocks) = (if block.has_minimums() { 2 } else { 1 }, inp / block.unit() as usize);
-    // SAFETY: rows of `inp` weights; room as the fields say; each index is below what they have.
+    // SAFETY: the same condition. A copy for every format with small integers, so that the compiler
+    // knows how they are packed.
     unsafe {
-        // Factors, a vector each: all there is in formats without small integers.
-        S::fill_params(layout::Q4, DType::F16, &planes[usize::from(of_block > 0)], per * blocks, supers.cast());
-        let offset = S::splat(-f32::from(block.offset()));
-        if of_block == 0 {
-            let of_factor = groups / blocks;
-            for g in 0..groups {
-                let scale = S::load(supers.add(g / of_factor * lanes));
-                S::store(scales.add(g * lanes), scale);
-                S::store(biases.add(g * lanes), S::mul(scale, offset));
+        match fill.block {
+            None => {
+                for (i, panel) in [fill.scales, fill.biases].into_iter().enumerate() {
+                    let plane = &fill.planes[i];
+                    if !plane.at.is_null() {
+                        S::fill_params(fill.kind, fill.dtypes[i], plane, fill.groups, panel.cast());
+                    }
+                }
             }
+            // They differ in their codes alone.
+            Some(Block::Q4K | Block::Q5K) => supers::<S>(Block::Q4K, fill),
+            Some(Block::Q2K) => supers::<S>(Block::Q2K, fill),
+            Some(Block::Q3K) => supers::<S>(Block::Q3K, fill),
+            Some(Block::Q6K) => supers::<S>(Block::Q6K, fill),
+            Some(Block::Iq4Xs) => supers::<S>(Block::Iq4Xs, fill),
+            Some(block) => factors::<S>(block, fill),
+        }
+    }
+}
+
+/// [`fill`] of a format without small integers: factors are scales, of one group or several.
+#[inline(always)]
+unsafe fn factors<S: Rows>(block: Block, fill: &Fill) {
+    let blocks = fill.inp / block.unit() as usize;
+    let of_factor = fill.groups / blocks;
+    let to = if of_factor == 1 { fill.scales } else { fill.supers };
+    // SAFETY: rows of factors; room as the fields say.
+    unsafe {
+        S::fill_params(layout::Q4, DType::F16, &fill.planes[0], blocks, to.cast());
+        if block.is_table() {
             return;
         }
+        let offset = S::splat(-f32::from(block.offset()));
+        let (mut from, mut g) = (to, 0);
+        for _ in 0..blocks {
+            let scale = S::load(from);
+            for _ in 0..of_factor {
+                if of_factor > 1 {
+                    S::store(fill.scales.add(g * S::LANES), scale);
+                }
+                S::store(fill.biases.add(g * S::LANES), S::mul(scale, offset));
+                g += 1;
+            }
+            from = from.add(S::LANES);
+        }
+    }
+}
+
+/// [`fill`] of a format with super-blocks, which the compiler knows.
+#[inline(always)]
+unsafe fn supers<S: Rows>(block: Block, fill: &Fill) {
+    let Fill { ref planes, words, supers, scales, biases, .. } = *fill;
+    let (lanes, of_block) = (S::LANES, block.scale_words() as usize);
+    let (per, blocks) = (if block.has_minimums() { 2 } else { 1 }, fill.inp / SUPER as usize);
+    let quarters = (SUPER / block.group() / 4) as usize;
+    // SAFETY: rows of `inp` weights; room as the fields say; each index is below what they have.
+    unsafe {
+        S::fill_params(layout::Q4, DType::F16, &planes[1], per * blocks, supers.cast());
         // Words, moved as if they were f32.
         S::fill_params(layout::Q4, DType::F32, &planes[0], blocks * of_block, words);
         let small_offset = S::splat_i(-i32::from(block.scale_offset()));
-        let quarters = groups / blocks / 4;
         for b in 0..blocks {
             let from = words.cast::<i32>().add(b * of_block * lanes);
             // The last word is there in some formats alone.
@@ -113,7 +156,7 @@ pub(super) unsafe fn fill<S: Rows>(fill: &Fill) {
             // Small integers as bytes: of scales, and of minimums.
             let mut mins = w;
             match block {
-                Block::Q4K | Block::Q5K => {
+                Block::Q4K => {
                     mins[0] = S::field(w[1], 0, LOW_6);
                     mins[1] = S::add_i(S::field(w[2], 4, LOW_4), S::field(w[1], 2, TOP_2));
                     let upper = S::add_i(S::field(w[2], 0, LOW_4), S::field(w[0], 2, TOP_2));
@@ -135,18 +178,18 @@ pub(super) unsafe fn fill<S: Rows>(fill: &Fill) {
             }
             let d = S::load(supers.add(b * per * lanes));
             let dmin = S::mul(S::load(supers.add((b * per + per - 1) * lanes)), S::splat(-1.0));
+            let at = b * quarters * 4 * lanes;
             for i in 0..quarters {
-                let at = (b * quarters + i) * 4 * lanes;
                 for j in 0..4 {
-                    let s = S::add_i(S::field(w[i], 8 * j as i32, 255), small_offset);
-                    let scale = S::mul(d, S::to_float(s));
-                    let bias = if per == 2 {
-                        S::mul(dmin, S::to_float(S::field(mins[i], 8 * j as i32, 255)))
-                    } else {
-                        S::mul(scale, offset)
-                    };
-                    S::store(scales.add(at + j * lanes), scale);
-                    S::store(biases.add(at + j * lanes), bias);
+                    let to = at + (4 * i + j) * lanes;
+                    let mut s = S::byte(w[i], j);
+                    if block.scale_offset() != 0 {
+                        s = S::add_i(s, small_offset);
+                    }
+                    S::store(scales.add(to), S::mul(d, S::to_float(s)));
+                    if per == 2 {
+                        S::store(biases.add(to), S::mul(dmin, S::to_float(S::byte(mins[i], j))));
+                    }
                 }
             }
         }

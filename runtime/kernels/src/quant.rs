@@ -24,7 +24,7 @@ use loaf_formats::op::{
     OpAttrs, OpKind, expert_linear as experts, expert_linear_quant as expert, linear_quant as linear,
 };
 
-use super::blocks::{Fill, FillKernel, scratch_lanes};
+use super::blocks::{Fill, FillKernel, offset_of, scratch_lanes};
 use super::rows::{ARRANGED, PerLane, PlaneRows, Rows};
 use super::scratch::Scratch;
 use super::simd::{Ahead, E2M1_BIAS, Simd, layout, run_of_evens};
@@ -373,7 +373,7 @@ impl Matrix<'_> {
     fn ahead<S: Rows>(&self, first: usize, end: usize) -> Ahead {
         let row = self.w[0].row_stride * 4;
         let at = |first: usize| self.w[0].ptr.wrapping_add((self.base + first) * row).cast_const();
-        Ahead::of(at(first), S::LANES * row, at(end))
+        Ahead::of(at(first), (S::LANES, row), at(end))
     }
 
     /// Where the parameters of the vector at `first` lie, plane by plane, and how many bytes of
@@ -381,9 +381,12 @@ impl Matrix<'_> {
     #[inline(always)]
     fn params<S: Rows>(&self, first: usize) -> [(*const u8, usize); 2] {
         let mut planes = [(std::ptr::null(), 0); 2];
-        for (plane, o) in planes.iter_mut().zip(&self.w[1..]).filter(|(_, o)| !o.ptr.is_null()) {
-            let row = o.row_stride * o.dtype.bytes() as usize;
-            *plane = (o.ptr.wrapping_add((self.base + first) * row).cast_const(), S::LANES * row);
+        for i in 0..planes.len().min(self.w.len() - 1) {
+            let o = &self.w[i + 1];
+            if !o.ptr.is_null() {
+                let row = o.row_stride * o.dtype.bytes() as usize;
+                planes[i] = (o.ptr.wrapping_add((self.base + first) * row).cast_const(), S::LANES * row);
+            }
         }
         planes
     }
@@ -499,13 +502,16 @@ unsafe fn scaled<S: Rows, const STREAMED: bool>(
     unsafe {
         let bias = packing.bias::<S, STREAMED>();
         let d = if bias == 0 { d } else { S::add_i(d, S::splat_i(bias * *x.code_sums.add(g))) };
-        let scale = S::mul(S::load(panels.scales[p].add(g * S::LANES)), S::splat(*x.scales.add(g)));
-        let acc = S::fma(scale, S::to_float(d), acc);
-        if packing.is_affine() {
-            S::fma(S::load(panels.biases[p].add(g * S::LANES)), S::splat(*x.sums.add(g)), acc)
-        } else {
-            acc
+        let scale = S::load(panels.scales[p].add(g * S::LANES));
+        let acc = S::fma(S::mul(scale, S::splat(*x.scales.add(g))), S::to_float(d), acc);
+        if !packing.is_affine() {
+            return acc;
         }
+        let bias = match offset_of(packing.kind) {
+            Some(offset) => S::mul(scale, S::splat(-offset)),
+            None => S::load(panels.biases[p].add(g * S::LANES)),
+        };
+        S::fma(bias, S::splat(*x.sums.add(g)), acc)
     }
 }
 
@@ -535,6 +541,11 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
         // by bit: all at once, the codes would wait for them.
         let ahead = m.ahead::<S>(first, end);
         let params = if ahead.is_far() { m.params::<S>(first + S::LANES) } else { [(std::ptr::null(), 0); 2] };
+        // As many lines at each step as bring all of them.
+        let mut each = [0; 2];
+        for i in 0..2 {
+            each[i] = params[i].1.div_ceil(all.div_ceil(parts)).next_multiple_of(64);
+        }
         let (mut acc, mut sum, mut rest, mut g) = (S::splat(0.0), S::splat_i(0), in_group, 0);
         // What `n` parts add to their groups; nearly always the compiler knows that they are whole
         // ones.
@@ -557,9 +568,12 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
         }
         for v in 0..all.div_ceil(parts) {
             let next = ahead.after(v * S::LANES * bytes);
-            for (from, bytes) in params {
-                if v * 64 < bytes {
-                    S::Narrow::prefetch_far(from.wrapping_add(v * 64));
+            for i in 0..2 {
+                let (from, bytes) = params[i];
+                let mut at = v * each[i];
+                while at < bytes.min((v + 1) * each[i]) {
+                    S::Narrow::prefetch_far(from.wrapping_add(at));
+                    at += 64;
                 }
             }
             let x_codes = codes.add(v * parts * part * S::arranged_bytes(kind));
@@ -592,7 +606,7 @@ pub(super) unsafe fn tail_dots<S: Rows, const KIND: u8, const GROUP: usize, cons
 ) {
     let packing = packing.known::<KIND, GROUP, PART>();
     let (rows, from) = (std::array::from_fn(|i| tails[i].as_ptr()), tails[0].as_ptr());
-    let nothing = Ahead::of(from, 0, from);
+    let nothing = Ahead::of(from, (0, 0), from);
     // SAFETY: rows padded to whole parts, as activations are; room for eight vectors.
     unsafe { out.cast::<[S::I; 8]>().write_unaligned(S::dots(packing.kind, packing.part, &rows, 0, codes, nothing)) }
 }
@@ -673,21 +687,25 @@ unsafe fn tile<S: Rows, const P: usize, const R: usize>(
         let fours = packing.group / 4;
         let part_fours = packing.part / 4;
         let run = S::steps(packing.kind).min(part_fours);
+        // Two at a time: how the loop lies among lines of code then matters less.
+        let unrolled = if run.is_multiple_of(2) { 2 } else { 1 };
         for g in 0..groups {
             let mut total = [[S::splat_i(0); R]; P];
             for part in (g * fours..(g + 1) * fours).step_by(part_fours) {
                 // As many times as the compiler knows.
                 for from in (part..part + part_fours).step_by(run) {
                     let mut h = [[S::zero_h(); R]; P];
-                    for s in from..from + run {
-                        let mut w = [S::load_b(panels.codes[0].add(s * 4 * S::LANES)); P];
-                        for p in 1..P {
-                            w[p] = S::load_b(panels.codes[p].add(s * 4 * S::LANES));
-                        }
-                        for r in 0..R {
-                            let x = S::splat4(x[r].codes.add(s * 4));
-                            for p in 0..P {
-                                h[p][r] = S::dot(packing.kind, h[p][r], w[p], x);
+                    for s in (from..from + run).step_by(unrolled) {
+                        for s in s..s + unrolled {
+                            let mut w = [S::load_b(panels.codes[0].add(s * 4 * S::LANES)); P];
+                            for p in 1..P {
+                                w[p] = S::load_b(panels.codes[p].add(s * 4 * S::LANES));
+                            }
+                            for r in 0..R {
+                                let x = S::splat4(x[r].codes.add(s * 4));
+                                for p in 0..P {
+                                    h[p][r] = S::dot(packing.kind, h[p][r], w[p], x);
+                                }
                             }
                         }
                     }

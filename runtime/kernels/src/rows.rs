@@ -89,6 +89,12 @@ pub(crate) trait Rows: Copy + 'static {
     unsafe fn load_i(p: *const i32) -> Self::I;
     /// [`Simd::field`].
     unsafe fn field(a: Self::I, shift: i32, mask: u32) -> Self::I;
+    /// Byte `i` of every lane, the lowest being byte 0.
+    #[inline(always)]
+    unsafe fn byte(a: Self::I, i: usize) -> Self::I {
+        // SAFETY: a register operation.
+        unsafe { Self::field(a, 8 * i as i32, 255) }
+    }
 
     /// Parameters `g..g + n` of a row, `n <= LANES`, as f32 bits: scales as the integer matmul
     /// multiplies with them (halved for E2M1), or biases. The rest is arbitrary.

@@ -12,7 +12,7 @@ use loaf_formats::dtype::DType;
 use super::super::elementwise::floats;
 use super::super::rows::{PlaneRows, Rows, byte_scales, eight_floats};
 use super::super::simd::{Ahead, Simd, layout};
-use super::{Avx2, nibbles, stream, transpose8, unpack32};
+use super::{Avx2, SECOND_BYTES, THIRD_BYTES, both, nibbles, stream, transpose8, unpack32};
 
 /// Integer matmuls on AVX2, by [`MADD`], [`VEX`] or [`EVEX`]: use only inside functions compiled
 /// for, and run on, CPUs that have it.
@@ -66,6 +66,18 @@ impl<const DOT: u8> Rows for Products<DOT> {
     const Q8_BIAS: i32 = if DOT == MADD { 128 } else { 0 };
     const STREAMED_Q8_BIAS: i32 = 0;
 
+    #[inline(always)]
+    unsafe fn byte(a: __m256i, i: usize) -> __m256i {
+        // SAFETY: as `splat`. One operation each.
+        unsafe {
+            match i {
+                0 => _mm256_and_si256(a, _mm256_set1_epi32(255)),
+                3 => _mm256_srli_epi32::<24>(a),
+                1 => _mm256_shuffle_epi8(a, both(&SECOND_BYTES)),
+                _ => _mm256_shuffle_epi8(a, both(&THIRD_BYTES)),
+            }
+        }
+    }
     #[inline(always)]
     unsafe fn row_params(kind: u8, dtype: DType, row: *const u8, g: usize, n: usize) -> __m256i {
         // SAFETY: as `load`.
@@ -199,6 +211,7 @@ impl<const DOT: u8> Rows for Products<DOT> {
         unsafe {
             match dtype {
                 DType::BF16 => stream::fill_bf16(rows, groups, to),
+                DType::F16 => stream::fill_f16(rows, groups, to),
                 other => Self::fill_typed(kind, other, rows, groups, to),
             }
         }

@@ -18,6 +18,8 @@
 
 use std::arch::x86_64::*;
 
+use loaf_formats::block::TABLE;
+
 use super::super::rows::PlaneRows;
 use super::super::simd::{Simd, TABLE_LUT, layout};
 use super::products::{MADD, bytes, words};
@@ -41,10 +43,17 @@ const fn is_planes<const DOT: u8>(kind: u8) -> bool {
     matches!(layout::bits(kind), 2 | 4) || kind == layout::Q8 && DOT != MADD
 }
 
-/// Bytes of an arranged activation code.
+/// Bytes of an arranged activation code: pairs have them in 16 bits, and the signed products of a
+/// table want magnitudes beside them.
 #[inline(always)]
 pub(super) const fn arranged_bytes<const DOT: u8>(kind: u8) -> usize {
-    if is_planes::<DOT>(kind) { 1 } else { 2 }
+    if is_planes::<DOT>(kind) && !has_magnitudes::<DOT>(kind) { 1 } else { 2 }
+}
+
+/// Whether 32 arranged codes are followed by their magnitudes.
+#[inline(always)]
+const fn has_magnitudes<const DOT: u8>(kind: u8) -> bool {
+    kind == layout::TABLE && DOT == MADD
 }
 
 /// How pairs of codes come to 16-bit lanes.
@@ -185,11 +194,14 @@ unsafe fn row<const DOT: u8>(kind: u8, group: usize, w: *const u8, x: *const i8)
                         layout::E2M1 | layout::E2M1_HALVES => _mm256_shuffle_epi8(both(&E2M1_LUT), codes),
                         _ => codes,
                     };
-                    let x = load(x.add(32 * (v * planes + k)).cast());
-                    if kind == layout::TABLE {
-                        sum = table_products::<DOT>(sum, codes, x);
+                    if has_magnitudes::<DOT>(kind) {
+                        let x = x.add(64 * (v * planes + k));
+                        sum = table_products(sum, codes, load(x.cast()), load(x.add(32).cast()));
                         continue;
                     }
+                    let codes =
+                        if kind == layout::TABLE { _mm256_shuffle_epi8(both(&TABLE_LUT), codes) } else { codes };
+                    let x = load(x.add(32 * (v * planes + k)).cast());
                     sum = if DOT == MADD {
                         _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x))
                     } else {
@@ -212,19 +224,25 @@ unsafe fn row<const DOT: u8>(kind: u8, group: usize, w: *const u8, x: *const i8)
     }
 }
 
-/// Adds products of indices into the table: of its values, or, with dot instructions, of what is
-/// 128 more.
+/// The values of the table.
+static SIGNED_LUT: [u8; 16] = {
+    let mut out = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        out[i] = TABLE[i] as u8;
+        i += 1;
+    }
+    out
+};
+
+/// Adds products of the table's values with activations, of which the magnitudes are given, too.
 #[inline(always)]
-unsafe fn table_products<const DOT: u8>(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+unsafe fn table_products(sum: __m256i, codes: __m256i, x: __m256i, magnitudes: __m256i) -> __m256i {
     // SAFETY: register operations.
     unsafe {
-        let values = _mm256_shuffle_epi8(both(&TABLE_LUT), codes);
-        if DOT != MADD {
-            return bytes::<DOT>(sum, values, x);
-        }
-        let values = _mm256_xor_si256(values, _mm256_set1_epi8(-128));
-        // Magnitudes are at most 127, so a pair is at most 32258.
-        let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(values), _mm256_sign_epi8(x, values));
+        let values = _mm256_sign_epi8(_mm256_shuffle_epi8(both(&SIGNED_LUT), codes), x);
+        // Both are at most 127, so a pair is at most 32258.
+        let pairs = _mm256_maddubs_epi16(magnitudes, values);
         _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
     }
 }
@@ -365,6 +383,17 @@ pub(super) unsafe fn arrange<const DOT: u8>(kind: u8, group: usize, from: *const
                     to.cast::<u64>().add(i % 4 * 4 + i / 4).write_unaligned(eight);
                 }
             }
+            4 if has_magnitudes::<DOT>(kind) => {
+                let mut codes = [0i8; 64];
+                for i in [0, 64] {
+                    Avx2::permute(layout::Q4_WIDE, from.add(i), codes.as_mut_ptr());
+                    for j in [0, 32] {
+                        let (x, to) = (load(codes.as_ptr().add(j).cast()), to.add(2 * (i + j)));
+                        _mm256_storeu_si256(to.cast(), x);
+                        _mm256_storeu_si256(to.add(32).cast(), _mm256_abs_epi8(x));
+                    }
+                }
+            }
             4 => {
                 for i in [0, 64] {
                     Avx2::permute(layout::Q4_WIDE, from.add(i), to.add(i));
@@ -420,6 +449,37 @@ pub(super) unsafe fn fill_bf16(rows: &PlaneRows, groups: usize, to: *mut u8) {
                 _mm256_storeu_si256(to.cast(), _mm256_slli_epi32::<16>(two[i]));
                 let odd = _mm256_and_si256(two[i], _mm256_set1_epi32(0xffff_0000u32 as i32));
                 _mm256_storeu_si256(to.add(32).cast(), odd);
+            }
+        }
+    }
+}
+
+/// Parameters in f16 of eight rows, a vector of f32 for every group.
+#[inline(always)]
+pub(super) unsafe fn fill_f16(rows: &PlaneRows, groups: usize, to: *mut u8) {
+    // SAFETY: rows of `groups` elements, and room for whole eights of vectors.
+    unsafe {
+        for g in (0..groups).step_by(8) {
+            let n = groups - g;
+            let mut floats = [_mm256_setzero_si256(); 8];
+            for i in 0..8 {
+                let p = rows.row(i).add(2 * g);
+                let halves = match n {
+                    8.. => _mm_loadu_si128(p.cast()),
+                    4 => _mm_loadl_epi64(p.cast()),
+                    _ => {
+                        let mut buffer = [0u16; 8];
+                        for j in 0..n {
+                            buffer[j] = p.cast::<u16>().add(j).read_unaligned();
+                        }
+                        _mm_loadu_si128(buffer.as_ptr().cast())
+                    }
+                };
+                floats[i] = _mm256_castps_si256(_mm256_cvtph_ps(halves));
+            }
+            let by_group = transpose8(floats);
+            for i in 0..8 {
+                _mm256_storeu_si256(to.add(32 * (g + i)).cast(), by_group[i]);
             }
         }
     }
