@@ -55,6 +55,25 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             median * 1e6,
             f64::from(slots) / median
         );
+        if slots > 1 {
+            let mut ids: Vec<u32> = (0..slots).map(|i| (i * 104_729 + 11) % vocab).collect();
+            let mut times = Vec::new();
+            for _ in 0..60 {
+                let mut rows: Vec<(&mut Sequence, u32)> = all.iter_mut().zip(ids).collect();
+                let before = Instant::now();
+                let best = engine.decode_best(&mut rows, vocab)?;
+                times.push(before.elapsed().as_secs_f64());
+                ids = best.into_iter().map(|id| id.ok_or("no number")).collect::<Result<_, _>>()?;
+            }
+            let mut times = times.split_off(10);
+            times.sort_by(f64::total_cmp);
+            let median = times[times.len() / 2];
+            println!(
+                "{slots:>3} rows, tokens chosen by the device: {:>8.1} us a step, {:>9.1} tok/s",
+                median * 1e6,
+                f64::from(slots) / median
+            );
+        }
         let options = SamplerOptions::default();
         if let ([sequence], Some(_)) = (&mut all[..], engine.chooser(&options, false)) {
             let (pos, n) = (sequence.position(), 100);

@@ -286,6 +286,30 @@ impl Engine {
     /// An unknown token, no room, more rows than [`Limits::decode_rows`]: the sequences are
     /// unchanged.
     pub fn decode(&mut self, rows: &mut [(&mut Sequence, u32)]) -> Result<(), EngineError> {
+        self.decode_by(rows, |device, ids, runs| device.decode(ids, runs))
+    }
+
+    /// As [`Engine::decode`], for tokens that are chosen greedily and nothing else: gives the best
+    /// token of each row among the first `known` (the lower id of equals, none if no logit is a
+    /// number above minus infinity). [`Engine::logits`] may then have none of them.
+    ///
+    /// # Errors
+    /// As [`Engine::decode`].
+    pub fn decode_best(
+        &mut self,
+        rows: &mut [(&mut Sequence, u32)],
+        known: u32,
+    ) -> Result<Vec<Option<u32>>, EngineError> {
+        let mut best = Vec::with_capacity(rows.len());
+        self.decode_by(rows, |device, ids, runs| device.decode_best(ids, runs, known, &mut best))?;
+        Ok(best)
+    }
+
+    fn decode_by(
+        &mut self,
+        rows: &mut [(&mut Sequence, u32)],
+        step: impl FnOnce(&mut dyn Device, &[u32], &[SlotRun]) -> Result<(), DeviceError>,
+    ) -> Result<(), EngineError> {
         Self::check_rows(self.limits.decode_rows, rows.len())?;
         rows.iter().try_for_each(|(sequence, id)| self.check(sequence, &[*id]))?;
         if rows.is_empty() {
@@ -295,7 +319,7 @@ impl Engine {
         for (sequence, id) in &*rows {
             self.put(sequence, &[*id], sequence.version, false);
         }
-        self.device.decode(&self.ids, &self.runs)?;
+        step(&mut *self.device, &self.ids, &self.runs)?;
         for (sequence, id) in rows {
             sequence.ids.push(*id);
             sequence.forget_stale();

@@ -324,9 +324,14 @@ fn few_rows_together_have_the_bits_of_rows_alone() {
             1024,
             3072,
             [8, 2, 128],
-            &["few_codes", "few_wide_1", "few_pairs_1", "few_plain_3", "few_head_1", "few_heads"],
+            &["few_codes", "few_norm_1", "few_wide_1", "few_pairs_1", "few_plain_3", "few_head_1", "few_heads_128"],
         ),
-        (2048, 1024, [32, 4, 64], &["few_wide_2", "few_pairs_2", "few_plain_2", "few_plain_1"]),
+        (
+            2048,
+            1024,
+            [32, 4, 64],
+            &["few_norm_2", "few_wide_2", "few_pairs_2", "few_plain_2", "few_plain_1", "few_heads_64"],
+        ),
     ];
     for (hidden, intermediate, heads, kernels) in cases.into_iter().take(if has_card() { 2 } else { 1 }) {
         let baked = one_layer(hidden, intermediate, heads, &options);
@@ -513,6 +518,34 @@ fn a_token_is_one_launch_and_one_wait() {
     assert!(others.is_empty(), "{others:?}");
 }
 
+/// The best token of each row, for any number of known tokens: one launch and one wait, and no
+/// logits are copied.
+#[test]
+fn best_tokens_of_rows_are_those_of_their_logits() {
+    let baked = bake("hf/qwen3", &BuildOptions::default());
+    let vocab = baked.loaf.plan().vocab;
+    let options = CudaOptions { slots: 3, ..options() };
+    let mut by_logits = self::engine(&baked.loaf, options.clone());
+    let (mut engine, record) = recorded(&baked.loaf, options).expect("room");
+    let mut all: [Vec<Sequence>; 2] =
+        [&mut by_logits, &mut engine].map(|e| (0..3).map(|_| e.sequence().expect("a slot")).collect());
+    for (step, known) in [(0, vocab), (1, 7), (2, vocab)] {
+        if step == 1 {
+            record.lock().expect("one thread").calls.clear();
+        }
+        let ids = text(vocab, 9)[3 * step..].to_vec();
+        let [first, second] = &mut all;
+        let mut rows: Vec<_> = first.iter_mut().zip(ids.iter().copied()).collect();
+        by_logits.decode(&mut rows).expect("a step that fits");
+        let want: Vec<_> = (0..3).map(|i| best(&by_logits.logits(i)[..known as usize]).map(|b| b.0)).collect();
+        let mut rows: Vec<_> = second.iter_mut().zip(ids.iter().copied()).collect();
+        assert_eq!(engine.decode_best(&mut rows, known).expect("a step that fits"), want);
+    }
+    let calls = record.lock().expect("one thread").calls.clone();
+    assert_eq!((calls.get("replay"), calls.get("wait")), (Some(&2), Some(&2)));
+    assert!(calls.keys().all(|c| matches!(*c, "replay" | "wait" | "wait_for")), "{calls:?}");
+}
+
 /// Greedy answers to a prompt, until `stop`: ids, position, and the logits of what then follows a
 /// token.
 fn answer(mut session: Session, prompt: &[u32], n: usize, stop: &[u32]) -> (Vec<u32>, u32, Vec<f32>) {
@@ -614,8 +647,8 @@ fn the_device_chooses_by_the_rules_of_the_sampler() {
         let head = device + VOCAB as u64 * 4;
         let (run, row, id) = (head + 16, head + 64, head + 80);
         let (counter, results_at) = (parts + CHOICE_ROOM - 8, results.at as u64);
-        let p = Choose { logits: device, head, run, row, id, parts, counter, results: results_at };
-        let Launch { shape, parameter, .. } = p.launch();
+        let p = Choose { logits: device, head, run, row, id, parts, counter, results: results_at, ..Choose::default() };
+        let Launch { shape, parameter, .. } = p.launch(1);
         driver.launch(choose, shape, parameter.bytes()).expect("a launch");
         driver.copy_out(host, 0, head, 256).expect("a copy");
         driver.wait().expect("an end");
@@ -753,7 +786,7 @@ fn compiled_kernels_keep_to_their_registers_and_stack() {
         let threads = match name.as_str() {
             "expert_sort" => 1024,
             "gdn_scan_128" => 64,
-            "choose" => 512,
+            "choose" | "row_plain_4" | "experts_in_2" | "experts_out" => 512,
             _ => 256,
         };
         assert!(registers > 0 && registers * threads <= 65536, "{name}: {registers} registers of {threads} threads");

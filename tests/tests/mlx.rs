@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use loaf_bake::build::BuildOptions;
-use loaf_formats::dtype::DType;
+use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::plan::{Phase, Template};
 use loaf_runtime::backend::mlx::array::{Array, Type};
 use loaf_runtime::backend::mlx::compile::Compiled;
@@ -17,14 +17,14 @@ use loaf_runtime::backend::mlx::delta::{self, Scan};
 use loaf_runtime::backend::mlx::kernels::{Attend, Kernels as DeviceKernels};
 use loaf_runtime::backend::mlx::ops::Mlx;
 use loaf_runtime::backend::mlx::{Device, MlxDevice, MlxOptions, device};
-use loaf_runtime::backend::{Device as _, SlotRun};
+use loaf_runtime::backend::{Device as _, DeviceError, SlotRun};
 use loaf_runtime::generate::{self, GenerateOptions, Generation};
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::SamplerOptions;
 use loaf_runtime::schedule::{Schedule, Work};
 use loaf_runtime::{Engine, Model, Sequence, Session};
 use loaf_tests::engines::{has_gpu, mlx, mlx_as};
-use loaf_tests::{Expected, assert_bits, bake, max_diff, session};
+use loaf_tests::{Expected, assert_bits, bake, bake_dir, fixture, max_diff, session};
 
 /// The only slot's next rows.
 fn rows(pos: u32, rows: u32) -> [SlotRun; 1] {
@@ -492,6 +492,11 @@ fn what_cannot_run_is_refused_in_one_line() {
         let error = MlxDevice::open(&baked.loaf, options).err().expect("no GPU").to_string();
         assert_eq!(error, "MLX: no GPU that this build of MLX can use");
     }
+    let blocks = bake_dir(&fixture("gguf/mixed/model.gguf"), &BuildOptions::default());
+    let options = MlxOptions { gpu: false, ..MlxOptions::default() };
+    let error = MlxDevice::open(&blocks.loaf, options).err().expect("formats that MLX lacks");
+    assert!(matches!(error, DeviceError::Format(WeightFormat::Block(_))), "{error}");
+    assert_eq!(error.to_string(), "this backend does not take weights in q6_k; the CPU does");
     let (m, _) = open();
     let (a, b) = (Array::from_slice(&[1.0f32; 6], &[2, 3]), Array::from_slice(&[1.0f32; 6], &[2, 3]));
     let error = m.matmul(&a, &b).err().expect("shapes that do not fit").to_string();

@@ -18,7 +18,7 @@ pub mod mlx_text;
 use std::fmt;
 use std::ops::Range;
 
-use loaf_formats::dtype::DType;
+use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{Mode, OpKind, Types};
 use loaf_formats::plan::{Plan, Record};
 
@@ -45,6 +45,8 @@ pub enum DeviceError {
     },
     /// Something this device does not do.
     Unsupported(&'static str),
+    /// Weights in a format that this device has no form of.
+    Format(WeightFormat),
     /// Tokens that the model does not have, or past the positions that there are.
     Tokens {
         /// Positions there are.
@@ -61,6 +63,7 @@ impl fmt::Display for DeviceError {
             DeviceError::Memory { what, bytes, source } => write!(f, "memory for {what}, {bytes} bytes: {source}"),
             DeviceError::Tokens { positions } => write!(f, "expected known tokens within {positions} positions"),
             DeviceError::Unsupported(what) => write!(f, "this backend does not support {what}; the CPU does"),
+            DeviceError::Format(format) => write!(f, "this backend does not take weights in {format}; the CPU does"),
         }
     }
 }
@@ -71,7 +74,7 @@ impl std::error::Error for DeviceError {
             DeviceError::Missing(source) | DeviceError::Failed(source) | DeviceError::Memory { source, .. } => {
                 Some(&**source)
             }
-            DeviceError::Tokens { .. } | DeviceError::Unsupported(_) => None,
+            DeviceError::Tokens { .. } | DeviceError::Unsupported(_) | DeviceError::Format(_) => None,
         }
     }
 }
@@ -161,6 +164,28 @@ pub trait Device: Send {
     /// # Errors
     /// What the device says.
     fn decode(&mut self, ids: &[u32], runs: &[SlotRun]) -> Result<(), DeviceError>;
+
+    /// As [`Device::decode`]; pushes the best token of each row among the first `known` (the lower
+    /// id of equals, none if no logit is a number above minus infinity). There may be no logits
+    /// then.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn decode_best(
+        &mut self,
+        ids: &[u32],
+        runs: &[SlotRun],
+        known: u32,
+        out: &mut Vec<Option<u32>>,
+    ) -> Result<(), DeviceError> {
+        self.decode(ids, runs)?;
+        let best = |row| {
+            let logits = self.logits(row);
+            crate::sample::best(&logits[..logits.len().min(known as usize)]).map(|b| b.0)
+        };
+        out.extend((0..ids.len()).map(best));
+        Ok(())
+    }
 
     /// Tokens of prompts, at most a chunk; their hidden rows stay for [`Device::lm_head`].
     ///

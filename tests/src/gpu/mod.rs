@@ -215,6 +215,10 @@ impl Driver for Emulated {
         self.call("allow_shared")
     }
 
+    fn prefer_shared(&mut self, _: Function) -> Result<()> {
+        self.call("prefer_shared")
+    }
+
     fn copy_in(&mut self, to: Address, from: Pinned, at: usize, bytes: usize) -> Result<()> {
         self.call("copy_in")?;
         self.submit(Work::In(to, from, at, bytes));

@@ -125,6 +125,13 @@ pub trait Driver: Send {
     /// What the driver says.
     fn allow_shared(&mut self, function: Function, bytes: u32) -> Result<()>;
 
+    /// Says that a kernel is better off with as much shared memory as there is, and less of a
+    /// cache: more of it can begin beside others that take some.
+    ///
+    /// # Errors
+    /// What the driver says.
+    fn prefer_shared(&mut self, function: Function) -> Result<()>;
+
     /// Copies from pinned memory.
     ///
     /// # Errors

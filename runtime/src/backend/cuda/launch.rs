@@ -88,6 +88,8 @@ kernels! {
     AttentionRowsLate128 = "attention_rows_late_128",
     Begin = "begin",
     FewCodes = "few_codes",
+    FewNorm1 = "few_norm_1",
+    FewNorm2 = "few_norm_2",
     FewWide1 = "few_wide_1",
     FewWide2 = "few_wide_2",
     FewPairs1 = "few_pairs_1",
@@ -98,6 +100,8 @@ kernels! {
     FewHead1 = "few_head_1",
     FewHead2 = "few_head_2",
     FewHeads = "few_heads",
+    FewHeads64 = "few_heads_64",
+    FewHeads128 = "few_heads_128",
     Choose = "choose",
     Route2 = "route_2",
     ExpertsIn2 = "experts_in_2",
@@ -276,6 +280,11 @@ pub struct Attend {
     pub table: Address,
     pub holds_values: u32,
     pub table_row: u32,
+    pub codes: Address,
+    pub scales: Address,
+    pub sums: Address,
+    pub codes_row: u32,
+    pub scales_row: u32,
 }
 
 /// `struct RowProduct`.
@@ -439,12 +448,8 @@ pub struct FewCodes {
     pub normed_row: u32,
     pub codes_row: u32,
     pub scales_row: u32,
-    pub inputs: u32,
-    pub group: u32,
-    pub y_dtype: u32,
     pub eps: u32,
     pub offset: u32,
-    pub norm: u32,
 }
 
 /// `struct FewProduct`.
@@ -481,15 +486,18 @@ pub struct Choose {
     pub parts: Address,
     pub counter: Address,
     pub results: Address,
+    pub vocab: u32,
+    pub unused: u32,
 }
 
-/// Bytes of what the blocks of a choice leave for the last of them, and the counter after it.
+/// Bytes, of a row, of what the blocks of a choice leave for the last of them, and the counter
+/// after it.
 pub const CHOICE_ROOM: u64 = 8 * CHOICE_BLOCKS as u64 + 8;
 
 impl Choose {
-    /// How it is cut.
-    pub fn launch(self) -> Launch {
-        let shape = shape([CHOICE_BLOCKS, 1, 1], 512, 0);
+    /// How it is cut, of so many rows.
+    pub fn launch(self, rows: u32) -> Launch {
+        let shape = shape([CHOICE_BLOCKS, rows, 1], 512, 0);
         Launch { kernel: Kernel::Choose, shape, parameter: Parameter::Choose(self) }
     }
 }
@@ -709,7 +717,7 @@ impl RouteIn {
 impl ExpertsIn {
     /// How it is cut.
     pub fn launch(self) -> Launch {
-        let shape = shape([EXPERT_INNER / 16, self.k, 1], THREADS, row_shared(MIXTURE_WIDTH, 32));
+        let shape = shape([EXPERT_INNER / 32, self.k, 1], 2 * THREADS, row_shared(MIXTURE_WIDTH, 64));
         Launch { kernel: Kernel::ExpertsIn2, shape, parameter: Parameter::ExpertsIn(self) }
     }
 }
@@ -735,7 +743,7 @@ impl DeltaRow {
 
     /// How it is cut.
     pub fn launch(self) -> Launch {
-        let shape = shape([self.v_heads, 1, 1], DELTA_DIM + 32, 0);
+        let shape = shape([self.v_heads, 1, 1], DELTA_DIM, 0);
         Launch { kernel: Kernel::DeltaRow128, shape, parameter: Parameter::DeltaRow(self) }
     }
 }
@@ -877,7 +885,7 @@ impl Linear {
             (1024, false, false) => (K::RowPlain1, 2),
             (2048, false, false) => (K::RowPlain2, 1),
             (3072, false, false) => (K::RowPlain3, 1),
-            (4096, false, false) => (K::RowPlain4, 1),
+            (4096, false, false) => (K::RowPlain4, 2),
             _ => return None,
         };
         if !self.outputs.is_multiple_of(8 * out) || !norm && self.stage != stage::PLAIN {
@@ -890,7 +898,8 @@ impl Linear {
         // As many as fit on a multiprocessor at once.
         let most = if loops { 3 * bases.multiprocessors } else { u32::MAX };
         let grid = [(self.outputs / (8 * out)).min(most), 1, 1];
-        let shape = shape(grid, THREADS, row_shared(self.inputs, 8 * out * if loops { 2 } else { 1 }));
+        let threads = if kernel == K::RowPlain4 { 2 * THREADS } else { THREADS };
+        let shape = shape(grid, threads, row_shared(self.inputs, 8 * out * if loops { 2 } else { 1 }));
         Some(Launch { kernel, shape, parameter: Parameter::RowProduct(parameter) })
     }
 
@@ -992,16 +1001,27 @@ impl Linear {
                 normed_row: small(self.normed_row)?,
                 codes_row: small(rows[0])?,
                 scales_row: small(rows[1])?,
-                inputs: self.inputs,
-                group,
-                y_dtype: self.y_dtype,
                 eps: self.eps,
                 offset: self.offset,
-                norm: u32::from(self.stage == stage::NORM),
             };
-            let cut = if self.stage == stage::NORM { 1 } else { self.inputs.div_ceil(1024) };
-            let shape = shape([self.rows, cut, 1], THREADS, 8 * self.inputs);
-            launches.push(Launch { kernel: K::FewCodes, shape, parameter: Parameter::FewCodes(parameter) });
+            // Four values are loaded at once, and as many factors of the norm.
+            let bytes16 = [self.x[0], self.x2, self.sum, self.normed];
+            let rows16 = [self.x_row, self.x2_row, self.sum_row, self.normed_row];
+            let norm = self.stage == stage::NORM;
+            let (kernel, cut, shared) = match (norm, self.inputs) {
+                (false, inputs) => (K::FewCodes, inputs / 1024, 0),
+                (true, 1024) => (K::FewNorm1, 1, 0),
+                (true, 2048) => (K::FewNorm2, 1, 4 * self.inputs),
+                (true, _) => return None,
+            };
+            let fits = bytes16.iter().all(|n| n.is_multiple_of(16))
+                && rows16.iter().all(|n| n.is_multiple_of(4))
+                && (!norm || self.y_dtype == DType::BF16 as u32 && self.y.is_multiple_of(8));
+            if !fits {
+                return None;
+            }
+            let shape = shape([self.rows, cut, 1], THREADS, shared);
+            launches.push(Launch { kernel, shape, parameter: Parameter::FewCodes(parameter) });
         }
         let parameter = FewProduct {
             planes: self.planes,
@@ -1121,10 +1141,16 @@ impl Attend {
     /// attention itself then makes nothing.
     pub fn heads(&mut self, q: Operand) -> Launch {
         let units = self.heads + self.kv_heads;
-        let shape = shape([units.div_ceil(8), self.rows, 1], THREADS, 8 * self.dim * 4);
+        let usual = [&self.k, &self.v].into_iter().all(|o| o.dtype == DType::F16 as u32) && self.table != 0;
+        let (kernel, shared) = match (self.dim, self.half) {
+            (64, 32) if usual => (Kernel::FewHeads64, 0),
+            (128, 64) if usual => (Kernel::FewHeads128, 0),
+            _ => (Kernel::FewHeads, 8 * self.dim * 4),
+        };
+        let shape = shape([units.div_ceil(8), self.rows, 1], THREADS, shared);
         let parameter = Parameter::Attend(Attend { out: q, ..*self });
         (self.makes, self.q) = (0, q);
-        Launch { kernel: Kernel::FewHeads, shape, parameter }
+        Launch { kernel, shape, parameter }
     }
 
     /// How it is cut.
@@ -1155,6 +1181,27 @@ impl Attend {
     /// Blocks that a row and group of heads is cut into.
     fn split(&self, bases: &Bases) -> u32 {
         self.most_blocks.min(bases.blocks).clamp(1, ATTENTION_SPLIT)
+    }
+
+    /// Lets the attention of several rows, if these launches begin with the int8 form of its
+    /// result, make that itself; gives whether it does.
+    pub fn makes_form(&mut self, kernel: Kernel, next: &[Launch]) -> bool {
+        use Kernel::{AttentionRows64, AttentionRows128, AttentionRowsLate64, AttentionRowsLate128};
+        let [Launch { kernel: Kernel::FewCodes, parameter: Parameter::FewCodes(form), .. }, product, ..] = next else {
+            return false;
+        };
+        let Parameter::FewProduct(product) = product.parameter else { return false };
+        let fits = matches!(kernel, AttentionRows64 | AttentionRows128 | AttentionRowsLate64 | AttentionRowsLate128)
+            && (form.x, u64::from(form.x_row)) == (self.out.at, self.out.row)
+            && self.out.head == self.dim
+            && product.codes == form.codes
+            && form.codes_row >= self.heads * self.dim
+            && form.scales_row >= self.heads * self.dim / 64;
+        if fits {
+            (self.codes, self.scales, self.sums) = (form.codes, form.scales, form.sums);
+            (self.codes_row, self.scales_row) = (form.codes_row, form.scales_row);
+        }
+        fits
     }
 
     /// The short kernel for one row that makes its queries, key and value, or for rows whose are

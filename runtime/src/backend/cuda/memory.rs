@@ -15,6 +15,8 @@ const VERSIONS: u32 = 32;
 /// Bytes of each of the two buffers that everything goes through on its way.
 const BUFFER: usize = 16 << 20;
 const PAGE: u64 = 4096;
+/// Bytes of the four places that tokens of one sequence are told in, turn by turn.
+const TURNS: usize = 64;
 
 /// What is told of a step's rows: a count, runs, rows, ids, one after the other.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +125,7 @@ impl Memory {
                 plan.io.bytes,
                 parts,
                 counters,
-                CHOICE_ROOM,
+                CHOICE_ROOM * u64::from(few),
             ],
             io_words: [plan.io.ids, plan.io.select],
             multiprocessors: card.multiprocessors,
@@ -202,7 +204,7 @@ impl Memory {
         for buffer in &mut self.buffers {
             *buffer = driver.pinned(BUFFER)?;
         }
-        self.chosen = driver.pinned(64)?;
+        self.chosen = driver.pinned(TURNS + 4 * self.steps[0].rows)?;
         // Counters start over by themselves from here on.
         driver.fill(self.counters, 0, counters as usize)?;
         driver.fill(self.choice, 0, choice as usize)?;
@@ -330,9 +332,15 @@ impl Memory {
     pub fn set_choice(&mut self, driver: &mut dyn Driver, run: SlotRun, known: u32) -> Result<()> {
         let before = SlotRun { pos: run.pos - 1, from: run.to, to: run.from, ..run };
         self.set_step(driver, true, &[0], &[before])?;
-        // SAFETY: as in `set_step`.
-        unsafe { *self.steps[0].host.at.cast::<u32>().add(1) = known };
+        self.set_known(known);
         Ok(())
+    }
+
+    /// Writes down which tokens may be chosen after the step of few rows at hand: the first so
+    /// many.
+    pub fn set_known(&mut self, known: u32) {
+        // SAFETY: as in `set_step`, which has waited.
+        unsafe { *self.steps[0].host.at.cast::<u32>().add(1) = known };
     }
 
     /// A choice by the first row of logits at `logits`, for the step of one row that follows.
@@ -347,7 +355,20 @@ impl Memory {
             parts: self.choice,
             counter: self.choice + CHOICE_ROOM - 8,
             results: self.chosen.at as Address,
+            ..Choose::default()
         }
+    }
+
+    /// A choice by each row of logits at `logits`, which are so many, after which no step follows.
+    pub fn choose_rows(&self, logits: Address, vocab: u32) -> Choose {
+        let results = self.chosen.at as Address + TURNS as u64;
+        Choose { run: 0, row: 0, id: 0, results, vocab, ..self.choose(logits) }
+    }
+
+    /// What was chosen for a row of the last step.
+    pub fn chosen_of(&self, row: usize) -> u32 {
+        // SAFETY: a word for each row of a step; the device wrote it before what was waited for.
+        unsafe { self.chosen.at.add(TURNS).cast::<u32>().add(row.min(self.steps[0].rows - 1)).read_volatile() }
     }
 
     /// What was chosen for a position; a choice is overwritten by the fourth after it.

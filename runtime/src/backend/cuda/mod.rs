@@ -26,7 +26,7 @@ use loaf_formats::op::OpKind;
 use loaf_formats::plan::{Operand, Phase, Plan, Record, Template, records};
 
 use self::driver::{Driver, DriverError, Function, Graph, Pinned};
-use self::launch::{FEW_ROWS, Kernel, Launch, launch};
+use self::launch::{Choose, FEW_ROWS, Kernel, Launch, launch};
 use self::memory::Memory;
 use super::{Choice, Chooser, Device, DeviceError, Limits, Part, SlotRun};
 use crate::backend::{Seen, Trace, is_shown};
@@ -99,7 +99,7 @@ pub struct CudaDevice {
     options: CudaOptions,
     schedule: Option<Schedule>,
     /// Graphs of decode steps by their rows, less one, and by their shape; after them those that
-    /// choose the next token themselves.
+    /// choose a token for each row, and last those that choose the next step's token themselves.
     graphs: Vec<[Option<Graph>; Memory::SHAPES]>,
     /// The run that was computed last, if it was alone.
     last: Option<SlotRun>,
@@ -153,6 +153,10 @@ impl CudaDevice {
             if ["linear_", "attention", "top_k", "expert_sort", "few_"].iter().any(|with| name.starts_with(with)) {
                 driver.allow_shared(*function, memory::shared_room(&card))?;
             }
+            // Of steps of several rows, whose kernels are changed for others most often.
+            if name.starts_with("few_") || name.starts_with("attention_rows") {
+                driver.prefer_shared(*function)?;
+            }
         }
         let limits = Limits {
             slots,
@@ -171,7 +175,7 @@ impl CudaDevice {
             limits,
             options,
             schedule,
-            graphs: vec![[None; Memory::SHAPES]; limits.decode_rows as usize + 1],
+            graphs: vec![[None; Memory::SHAPES]; 2 * limits.decode_rows as usize + 1],
             last: None,
             choosing: None,
             logits,
@@ -251,10 +255,23 @@ impl CudaDevice {
         self.choose(true)
     }
 
+    /// A decode step that ends with the choice of a token for each row, in place of its logits.
+    fn best_step(&mut self, rows: u32) -> Result<(), DeviceError> {
+        self.memory.send_step(&mut *self.driver, true)?;
+        self.compute_step(rows)?;
+        let plan = self.model.plan();
+        let choice = self.memory.choose_rows(self.memory.io + plan.io.logits, plan.vocab);
+        self.launch_choice(choice, rows, true)
+    }
+
     /// Launches the choice of a token by the first row of logits.
     fn choose(&mut self, overlap: bool) -> Result<(), DeviceError> {
-        let logits = self.memory.io + self.model.plan().io.logits;
-        let Launch { kernel, mut shape, parameter } = self.memory.choose(logits).launch();
+        let choice = self.memory.choose(self.memory.io + self.model.plan().io.logits);
+        self.launch_choice(choice, 1, overlap)
+    }
+
+    fn launch_choice(&mut self, choice: Choose, rows: u32, overlap: bool) -> Result<(), DeviceError> {
+        let Launch { kernel, mut shape, parameter } = choice.launch(rows);
         shape.overlap = overlap && self.overlaps();
         Ok(self.driver.launch(self.functions[kernel as usize], shape, parameter.bytes())?)
     }
@@ -373,6 +390,26 @@ impl Device for CudaDevice {
         self.submit(ids.len() - 1, |device| device.decode_step(rows))?;
         self.last = alone(runs);
         Ok(self.driver.wait()?)
+    }
+
+    fn decode_best(
+        &mut self,
+        ids: &[u32],
+        runs: &[SlotRun],
+        known: u32,
+        out: &mut Vec<Option<u32>>,
+    ) -> Result<(), DeviceError> {
+        self.driver.enter()?;
+        self.memory.set_step(&mut *self.driver, true, ids, runs)?;
+        self.memory.set_known(known);
+        let rows = ids.len() as u32;
+        self.template(Phase::Decode, rows)?;
+        self.submit(self.limits.decode_rows as usize + ids.len() - 1, |device| device.best_step(rows))?;
+        self.last = alone(runs);
+        self.driver.wait()?;
+        let vocab = self.model.plan().vocab;
+        out.extend((0..ids.len()).map(|row| Some(self.memory.chosen_of(row)).filter(|id| *id < vocab)));
+        Ok(())
     }
 
     fn prefill(&mut self, ids: &[u32], runs: &[SlotRun]) -> Result<(), DeviceError> {

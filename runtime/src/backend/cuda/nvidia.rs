@@ -300,6 +300,13 @@ impl Driver for Nvidia {
         self.table.check("cuFuncSetAttribute", status)
     }
 
+    fn prefer_shared(&mut self, function: Function) -> Result<()> {
+        // SAFETY: a function of a loaded module; 9 is the part of a multiprocessor's memory that is
+        // shared, in hundredths.
+        let status = unsafe { (self.table.function_set)(function.0 as Handle, 9, 100) };
+        self.table.check("cuFuncSetAttribute", status)
+    }
+
     fn copy_in(&mut self, to: Address, from: Pinned, at: usize, bytes: usize) -> Result<()> {
         debug_assert!(at + bytes <= from.bytes);
         let status = {

@@ -72,7 +72,12 @@ pub(super) fn few_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Ba
     let mut out: Vec<Launch> = Vec::new();
     for (fused, made) in schedule.steps.iter().zip(made) {
         match made {
-            Some(launches) => {
+            Some(mut launches) => {
+                if let Some(Launch { kernel, parameter: Parameter::Attend(attend), .. }) = out.last_mut()
+                    && attend.makes_form(*kernel, &launches)
+                {
+                    launches.remove(0);
+                }
                 if let (Some(before), [Launch { parameter: Parameter::DeltaRow(delta), .. }]) =
                     (out.last_mut(), &launches[..])
                 {

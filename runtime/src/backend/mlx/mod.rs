@@ -155,6 +155,7 @@ impl MlxDevice {
     /// No GPU, another version of MLX, too little memory, a weight format MLX lacks, or what MLX
     /// says.
     pub fn open(model: &Model, options: MlxOptions) -> std::result::Result<MlxDevice, DeviceError> {
+        weights::check_formats(model.plan())?;
         let (mlx, device) = device::open(options.gpu).map_err(|e| DeviceError::Missing(e.into()))?;
         MlxDevice::on(model, mlx, device, options).map_err(words)
     }

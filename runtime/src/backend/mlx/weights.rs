@@ -16,8 +16,9 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::plan::Operand;
+use loaf_formats::plan::{Operand, Plan, records};
 
+use super::super::DeviceError;
 use super::array::{Array, MlxError, Result, Type};
 use super::ops::{Mlx, Packing};
 
@@ -88,14 +89,18 @@ pub fn packing(format: WeightFormat) -> Option<Packing> {
     Some(Packing { mode, bits: format.bits() as i32, group })
 }
 
-/// Refuses formats that MLX has no form of.
-fn has(format: WeightFormat) -> Result<()> {
-    match format {
-        WeightFormat::Block(_) => {
-            Err(MlxError(format!("expected weights in a format of MLX's, found {format}; the CPU takes them")))
+/// Refuses a plan with weights in formats that MLX has no form of.
+///
+/// # Errors
+/// The format.
+pub fn check_formats(plan: &Plan) -> std::result::Result<(), DeviceError> {
+    for record in plan.templates.iter().flat_map(|t| records(&t.words)).flatten() {
+        let code = record.kind.spec().format_attr().map(|i| record.attrs[i]);
+        if let Some(format @ WeightFormat::Block(_)) = code.and_then(WeightFormat::from_code) {
+            return Err(DeviceError::Format(format));
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
 /// The array, evaluated: while a graph is traced, what is not would become part of it.
@@ -217,7 +222,6 @@ impl Weights {
         format: WeightFormat,
         kind: Type,
     ) -> Result<Matrix> {
-        has(format)?;
         match packing(format) {
             None => Ok(Matrix::Dense(self.get(mlx, o[0], dims[0][0], dims[0][2], Use::Stored)?)),
             Some(_) => self.matrix(mlx, o, dims, format, None, kind),
@@ -236,7 +240,6 @@ impl Weights {
         kind: Type,
     ) -> Result<Matrix> {
         let count = experts.unwrap_or(1);
-        has(format)?;
         let stacked = |array: Array| match experts {
             None => Ok(array),
             Some(n) => {

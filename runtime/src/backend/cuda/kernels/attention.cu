@@ -31,6 +31,9 @@ struct Attend {
     u64 table;
     // Whether a block's values fit into shared memory, and elements from a row's rotation to the next.
     u32 holds_values, table_row;
+    // Of attention of several rows: where the result's int8 form in groups of 64 goes, or 0, and elements from row to row.
+    u64 codes, scales, sums;
+    u32 codes_row, scales_row;
 };
 
 // The first position that a row at `pos` sees.

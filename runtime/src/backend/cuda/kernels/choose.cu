@@ -1,17 +1,19 @@
 // The choice of the next token where the logits are: the best of them, the lower id of equals; a NaN is never it. It becomes the next
-// step's token, and that step's place is one further, so that a step can be submitted before the host knows what it is of.
+// step's token, and that step's place is one further, so that a step can be submitted before the host knows what it is of. Of several rows, one
+// after the other in blockIdx.y, tokens are only told.
 
-enum { CHOICE_BLOCKS = 64, CHOICE_THREADS = 512, NO_TOKEN = 0xffffffffu };
+enum { CHOICE_BLOCKS = 64, CHOICE_THREADS = 512, CHOICE_ROOM = 8 * CHOICE_BLOCKS + 8, NO_TOKEN = 0xffffffffu };
 
 struct Choose {
-    // Of the row to choose by.
+    // Of the first row to choose by.
     u64 logits;
-    // The step that follows: its head (runs, then the tokens that may be chosen), run, row and id.
+    // The step that follows: its head (runs, then the tokens that may be chosen), run, row and id. Without a run no step follows.
     u64 head, run, row, id;
-    // The best of each block, and a counter, 0 before and after.
+    // The best of each block, and a counter, 0 before and after; a row's lie CHOICE_ROOM bytes after those of the one before.
     u64 parts, counter;
-    // Four places of 16 bytes, turn by turn by positions: the token, or NO_TOKEN if no logit is a number above minus infinity.
+    // The token, or NO_TOKEN if no logit is a number above minus infinity: four places of 16 bytes, turn by turn by positions, or a word a row.
     u64 results;
+    u32 vocab, unused;
 };
 
 struct Best {
@@ -35,9 +37,9 @@ DEVICE Best best_of_warp(Best a) {
 extern "C" __global__ void __launch_bounds__(512) choose(const Choose p) {
     __shared__ Best of_warps[CHOICE_THREADS / 32];
     __shared__ u32 last;
-    u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, of = blockIdx.y;
     wait_for_earlier();
-    const float *logits = (const float *)p.logits;
+    const float *logits = (const float *)p.logits + (u64)of * p.vocab;
     u32 known = ((const u32 *)p.head)[1];
     Best best;
     best.logit = __int_as_float(0xff800000);
@@ -55,13 +57,14 @@ extern "C" __global__ void __launch_bounds__(512) choose(const Choose p) {
     __syncthreads();
     if (warp > 0) return;
     best = best_of_warp(of_warps[lane % (CHOICE_THREADS / 32)]);
-    volatile float *logit_of = (volatile float *)p.parts;
-    volatile u32 *id_of = (volatile u32 *)p.parts + CHOICE_BLOCKS;
+    u64 room = p.parts + of * CHOICE_ROOM;
+    volatile float *logit_of = (volatile float *)room;
+    volatile u32 *id_of = (volatile u32 *)room + CHOICE_BLOCKS;
     if (lane == 0) {
         logit_of[blockIdx.x] = best.logit;
         id_of[blockIdx.x] = best.id;
         __threadfence();
-        last = atomicInc((u32 *)p.counter, CHOICE_BLOCKS - 1) == CHOICE_BLOCKS - 1;
+        last = atomicInc((u32 *)(p.counter + of * CHOICE_ROOM), CHOICE_BLOCKS - 1) == CHOICE_BLOCKS - 1;
     }
     __syncwarp();
     if (!last) return;
@@ -77,6 +80,10 @@ extern "C" __global__ void __launch_bounds__(512) choose(const Choose p) {
     }
     best = best_of_warp(best);
     if (lane > 0) return;
+    if (!p.run) {
+        ((u32 *)p.results)[of] = best.id;
+        return;
+    }
     Run *run = (Run *)p.run;
     u32 pos = run->pos + 1;
     u64 from = run->from;

@@ -203,7 +203,7 @@ template <int N> DEVICE void row_codes(const float4 *v, i8 *codes, u32 step, flo
     }
 }
 
-// The first of a thread's four values of each 1,024, two groups of which are a warp's.
+// The first of a thread's four values of each 128 a warp, two groups of which are a warp's.
 DEVICE u32 row_first() { return threadIdx.x / 16 * ROW_GROUP + threadIdx.x % 16 * 4; }
 
 // A thread's factors of a norm, as they are stored.
@@ -214,13 +214,15 @@ template <int CHUNKS> DEVICE void row_factors(const RowProduct &p, uint2 *factor
 
 // Stages the row of a product: sum, norm, int8 form. The block that leads leaves the sum and the normalised row where they are wanted; `held`
 // has room for a row.
-template <int CHUNKS, bool NORM>
+template <int CHUNKS, bool NORM, int WARPS = ROW_WARPS>
 DEVICE void row_stage(const RowProduct &p, const uint2 *factors, const RowStaged &to, float *held, bool leads) {
+    constexpr u32 SPAN = WARPS * 128, TURNS = 1024 * CHUNKS / SPAN;
+    static_assert(!NORM || WARPS == ROW_WARPS, "factors of 1,024 at a time");
     u32 lane = threadIdx.x & 31, first = row_first();
     const float *x = (const float *)p.x;
-    float4 v[CHUNKS];
+    float4 v[TURNS];
 #pragma unroll
-    for (u32 c = 0; c < CHUNKS; c++) v[c] = *(const float4 *)(x + first + c * 1024);
+    for (u32 c = 0; c < TURNS; c++) v[c] = *(const float4 *)(x + first + c * SPAN);
     if (NORM && p.x2) {
 #pragma unroll
         for (u32 c = 0; c < CHUNKS; c++) {
@@ -230,26 +232,35 @@ DEVICE void row_stage(const RowProduct &p, const uint2 *factors, const RowStaged
         }
     }
     if (NORM) {
-        // Every warp for itself. A longer row passes through shared memory, since a lane would need too many registers to ask for all it takes.
+        // A lane's elements in order. Of 1,024 every warp asks for them by itself; a longer row passes through shared memory, from where one warp reads
+        // it, since three blocks of eight that all did would take longer for that than for anything else.
+        __shared__ float inverse;
         float acc = 0.0f, all[32];
         if (CHUNKS > 1) {
 #pragma unroll
             for (u32 c = 0; c < CHUNKS; c++) *(float4 *)(held + first + c * 1024) = v[c];
             __syncthreads();
         }
+        if (CHUNKS == 1 || threadIdx.x < 32) {
 #pragma unroll
-        for (u32 c = 0; c < CHUNKS; c++) {
-            const float *from = (CHUNKS > 1 ? held : x) + c * 1024 + lane;
+            for (u32 c = 0; c < CHUNKS; c++) {
+                const float *from = (CHUNKS > 1 ? held : x) + c * 1024 + lane;
 #pragma unroll
-            for (u32 t = 0; t < 32; t++) all[t] = from[t * 32];
-            if (CHUNKS == 1 && p.x2) {
+                for (u32 t = 0; t < 32; t++) all[t] = from[t * 32];
+                if (CHUNKS == 1 && p.x2) {
 #pragma unroll
-                for (u32 t = 0; t < 32; t++) all[t] = all[t] + ((const float *)p.x2)[t * 32 + lane];
+                    for (u32 t = 0; t < 32; t++) all[t] = all[t] + ((const float *)p.x2)[t * 32 + lane];
+                }
+#pragma unroll
+                for (u32 t = 0; t < 32; t++) acc = fmaf(all[t], all[t], acc);
             }
-#pragma unroll
-            for (u32 t = 0; t < 32; t++) acc = fmaf(all[t], all[t], acc);
+            acc = rms_inverse(acc, 1024 * CHUNKS, __uint_as_float(p.eps));
         }
-        float inv = rms_inverse(acc, 1024 * CHUNKS, __uint_as_float(p.eps)), offset = __uint_as_float(p.offset);
+        if (CHUNKS > 1) {
+            if (threadIdx.x == 0) inverse = acc;
+            __syncthreads();
+        }
+        float inv = CHUNKS > 1 ? inverse : acc, offset = __uint_as_float(p.offset);
 #pragma unroll
         for (u32 c = 0; c < CHUNKS; c++) {
             u32 low = factors[c].x, high = factors[c].y;
@@ -259,16 +270,16 @@ DEVICE void row_stage(const RowProduct &p, const uint2 *factors, const RowStaged
         }
     }
     u32 group = threadIdx.x / 16;
-    row_codes<CHUNKS>(v, to.codes + first, 1024, to.scales + group, to.sums + group, 16);
+    row_codes<TURNS>(v, to.codes + first, SPAN, to.scales + group, to.sums + group, SPAN / ROW_GROUP);
 }
 
 // OUT outputs a warp of 1,024 * CHUNKS inputs. With PAIRS outputs are pairs (o, o + outputs / 2) of which silu(first) * second is kept;
 // with LOOP a block goes on to further outputs. A block's outputs are all there.
 //
-// Shared memory: [inputs] codes, [groups] scales, sums, then what the folds of 8 * OUT outputs take, twice with LOOP; in its place the row
+// Shared memory: [inputs] codes, [groups] scales, sums, then what the folds of WARPS * OUT outputs take, twice with LOOP; in its place the row
 // itself before.
-template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row_product(const RowProduct &p) {
-    constexpr u32 GROUPS = 16 * CHUNKS, OUTS = ROW_WARPS * OUT;
+template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP, int WARPS = ROW_WARPS> DEVICE void row_product(const RowProduct &p) {
+    constexpr u32 GROUPS = 16 * CHUNKS, OUTS = WARPS * OUT;
     float4 *room;
     RowStaged x = row_staged<CHUNKS>(room);
     RowFolds<GROUPS> folds = row_folds<GROUPS>(room, LOOP ? 2 * OUTS : OUTS);
@@ -289,8 +300,8 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
     u64 ahead = NORM && !LOOP && p.ahead ? p.ahead + ((const Run *)p.runs)->from : 0;
     wait_for_earlier();
     float added = !PAIRS && !LOOP && p.add && threadIdx.x < OUTS ? ((const float *)p.add)[first_out + threadIdx.x] : 0.0f;
-    row_stage<CHUNKS, NORM>(p, factors, x, (float *)room, blockIdx.x == 0);
-    u32 line = (blockIdx.x * ROW_THREADS + threadIdx.x) * 128;
+    row_stage<CHUNKS, NORM, WARPS>(p, factors, x, (float *)room, blockIdx.x == 0);
+    u32 line = (blockIdx.x * 32 * WARPS + threadIdx.x) * 128;
     if (ahead && line < p.ahead_bytes) asm volatile("prefetch.global.L2 [%0];" ::"l"(ahead + line));
     __syncthreads();
 #pragma unroll 1
@@ -303,7 +314,7 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP> DEVICE void row
         __syncthreads();
         // A lane folds an output: the first warps, or with LOOP one warp after the other, while the rest go on.
         u32 t = LOOP ? lane : threadIdx.x;
-        if (LOOP ? warp == turn % ROW_WARPS : warp * 32 < OUTS) {
+        if (LOOP ? warp == turn % WARPS : warp * 32 < OUTS) {
             float acc = row_fold(folds, mine + (t < OUTS ? t : 0), x.scales, x.sums);
             if (PAIRS) {
                 float second = __shfl_xor_sync(FULL, acc, 1);
@@ -328,7 +339,8 @@ ROW_PRODUCT(row_pairs_2, 2, 2, true, true, false, 3)
 ROW_PRODUCT(row_plain_1, 2, 1, false, false, false, 1)
 ROW_PRODUCT(row_plain_2, 1, 2, false, false, false, 1)
 ROW_PRODUCT(row_plain_3, 1, 3, false, false, false, 1)
-ROW_PRODUCT(row_plain_4, 1, 4, false, false, false, 1)
+// A block for each multiprocessor, which leaves room for one of the delta rule before it and of the router after it, so that these spread evenly.
+extern "C" __global__ void __launch_bounds__(512, 2) row_plain_4(const RowProduct p) { row_product<1, 4, false, false, false, 16>(p); }
 ROW_PRODUCT(row_head_1, 4, 1, true, false, true, 3)
 ROW_PRODUCT(row_head_2, 4, 2, true, false, true, 3)
 
@@ -437,6 +449,29 @@ template <int DIM> DEVICE float2 row_sums(float2 sum, const u32 *value, const fl
         for (u32 t = 0; t < 16; t++) raw[t] = next[t];
     }
     return sum;
+}
+
+// Two neighbouring elements of a head's result, and if FORM their int8 form, of a group of which a warp has all.
+template <bool FORM> DEVICE void put_two(const Attend &p, u32 row, u32 h, u32 i, float x, float y) {
+    if (p.gate.at) {
+        const float *gate = at<float>(p.gate, row, h);
+        x = sigmoid_(gate[i]) * x;
+        y = sigmoid_(gate[i + 1]) * y;
+    }
+    float *out = at<float>(p.out, row, h);
+    out[i] = x;
+    out[i + 1] = y;
+    if (!FORM || !p.codes) return;
+    float m = fminf(warp_max(fmaxf(fmaxf(fabsf(x), fabsf(y)), 0.0f)), __uint_as_float(0x7f7fffffu)), inverse = 127.0f / m;
+    u32 two = prmt(row_code(x * inverse), row_code(y * inverse), 0x0040);
+    int sum = warp_sum(dot_s8(two & 0xffff, 0x01010101, 0));
+    u64 n = (u64)h * p.dim + i;
+    ((u16 *)p.codes)[((u64)row * p.codes_row + n) / 2] = (u16)two;
+    if (threadIdx.x % 32) return;
+    float scale = m / 127.0f;
+    u64 group = (u64)row * p.scales_row + n / ROW_GROUP;
+    ((float *)p.scales)[group] = scale;
+    ((float *)p.sums)[group] = scale * (float)sum;
 }
 
 // Attention of one row that makes its queries, new key and value: heads of DIM elements, of which the first 2 * TURNED are rotated, caches in
@@ -606,8 +641,7 @@ template <int DIM, int TURNED, bool MAKES, bool LATE> DEVICE void attention_row(
         if (LATE && h < n && to > HALF) sum = row_sums<DIM>(sum, (const u32 *)late_held + i / 2, w + h * BLOCK, from, to, HALF, BLOCK);
         if (h < n) {
             if (alone) {
-                put(p, row, h0 + h, i, sum.x / block_sum[h]);
-                put(p, row, h0 + h, i + 1, sum.y / block_sum[h]);
+                put_two<!MAKES>(p, row, h0 + h, i, sum.x / block_sum[h], sum.y / block_sum[h]);
             } else {
                 float *to_part = (float *)p.parts + ((u64)(row * p.heads + h0 + h) * p.most_blocks + b) * part;
                 *(float2 *)(to_part + 2 + i) = sum;
@@ -695,10 +729,7 @@ template <int DIM, int TURNED, bool MAKES, bool LATE> DEVICE void attention_row(
         }
     }
     __syncthreads();
-    if (has) {
-        put(p, row, h0 + h, i, a / sum_so_far[h]);
-        put(p, row, h0 + h, i + 1, c / sum_so_far[h]);
-    }
+    if (has) put_two<!MAKES>(p, row, h0 + h, i, a / sum_so_far[h], c / sum_so_far[h]);
 }
 
 #define ATTENTION_ROW(name, dim, turned, makes, late, blocks)                                                                   \

@@ -66,45 +66,31 @@ DEVICE float squares_of_head(const float *x, u32 lane) {
     return fold(acc);
 }
 
-// The last warp makes the gates, the others a head's columns.
-extern "C" __global__ void __launch_bounds__(160) delta_row_128(const DeltaRow p) {
+// A warp on each part of a multiprocessor: with a fifth the product after it would find no room beside it.
+extern "C" __global__ void __launch_bounds__(128) delta_row_128(const DeltaRow p) {
     __shared__ __align__(16) float q[DELTA_DIM], k[DELTA_DIM], result[DELTA_DIM];
     __shared__ float gates[2];
     __shared__ u32 is_last;
     u32 head = blockIdx.x, j = threadIdx.x, warp = j >> 5, lane = j & 31, per = p.v_heads / p.k_heads;
     u32 kh = p.tiled ? head % p.k_heads : head / per;
-    bool column = j < DELTA_DIM;
     Run run = ((const Run *)p.runs)[0];
     float state[DELTA_DIM];
     Channel cq, ck, cv;
-    float factor = 0.0f, a_log = 0.0f, dt = 0.0f;
-    if (column) {
-        const float *old = (const float *)(p.state + run.from) + head * p.state_head + j;
+    const float *old = (const float *)(p.state + run.from) + head * p.state_head + j;
 #pragma unroll
-        for (u32 i = 0; i < DELTA_DIM; i++) state[i] = old[i * DELTA_DIM];
-        cq = channel_of(p.q, run, kh, j);
-        ck = channel_of(p.k, run, kh, j);
-        cv = channel_of(p.v, run, head, j);
-        factor = real(p.norm_offset) + get(p.norm, 0, 0, j);
-    } else {
-        a_log = get(p.a_log, 0, 0, head);
-        dt = get(p.dt, 0, 0, head);
-    }
+    for (u32 i = 0; i < DELTA_DIM; i++) state[i] = old[i * DELTA_DIM];
+    cq = channel_of(p.q, run, kh, j);
+    ck = channel_of(p.k, run, kh, j);
+    cv = channel_of(p.v, run, head, j);
+    float factor = real(p.norm_offset) + get(p.norm, 0, 0, j), a_log = get(p.a_log, 0, 0, head), dt = get(p.dt, 0, 0, head);
     wait_for_earlier();
-    float xq = 0.0f, xk = 0.0f, xv = 0.0f, v = 0.0f, open = 0.0f;
-    if (column) {
-        xq = *cq.x;
-        xk = *ck.x;
-        xv = *cv.x;
-        open = element(p.z, p.z_dim, head * DELTA_DIM + j);
-        q[j] = convolved(cq, xq);
-        k[j] = convolved(ck, xk);
-        v = convolved(cv, xv);
-        keep_taps(p.v, run, head, j, cv, xv);
-    } else {
-        float a = element(p.a, p.gate_dim, head);
-        if (lane == 0) gates[0] = exp_(-(exp_(a_log) * softplus(a + dt)));
-    }
+    float xq = *cq.x, xk = *ck.x, xv = *cv.x, open = element(p.z, p.z_dim, head * DELTA_DIM + j);
+    // The warps that make no norms make the gates.
+    float gate = warp < 2 ? 0.0f : element(warp == 2 ? p.a : p.b, p.gate_dim, head);
+    q[j] = convolved(cq, xq);
+    k[j] = convolved(ck, xk);
+    float v = convolved(cv, xv);
+    keep_taps(p.v, run, head, j, cv, xv);
     __syncthreads();
     if (warp < 2) {
         float *x = warp ? k : q;
@@ -113,49 +99,47 @@ extern "C" __global__ void __launch_bounds__(160) delta_row_128(const DeltaRow p
 #pragma unroll
         for (u32 i = 0; i < DELTA_DIM / 32; i++) x[lane + 32 * i] = (x[lane + 32 * i] * inv) * scale;
     } else if (j == 64) {
-        gates[1] = sigmoid_(element(p.b, p.gate_dim, head));
-    } else if (j == DELTA_DIM) {
+        gates[0] = exp_(-(exp_(a_log) * softplus(gate + dt)));
+    } else if (j == 96) {
+        gates[1] = sigmoid_(gate);
         // Whoever is the last to have read the taps of queries and keys writes the new ones, which may take the place of the old.
         __threadfence();
         is_last = atomicInc((u32 *)p.counters + kh, per - 1) == per - 1;
     }
     __syncthreads();
-    if (column) {
-        if (is_last) {
-            keep_taps(p.q, run, kh, j, cq, xq);
-            keep_taps(p.k, run, kh, j, ck, xk);
-        }
-        float decay = gates[0], beta = gates[1], r = 0.0f, out = 0.0f;
-#pragma unroll
-        for (u32 i = 0; i < DELTA_DIM; i += 4) {
-            float4 key = *(const float4 *)(k + i);
-#pragma unroll
-            for (u32 t = 0; t < 4; t++) state[i + t] = decay * state[i + t];
-            r = fmaf(state[i], key.x, r);
-            r = fmaf(state[i + 1], key.y, r);
-            r = fmaf(state[i + 2], key.z, r);
-            r = fmaf(state[i + 3], key.w, r);
-        }
-        float d = beta * (v - r);
-        float *now = (float *)(p.state + run.to) + head * p.state_head + j;
-#pragma unroll
-        for (u32 i = 0; i < DELTA_DIM; i += 4) {
-            float4 key = *(const float4 *)(k + i), query = *(const float4 *)(q + i);
-            state[i] = fmaf(key.x, d, state[i]);
-            state[i + 1] = fmaf(key.y, d, state[i + 1]);
-            state[i + 2] = fmaf(key.z, d, state[i + 2]);
-            state[i + 3] = fmaf(key.w, d, state[i + 3]);
-            out = fmaf(state[i], query.x, out);
-            out = fmaf(state[i + 1], query.y, out);
-            out = fmaf(state[i + 2], query.z, out);
-            out = fmaf(state[i + 3], query.w, out);
-#pragma unroll
-            for (u32 t = 0; t < 4; t++) now[(i + t) * DELTA_DIM] = state[i + t];
-        }
-        result[j] = out;
+    if (is_last) {
+        keep_taps(p.q, run, kh, j, cq, xq);
+        keep_taps(p.k, run, kh, j, ck, xk);
     }
+    float decay = gates[0], beta = gates[1], r = 0.0f, out = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < DELTA_DIM; i += 4) {
+        float4 key = *(const float4 *)(k + i);
+#pragma unroll
+        for (u32 t = 0; t < 4; t++) state[i + t] = decay * state[i + t];
+        r = fmaf(state[i], key.x, r);
+        r = fmaf(state[i + 1], key.y, r);
+        r = fmaf(state[i + 2], key.z, r);
+        r = fmaf(state[i + 3], key.w, r);
+    }
+    float d = beta * (v - r);
+    float *now = (float *)(p.state + run.to) + head * p.state_head + j;
+#pragma unroll
+    for (u32 i = 0; i < DELTA_DIM; i += 4) {
+        float4 key = *(const float4 *)(k + i), query = *(const float4 *)(q + i);
+        state[i] = fmaf(key.x, d, state[i]);
+        state[i + 1] = fmaf(key.y, d, state[i + 1]);
+        state[i + 2] = fmaf(key.z, d, state[i + 2]);
+        state[i + 3] = fmaf(key.w, d, state[i + 3]);
+        out = fmaf(state[i], query.x, out);
+        out = fmaf(state[i + 1], query.y, out);
+        out = fmaf(state[i + 2], query.z, out);
+        out = fmaf(state[i + 3], query.w, out);
+#pragma unroll
+        for (u32 t = 0; t < 4; t++) now[(i + t) * DELTA_DIM] = state[i + t];
+    }
+    result[j] = out;
     __syncthreads();
-    if (!column) return;
     float inv = 1.0f / sqrtf(squares_of_head(result, lane) / (float)DELTA_DIM + real(p.norm_eps));
     u32 n = head * DELTA_DIM + j;
     at<float>(p.out, 0, n / p.out_dim)[n % p.out_dim] = silu_(open) * ((result[j] * inv) * factor);

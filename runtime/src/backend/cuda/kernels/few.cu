@@ -6,83 +6,42 @@
 
 enum { FEW_ROWS = 16 };
 
-// Rows of values, perhaps summed and normalised, as int8 codes.
+// Rows of values, perhaps summed and normalised, as int8 codes in groups of 64.
 struct FewCodes {
-    // Values, what is added to them, the weight of their norm, where the sum and the normalised rows go; 0 where not.
+    // Values, what is added to them, the weight of their norm (BF16), where the sum and the normalised rows go; 0 where not.
     u64 x, x2, y, sum, normed;
     u64 codes, scales, sums;
     // Elements from row to row.
     u32 x_row, x2_row, sum_row, normed_row, codes_row, scales_row;
-    u32 inputs, group, y_dtype, eps, offset, norm;
+    u32 eps, offset;
 };
 
-// Without a norm a row is cut into blocks of 1,024 inputs. Shared memory: [inputs] values, [inputs] factors of the norm.
-extern "C" __global__ void __launch_bounds__(256) few_codes(const FewCodes p) {
-    float *held = (float *)shared, *factors = held + p.inputs;
-    u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.x, begin = 0, end = p.inputs;
-    if (!p.norm) {
-        begin = blockIdx.y * 1024;
-        end = begin + 1024 < end ? begin + 1024 : end;
-    }
-    if (p.norm) {
-        float offset = __uint_as_float(p.offset);
-        for (u32 i = threadIdx.x; i < p.inputs; i += 256) factors[i] = offset + number(parameter((const u8 *)p.y, p.y_dtype, i), p.y_dtype);
-    }
+// A block a row; without a norm rows are cut into blocks of 1,024 values. Shared memory, for rows of more: the row.
+template <int CHUNKS, bool NORM> DEVICE void few_codes(const FewCodes &p) {
+    u64 row = blockIdx.x, skip = NORM ? 0 : blockIdx.y * 1024;
+    RowProduct r;
+    r.x = p.x + (row * p.x_row + skip) * 4;
+    r.y = p.y;
+    r.x2 = p.x2 ? p.x2 + row * p.x2_row * 4 : 0;
+    r.sum = p.sum ? p.sum + row * p.sum_row * 4 : 0;
+    r.normed = p.normed ? p.normed + row * p.normed_row * 4 : 0;
+    r.eps = p.eps;
+    r.offset = p.offset;
+    RowStaged to;
+    to.codes = (i8 *)p.codes + (row * p.codes_row + skip);
+    to.scales = (float *)p.scales + (row * p.scales_row + skip / ROW_GROUP);
+    to.sums = (float *)p.sums + (row * p.scales_row + skip / ROW_GROUP);
+    uint2 factors[CHUNKS];
+    if (NORM) row_factors<CHUNKS>(r, factors);
     wait_for_earlier();
-    const float *x = (const float *)p.x + (u64)row * p.x_row, *x2 = (const float *)p.x2 + (u64)row * p.x2_row;
-#pragma unroll 4
-    for (u32 i = begin + threadIdx.x; i < end; i += 256) {
-        float v = x[i];
-        if (p.x2) {
-            v = v + x2[i];
-            if (p.sum) ((float *)p.sum)[(u64)row * p.sum_row + i] = v;
-        }
-        held[i] = v;
-    }
-    __syncthreads();
-    float inv = 0.0f;
-    if (p.norm) {
-        // Every warp for itself, which no barrier waits for.
-        float acc = 0.0f;
-#pragma unroll 8
-        for (u32 i = lane; i < p.inputs; i += 32) acc = fmaf(held[i], held[i], acc);
-        inv = rms_inverse(acc, p.inputs, __uint_as_float(p.eps));
-    }
-#pragma unroll 2
-    for (u32 g = begin / p.group + warp; g < end / p.group; g += 8) {
-        // Groups of up to 128.
-        float v[4], m = 0.0f;
-#pragma unroll
-        for (u32 t = 0; t < 4; t++) {
-            u32 i = g * p.group + lane + 32 * t;
-            v[t] = 0.0f;
-            if (lane + 32 * t >= p.group) continue;
-            v[t] = held[i];
-            if (p.norm) {
-                v[t] = (v[t] * inv) * factors[i];
-                if (p.normed) ((float *)p.normed)[(u64)row * p.normed_row + i] = v[t];
-            }
-            v[t] = finite(v[t]);
-            m = fmaxf(m, fabsf(v[t]));
-        }
-        m = warp_max(m);
-        float inverse = 127.0f / m;
-        int sum = 0;
-#pragma unroll
-        for (u32 t = 0; t < 4; t++) {
-            if (lane + 32 * t >= p.group) continue;
-            int q = activation_code(v[t], inverse, m == 0.0f);
-            ((i8 *)p.codes)[(u64)row * p.codes_row + g * p.group + lane + 32 * t] = (i8)q;
-            sum += q;
-        }
-        sum = __reduce_add_sync(FULL, sum);
-        if (lane == 0) {
-            float scale = m / 127.0f;
-            ((float *)p.scales)[(u64)row * p.scales_row + g] = scale;
-            ((float *)p.sums)[(u64)row * p.scales_row + g] = scale * (float)sum;
-        }
-    }
+    row_stage<CHUNKS, NORM>(r, factors, to, (float *)shared, true);
 }
+
+#define FEW_CODES(name, chunks, norm)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(256) name(const FewCodes p) { few_codes<chunks, norm>(p); }
+FEW_CODES(few_codes, 1, false)
+FEW_CODES(few_norm_1, 1, true)
+FEW_CODES(few_norm_2, 2, true)
 
 // A product of few rows.
 struct FewProduct {
@@ -294,3 +253,51 @@ extern "C" __global__ void __launch_bounds__(256) few_heads(const Attend p) {
         else ((float *)(p.v.at + at_row.cache))[value + i] = y;
     }
 }
+
+// The same of heads of the usual sizes, over F16 caches. The table of rotations is of a kernel before the last.
+template <int DIM, int TURNED> DEVICE void short_heads(const Attend &p) {
+    constexpr u32 N = DIM / 32;
+    u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.y, unit = blockIdx.x * 8 + warp;
+    bool query = unit < p.heads, there = unit < p.heads + p.kv_heads;
+    u32 h = query ? unit : there ? unit - p.heads : 0;
+    HeadNorm norm = query ? p.q_norm : p.k_norm;
+    const float *table = (const float *)p.table + (u64)row * p.table_row;
+    Row at_row = p.step.rows[row];
+    float x[N], y[N], factors[N], co[TURNED / 32], si[TURNED / 32];
+    if (norm.at) {
+        u32 raw[N];
+#pragma unroll
+        for (u32 k = 0; k < N; k++) raw[k] = parameter((const u8 *)norm.at, norm.dtype, lane + 32 * k);
+#pragma unroll
+        for (u32 k = 0; k < N; k++) factors[k] = __uint_as_float(norm.offset) + number(raw[k], norm.dtype);
+    }
+#pragma unroll
+    for (u32 k = 0; k < TURNED / 32; k++) {
+        co[k] = table[lane + 32 * k];
+        si[k] = table[TURNED + lane + 32 * k];
+    }
+    wait_for_earlier();
+    if (!there) return;
+    const float *from = query ? at<float>(p.q, row, h) : at<float>(p.new_k, row, h), *value = at<float>(p.new_v, row, query ? 0 : h);
+#pragma unroll
+    for (u32 k = 0; k < N; k++) {
+        x[k] = from[lane + 32 * k];
+        y[k] = value[lane + 32 * k];
+    }
+    row_head<DIM, TURNED>(x, norm, factors, co, si);
+    if (query) {
+#pragma unroll
+        for (u32 k = 0; k < N; k++) at<float>(p.out, row, h)[lane + 32 * k] = x[k];
+        return;
+    }
+    u16 *keys = (u16 *)(p.k.at + at_row.cache) + ((u64)at_row.pos * p.k.row + (u64)h * p.k.head);
+    u16 *values = (u16 *)(p.v.at + at_row.cache) + ((u64)at_row.pos * p.v.row + (u64)h * p.v.head);
+#pragma unroll
+    for (u32 k = 0; k < N; k++) {
+        keys[lane + 32 * k] = float_to_half(x[k]);
+        values[lane + 32 * k] = float_to_half(y[k]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) few_heads_64(const Attend p) { short_heads<64, 32>(p); }
+extern "C" __global__ void __launch_bounds__(256) few_heads_128(const Attend p) { short_heads<128, 64>(p); }

@@ -165,11 +165,12 @@ struct ExpertsIn {
     u32 w_row, s_row, experts, k, out_slot, unused;
 };
 
-// blockIdx.y is the slot; a warp has two pairs.
+// blockIdx.y is the slot; a warp has two pairs. Blocks are as large as those of the next kernel, so that one of each fits on a multiprocessor, and
+// spread over as many multiprocessors as there are blocks.
 //
-// Shared memory: as a row's product has it, of 32 outputs.
-extern "C" __global__ void __launch_bounds__(256, 4) experts_in_2(const ExpertsIn p) {
-    constexpr u32 CHUNKS = 2, GROUPS = 16 * CHUNKS, OUT = 4, OUTS = ROW_WARPS * OUT;
+// Shared memory: as a row's product has it, of 64 outputs.
+extern "C" __global__ void __launch_bounds__(512, 2) experts_in_2(const ExpertsIn p) {
+    constexpr u32 CHUNKS = 2, GROUPS = 16 * CHUNKS, OUT = 4, OUTS = 16 * OUT;
     __shared__ u32 ids[MOST_CHOSEN];
     __shared__ float weights[MOST_CHOSEN];
     float4 *room;
@@ -180,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) experts_in_2(const ExpertsI
     // Sums follow the scales.
     if (t < 64 * CHUNKS) ((uint4 *)x.codes)[t] = ((const uint4 *)p.codes)[t];
     else if (t < 64 * CHUNKS + 2 * GROUPS) x.scales[t - 64 * CHUNKS] = ((const float *)(t < 64 * CHUNKS + GROUPS ? p.scales : p.sums))[t % GROUPS];
-    choose_experts<8>((const float *)p.scores, p.experts, p.k, false, ids, weights);
+    choose_experts<16>((const float *)p.scores, p.experts, p.k, false, ids, weights);
     RowWeights<4, OUT, CHUNKS> w;
     u64 expert = ids[blockIdx.y], at = expert * p.w_expert, params_at = expert * p.s_expert;
     row_ask(w, [&](u32 o) {
