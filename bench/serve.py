@@ -3,8 +3,9 @@
 
     bench/serve.py [--only load,follow] [--models dense,hybrid] [--rounds N]
 
-Models, packages and llama.cpp's sources are those of peers.py, in bench/.local; its server (llama-server) is built from the same sources with the
-same options, which takes half an hour of one core the first time. Results: bench/.local/serve.md and serve.json.
+Models, packages and llama.cpp's sources are those of peers.py, in bench/.local; its server (llama-server) is built beside the library that peers.py
+builds, from the same sources with the same options. With --package it is the server in the package xllamacpp, which is a later llama.cpp compiled by
+others for AVX2 and needs no build; loaf is held to AVX2 then too. Results: bench/.local/serve.md and serve.json.
 
 **load**: 1, 4 and 16 clients, each of which asks again as soon as it was answered: a prompt of its own (256 random token ids) and 64 tokens, greedy,
 streamed. Figures are tokens generated a second, over all clients, and the time to the first token, at the median and at the 99th percentile.
@@ -38,10 +39,12 @@ import time
 from pathlib import Path
 
 import peers
-from peers import LOAF, LOCAL, SOURCE, run
+from peers import HERE, LOAF, LOCAL, SOURCE, run
 
 HISTORY, NEW, ANSWER = 20_000, 64, 16
 CONTEXT = 22_528
+# Another's build of llama.cpp's server.
+PACKAGE = "xllamacpp==2026.10.11549"
 WANTED = {("load", 4): 1.5, ("load", 16): 2.0}
 
 # Qwen3.6-35B-A3B's attention and delta rule at their true sizes, its experts and width small.
@@ -60,16 +63,15 @@ STATE = {
 
 
 def build_server():
-    """llama.cpp's server, from the sources that peers.py has."""
-    source, build = LOCAL / "-".join(SOURCE) / "vendor" / "llama.cpp", LOCAL / "build-server"
-    program, marker = build / "bin" / "llama-server", build / "complete"
-    options = [*peers.ISAS["native"][0], "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF",
-               "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF"]
+    """llama.cpp's server, in the build that peers.py made: only what the server adds is compiled."""
+    source, build = LOCAL / "-".join(SOURCE) / "vendor" / "llama.cpp", LOCAL / "build-native"
+    program, marker = build / "bin" / "llama-server", build / "complete-server"
+    options = ["-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF"]
     wanted = " ".join([*SOURCE, *options])
     if not marker.exists() or marker.read_text() != wanted:
-        print("building llama.cpp's server, which takes half an hour of one core", flush=True)
+        print("building llama.cpp's server, which takes some minutes", flush=True)
         tools = {**os.environ, "PATH": f"{peers.VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-        run("cmake", "-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options, env=tools)
+        run("cmake", "-S", source, "-B", build, *options, env=tools)
         run("cmake", "--build", build, "--target", "llama-server", "--parallel", os.cpu_count(), env=tools)
         marker.write_text(wanted)
     return program
@@ -106,14 +108,25 @@ class Loaf:
 class Llama:
     """llama-server, likewise."""
 
-    def __init__(self, program, gguf, threads, slots, context, *more):
+    def __init__(self, program, gguf, threads, slots, context, flash, unified):
+        if program == PACKAGE:
+            arguments = [sys.executable, HERE / "llama_server.py", gguf, threads, slots, context, flash, "unified" if unified else "each"]
+            self.log = tempfile.TemporaryFile()
+            self.process = subprocess.Popen([str(a) for a in arguments], stdout=subprocess.PIPE, stderr=self.log, text=True)
+            line = self.process.stdout.readline()
+            found = re.search(r"http://([^/\s]+)", line)
+            if not found:
+                self.log.seek(0)
+                sys.exit(f"xllamacpp did not start: {line}{self.log.read()[-3000:].decode(errors='replace')}")
+            self.address = found[1]
+            return
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         self.address = f"127.0.0.1:{port}"
         self.log = tempfile.TemporaryFile()
         arguments = [program, "-m", gguf, "--host", "127.0.0.1", "--port", port, "-t", threads, "-np", slots, "-c", slots * context,
-                     "--no-webui", "--no-slots", *more]
+                     "--no-webui", "--no-slots", "-fa", flash, "--kv-unified" if unified else "--no-kv-unified"]
         self.process = subprocess.Popen([str(a) for a in arguments], stdout=self.log, stderr=self.log)
         start = time.monotonic()
         while True:
@@ -207,8 +220,8 @@ def percentile(values, p):
 
 def measure_load(name, model, llama, a, results):
     """A table of one model: every engine and setting in turns."""
-    modes = [(f"flash {'on' if flash == 'on' else 'off'}, {'one cache' if unified else 'a cache a slot'}", flash, unified)
-             for flash in ("on", "off") for unified in (False, True)]
+    modes = [(f"flash {flash}, {'one cache' if cache == 'one' else 'a cache a slot'}", flash, cache == "one")
+             for flash, cache in (mode.split() for mode in a.modes.split(","))]
     samples = results.setdefault("load", {}).setdefault(name, {})
     context = -(-(a.prompt + a.answer + 64) // 256) * 256
     for turn in range(a.rounds):
@@ -219,8 +232,7 @@ def measure_load(name, model, llama, a, results):
                     server, who = Loaf(model["loaf"], a.threads, "--parallel", 16), "loaf"
                 else:
                     label, flash, unified = mode
-                    more = ["-fa", flash, "--kv-unified" if unified else "--no-kv-unified"]
-                    server, who = Llama(llama, model["gguf"], a.threads, clients, context, *more), f"llama.cpp {label}"
+                    server, who = Llama(llama, model["gguf"], a.threads, clients, context, flash, unified), f"llama.cpp {label}"
                 try:
                     ask(server, prompt(random.Random(0), a.prompt, 150_000), 4)
                     rate, firsts = load(server, clients, a, turn)
@@ -282,7 +294,7 @@ def measure_follow(name, model, llama, a, results):
             finally:
                 server.stop()
         if llama and model.get("gguf"):
-            conversation(Llama(llama, model["gguf"], a.threads, 1, CONTEXT, "-fa", "auto"), "llama.cpp")
+            conversation(Llama(llama, model["gguf"], a.threads, 1, CONTEXT, "auto", False), "llama.cpp")
     middle = {figure: statistics.median(values) for figure, values in samples.items()}
     alone = middle["the new tokens alone"]
     lines = [f"## {name}: a follow-up after {a.history} tokens", "", "| time to first token, ms | median | least | most | wanted |", "|---|---:|---:|---:|---|"]
@@ -315,15 +327,23 @@ def main():
     parser.add_argument("--answer", type=int, default=64, help="tokens of an answer [default: 64]")
     parser.add_argument("--history", type=int, default=HISTORY, help="tokens before the follow-up [default: 20000]")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of either [default: all]")
+    parser.add_argument("--package", action="store_true", help="llama.cpp's server from the package xllamacpp; both for AVX2")
+    parser.add_argument("--modes", default="on each,on one,off each,off one",
+                        help="settings of llama.cpp that are tried: flash attention, and a cache for each slot or one [default: all]")
     parser.add_argument("--without-llama", action="store_true", help="loaf alone")
     a = parser.parse_args()
     peers.set_up("native")
-    llama = None if a.without_llama else build_server()
+    llama = None if a.without_llama else PACKAGE if a.package else build_server()
+    if a.package:
+        os.environ["LOAF_ISA"] = "avx2"
+        run(sys.executable, "-m", "pip", "install", "--no-deps", PACKAGE)
     import peer_models
 
     parts, names = a.only.split(","), a.models.split(",")
     about = peers.machine("native")
-    lines = ["# loaf serve beside llama.cpp's server", "", f"{about['cpu']}, {about['cores']} cores; {a.threads} threads; {a.rounds} rounds; Q4_0.", ""]
+    kernels = f"both for AVX2, llama.cpp as {PACKAGE} has it" if a.package else "kernels for this machine"
+    lines = ["# loaf serve beside llama.cpp's server", "",
+             f"{about['cpu']}, {about['cores']} cores; {a.threads} threads; {a.rounds} rounds; Q4_0; {kernels}.", ""]
     results = {"machine": about, "arguments": vars(a)}
     for name in names:
         if name == "state":

@@ -37,6 +37,8 @@ pub struct GenerateOptions {
     /// Texts that end generation and are no part of it; empty ones are ignored. They need a
     /// tokenizer.
     pub stop_strings: Vec<String>,
+    /// Special tokens that are part of the text; others are left out of it.
+    pub shown: Vec<u32>,
     /// The text goes on where the prompt's ends, rather than starting anew: a space at its start
     /// stays.
     pub continues_text: bool,
@@ -242,6 +244,8 @@ struct Text {
     /// Text that has not been told; its first `told` bytes have.
     pending: String,
     told: usize,
+    /// Which stop string came.
+    stopped: Option<usize>,
     /// Bytes at the start that belong to the prompt.
     skip: usize,
 }
@@ -251,10 +255,11 @@ impl Text {
         let stop_strings: Vec<String> = options.stop_strings.iter().filter(|s| !s.is_empty()).cloned().collect();
         let longest = stop_strings.iter().map(String::len).max().unwrap_or(0);
         Text {
-            detokenizer: Detokenizer::new(&tokenizer, true),
+            detokenizer: Detokenizer::new(&tokenizer, true).showing(&options.shown),
             // A push, and the finish after it.
             pending: String::with_capacity(longest + 2 * Detokenizer::max_piece_bytes(&tokenizer)),
             told: 0,
+            stopped: None,
             skip: 0,
             stop_strings,
             tokenizer,
@@ -307,8 +312,9 @@ impl Text {
             self.pending.drain(..skip);
             self.skip -= skip;
         }
-        if let Some(at) = self.stop_strings.iter().filter_map(|s| self.pending.find(s.as_str())).min() {
-            self.told = at;
+        let found = self.stop_strings.iter().enumerate().filter_map(|(i, s)| Some((self.pending.find(s.as_str())?, i)));
+        if let Some((at, which)) = found.min() {
+            (self.told, self.stopped) = (at, Some(which));
             return true;
         }
         let text = self.pending.as_str();
@@ -502,6 +508,24 @@ impl Generation {
         Ok(id)
     }
 
+    /// Whether tokens are the best by the logits alone, among how many first ones, and nothing else
+    /// is asked of logits here: a device may then choose them, for [`Generation::take_best`].
+    pub fn wants_best(&self) -> Option<u32> {
+        let plain = self.constraint.is_none() && self.log_prob.is_none() && self.options.sampler.is_plainly_greedy();
+        plain.then_some(self.sampler.vocab() as u32)
+    }
+
+    /// As [`Generation::choose`], with the best token; none if no logit was a number above minus
+    /// infinity.
+    ///
+    /// # Errors
+    /// [`SampleError::NoCandidate`].
+    pub fn take_best(&mut self, best: Option<u32>) -> Result<u32, SampleError> {
+        let id = best.ok_or(SampleError::NoCandidate)?;
+        self.chosen(id, None);
+        Ok(id)
+    }
+
     /// Goes on with a token that the caller chose, and its log-probability (natural) if it knows
     /// it.
     pub fn chosen(&mut self, id: u32, log_prob: Option<f64>) {
@@ -550,6 +574,13 @@ impl Generation {
     /// end.
     pub fn tail(&self) -> &str {
         if matches!(self.state, State::Done { held_back: true, .. }) { self.text() } else { "" }
+    }
+
+    /// The stop string that ended it, if one did: the earliest in the text, the first given of
+    /// those that begin at one place.
+    pub fn stop_string(&self) -> Option<&str> {
+        let text = self.text.as_ref()?;
+        Some(text.stop_strings[text.stopped?].as_str())
     }
 
     /// The tokens generated.

@@ -40,7 +40,16 @@ pub fn talker_of(dir: &Path, config: &str, context: u32, template: &str) -> Path
     let write = |file: &str, value: &Value| std::fs::write(source.join(file), value.to_string()).expect("a file");
     write("config.json", &json);
     write("tokenizer_config.json", &json!({ "eos_token": "<|im_end|>", "chat_template": template.trim_end() }));
-    std::fs::copy(fixture("tokenizers").join("qwen3.json"), source.join("tokenizer.json")).expect("a tokenizer");
+    let bytes = std::fs::read(fixture("tokenizers").join("qwen3.json")).expect("a fixture");
+    let mut tokenizer: Value = serde_json::from_slice(&bytes).expect("JSON");
+    // Mistral's marks are special tokens.
+    let marks = ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"].into_iter().filter(|_| template.contains("[ARGS]"));
+    for (id, mark) in (3026..).zip(marks) {
+        let mut token = tokenizer["added_tokens"][0].clone();
+        (token["id"], token["content"]) = (id.into(), mark.into());
+        tokenizer["added_tokens"].as_array_mut().expect("a list").push(token);
+    }
+    write("tokenizer.json", &tokenizer);
     let out = dir.join(format!("{name}.loaf"));
     let options =
         BuildOptions { random: Some(7), context: Some(context), chunks: vec![128], ..BuildOptions::default() };

@@ -145,6 +145,10 @@ fn what_is_not_supported_is_refused_by_name() {
     let chats = [
         (json!({ "response_format": { "type": "json_object" } }), "response_format.type"),
         (json!({ "tool_choice": "required" }), "tool_choice"),
+        (
+            json!({ "tools": [{ "type": "function", "function": { "name": "f", "strict": true } }] }),
+            "tools[0].function.strict",
+        ),
         (json!({ "temprature": 1 }), "temprature"),
         (json!({ "temperature": -1 }), "temperature"),
         (json!({ "temperature": "hot" }), "temperature"),
@@ -153,6 +157,8 @@ fn what_is_not_supported_is_refused_by_name() {
         (json!({ "n": 1000 }), "n"),
         (json!({ "seed": 1.5 }), "seed"),
         (json!({ "logit_bias": { "99999": 1 } }), "logit_bias"),
+        (json!({ "logit_bias": { "5": 1, "05": -1 } }), "logit_bias"),
+        (json!({ "logit_bias": { "+5": 1 } }), "logit_bias"),
         (json!({ "stop": [""] }), "stop"),
         (json!({ "messages": [] }), "messages"),
         (json!({ "messages": 7 }), "messages"),
@@ -197,6 +203,17 @@ fn what_is_not_supported_is_refused_by_name() {
         ("/v1/responses", json!({ "input": "Hi", "top_logprobs": 2 }), "top_logprobs"),
         ("/v1/responses", json!({ "input": "Hi", "reasoning": { "effort": "much" } }), "reasoning.effort"),
         ("/v1/responses", json!({ "input": thought }), "input[0].encrypted_content"),
+        (
+            "/v1/responses",
+            json!({ "input": "Hi", "tools": [{ "type": "function", "name": "f", "strict": true }] }),
+            "tools[0].strict",
+        ),
+        (
+            "/v1/messages",
+            json!({ "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 1,
+                "tools": [{ "name": "f", "input_schema": {}, "strict": true }] }),
+            "tools[0].strict",
+        ),
         ("/v1/responses", json!({ "input": begun.clone() }), "input"),
         ("/v1/responses", json!({ "input": [] }), "input"),
         ("/v1/responses", json!({ "input": "word ".repeat(9000) }), "input"),
@@ -527,6 +544,13 @@ fn other_names_other_origins_and_no_key_are_turned_away() {
     assert_eq!(get(plain, "host: localhost\r\norigin: http://evil.example\r\n"), 403);
     assert_eq!(get(plain, "host: localhost:1\r\norigin: http://localhost:1\r\n"), 200);
     assert_eq!(get(plain, "host: localhost\r\nhost: evil.example\r\n"), 400);
+    // The name in the line counts too, where there is one.
+    for (line, status) in
+        [("http://localhost:1", 200), ("http://evil.example", 403), ("http://localhost@evil.example", 403)]
+    {
+        let request = format!("GET {line}/v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        assert_eq!(plain.raw(request.as_bytes()).status, status, "{line}");
+    }
     let keys = vec!["a-key-that-is-long".to_owned(), "another-key-of-ours".to_owned()];
     let local = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
     let options =
@@ -852,6 +876,73 @@ fn a_template_that_takes_short_ids_alone_gets_them() {
         assert!(reply.error(400).starts_with(&format!("{name}: not supported")), "{place}: {}", reply.text());
     }
     assert_eq!(server.post("/v1/chat/completions", &chat(json!({ "enable_thinking": false }))).status, 200);
+}
+
+#[test]
+fn reasoning_ends_where_its_budget_does() {
+    // Nothing but the budget ends it.
+    let body = |more: Value| {
+        let mut body = chat(
+            json!({ "max_tokens": 16, "ignore_eos": true, "logit_bias": { "3025": -100 }, "enable_thinking": true }),
+        );
+        for (name, value) in more.as_object().cloned().unwrap_or_default() {
+            body[name] = value;
+        }
+        body
+    };
+    let ask = |more: Value| server().post("/v1/chat/completions", &body(more)).json();
+    let free = ask(json!({}));
+    let free = free["choices"][0]["message"]["reasoning_content"].as_str().expect("reasoning").to_owned();
+    let bound = ask(json!({ "thinking_budget": 5 }));
+    let message = &bound["choices"][0]["message"];
+    let reasoning = message["reasoning_content"].as_str().expect("reasoning");
+    assert!(!reasoning.is_empty() && free.starts_with(reasoning) && free.len() > reasoning.len(), "{free}: {message}");
+    assert!(message["content"].as_str().is_some_and(|t| !t.is_empty()), "{message}");
+    // Five tokens, a line break and the mark.
+    assert_eq!(bound["usage"]["completion_tokens_details"]["reasoning_tokens"], 7, "{bound}");
+    let events = server().post("/v1/chat/completions", &body(json!({ "thinking_budget": 5, "stream": true }))).events();
+    let said = |name: &str| events.iter().filter_map(|e| e["choices"][0]["delta"][name].as_str()).collect::<String>();
+    assert_eq!(
+        (said("reasoning_content").as_str(), Some(said("content").as_str())),
+        (reasoning, message["content"].as_str())
+    );
+    // A model that begins to reason by itself, and would for ever.
+    let begins = ask(json!({ "thinking_budget": 2, "enable_thinking": null, "logit_bias": { "3024": 100 } }));
+    let message = &begins["choices"][0]["message"];
+    assert_eq!(message["reasoning_content"], "<think><think>");
+    assert!(message["content"].as_str().is_some_and(|t| t.starts_with("<think><think>")), "{message}");
+    // As Anthropic's clients say it.
+    let messages = json!([{ "role": "user", "content": "Name a river." }]);
+    let body = |budget: u64| {
+        json!({ "messages": messages, "max_tokens": 16, "seed": 3, "temperature": 0.8, "ignore_eos": true, "logit_bias": { "3025": -100 },
+            "thinking": { "type": "enabled", "budget_tokens": budget } })
+    };
+    let reply = server().post("/v1/messages", &body(5)).json();
+    assert_eq!((&reply["content"][0]["thinking"], &reply["content"][1]["type"]), (&json!(reasoning), &json!("text")));
+    let refused: Value = serde_json::from_slice(&server().post("/v1/messages", &body(16)).body).expect("JSON");
+    let message = refused["error"]["message"].as_str().expect("a message");
+    assert!(message.starts_with("thinking.budget_tokens: expected less than max_tokens"), "{message}");
+}
+
+#[test]
+fn marks_of_calls_that_are_special_tokens_are_seen_where_tools_are_on_offer() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}[TOOL_CALLS]f[ARGS]{}{% endif %}";
+    let path = loaf_tests::serving::talker_of(dir.path(), "hf/qwen3", 1024, template);
+    let server = Setup::of(&path).start();
+    let tool = json!({ "type": "function", "function": { "name": "f" } });
+    // What is no call comes out as it was written.
+    for (mark, id) in [("[TOOL_CALLS]", "3026"), ("[ARGS]", "3028")] {
+        let ask = |tools: Value| {
+            let body = chat(json!({ "tools": tools, "logit_bias": { id: 100 }, "max_tokens": 3 }));
+            server.post("/v1/chat/completions", &body).json()["choices"][0]["message"]["content"].clone()
+        };
+        assert_eq!((ask(json!([tool])), ask(json!([]))), (json!(mark.repeat(3)), json!("")));
+    }
+    let stopped = chat(json!({ "tools": [tool], "logit_bias": { "3026": 100 }, "stop": ["L_CALLS][TOOL"] }));
+    let stopped = server.post("/v1/chat/completions", &stopped).json();
+    assert_eq!(stopped["choices"][0]["message"]["content"], "[TOO");
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
 }
 
 #[test]

@@ -264,6 +264,36 @@ fn a_thousand_clients_that_leave_at_random_moments_leave_nothing_behind() {
 }
 
 #[test]
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn memory_of_large_requests_goes_back_to_the_system() {
+    let _alone = alone();
+    let setup = Setup::of(&models()[0]);
+    let server = setup.start();
+    let resident = || Has::now().resident.expect("a system that says");
+    // Text in a hundred thousand pieces: little of it, and much to take apart.
+    let parts: Vec<Value> = (0..20).map(|_| json!({ "type": "text", "text": "a" })).collect();
+    let messages: Vec<Value> = (0..5000).map(|_| json!({ "role": "user", "content": parts })).collect();
+    let body = json!({ "messages": messages });
+    let ask = || {
+        let reply = server.post("/v1/chat/completions", &body);
+        assert!(reply.status == 400 && reply.text().contains("context"), "{}", reply.text());
+    };
+    ask();
+    let most = AtomicU64::new(0);
+    let before = resident();
+    std::thread::scope(|scope| {
+        let asks: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
+        while asks.iter().any(|a| !a.is_finished()) {
+            most.fetch_max(resident(), Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let most = most.load(Ordering::Relaxed);
+    assert!(most > before + (64 << 20), "{most} bytes at most, {before} before: too little to test anything");
+    soon("it goes back", || resident() < before + (most - before) / 4);
+}
+
+#[test]
 fn a_mixed_load_ends_with_the_memory_it_began_with() {
     let _alone = alone();
     let seconds = std::env::var("LOAF_SOAK_SECONDS").ok().map_or(20.0, |s| s.parse().expect("a number of seconds"));

@@ -263,6 +263,7 @@ impl Chat<'_> {
             sampler: SamplerOptions { seed: self.sampler.seed.wrapping_add(self.turns), ..self.sampler },
             stop_ids: chat.stop_ids.clone(),
             stop_strings: self.stop.clone(),
+            shown: Vec::new(),
             continues_text: false,
             log_probs: chat.unsure_below.is_some(),
             // Templates rewrite answers (they drop reasoning), seldom what comes before them.

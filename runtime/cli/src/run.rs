@@ -40,6 +40,7 @@ pub(crate) fn run(args: &RunArgs, io: &mut Io<'_>) -> Result<u8, Failure> {
         sampler,
         stop_ids: loaf.chat().stop_ids.clone(),
         stop_strings: args.sampling.stop.clone(),
+        shown: Vec::new(),
         continues_text: prompt.continues_text,
         log_probs: args.json || loaf.chat().unsure_below.is_some(),
         mark_prompt: false,

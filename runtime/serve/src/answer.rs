@@ -5,6 +5,7 @@
 //! character is lost but the marks themselves and white space next to them; what begins like a call
 //! and turns out to be something else comes out as text.
 
+use loaf_runtime::tokenizer::Tokenizer;
 use serde_json::Value;
 
 use crate::job::Answer;
@@ -23,10 +24,10 @@ pub enum Piece {
     Call(Call),
 }
 
-const THINK: &str = "<think>";
-const THOUGHT: &str = "</think>";
-const CALL: &str = "<tool_call>";
-const CALLED: &str = "</tool_call>";
+/// What begins reasoning.
+pub const THINK: &str = "<think>";
+/// What ends it.
+pub const THOUGHT: &str = "</think>";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
@@ -60,6 +61,14 @@ impl Splitter {
         let style = Style::of(template).filter(|_| !tools.is_empty());
         let mode = if thinks { Mode::Reasoning } else { Mode::Start };
         Splitter { mode, reasons, style, tools: tools.to_vec(), pending: String::new(), reasoned: false }
+    }
+
+    /// Special tokens that are marks to it, so that they have to be part of the text.
+    pub fn shown(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let reasoning = [THINK, THOUGHT].into_iter().filter(|_| self.reasons);
+        let calls = self.style.map_or(&[][..], Style::marks);
+        let ids = reasoning.chain(calls.iter().copied()).filter_map(|mark| tokenizer.id_of(mark));
+        ids.filter(|id| tokenizer.is_special(*id)).collect()
     }
 
     /// One that finds nothing but text.
@@ -137,35 +146,39 @@ impl Splitter {
                 true
             }
             Mode::Text => {
-                if self.style != Some(Style::Tagged) {
+                let Some((begins, _)) = self.style.and_then(Style::tags) else {
                     let text = std::mem::take(&mut self.pending);
                     push_text(text, out);
                     return false;
-                }
-                if let Some(at) = pending.find(CALL) {
+                };
+                if let Some(at) = pending.find(begins) {
                     let before = pending[..at].trim_end().to_owned();
-                    self.pending.drain(..at + CALL.len());
+                    self.pending.drain(..at + begins.len());
                     self.mode = Mode::Call;
                     push_text(before, out);
                     return true;
                 }
-                let held = if ended { 0 } else { held(pending, CALL) };
+                let held = if ended { 0 } else { held(pending, begins) };
                 let certain = pending.len() - held;
                 let text: String = self.pending.drain(..certain).collect();
                 push_text(text, out);
                 false
             }
             Mode::Call => {
-                let (inside, rest) = match pending.split_once(CALLED) {
-                    Some((inside, rest)) => (inside, Some(rest)),
-                    None if ended => (pending, None),
-                    None => return false,
+                let style = self.style.unwrap_or(Style::Tagged);
+                let Some((begins, ends)) = style.tags() else { return false };
+                // Without a mark of its end a call goes on to where the next begins.
+                let (inside, mark, rest) = match (pending.find(ends.unwrap_or(begins)), ends) {
+                    (Some(at), Some(ends)) => (&pending[..at], ends, &pending[at + ends.len()..]),
+                    (Some(at), None) => (&pending[..at], "", &pending[at..]),
+                    (None, _) if ended => (pending, "", ""),
+                    (None, _) => return false,
                 };
-                match tools::tagged(inside, &self.tools) {
-                    Some(call) => out.push(Piece::Call(call)),
-                    None => push_text(format!("{CALL}{inside}{}", rest.map_or("", |_| CALLED)), out),
+                match style.read(inside, &self.tools) {
+                    Some(calls) => out.extend(calls.into_iter().map(Piece::Call)),
+                    None => push_text(format!("{begins}{inside}{mark}"), out),
                 }
-                self.pending = rest.unwrap_or_default().to_owned();
+                self.pending = rest.to_owned();
                 self.mode = Mode::Between;
                 !self.pending.is_empty()
             }
@@ -394,5 +407,24 @@ mod tests {
         assert_eq!(split(json_template, false, &tools, " [{\"name\": \"f\", \"arguments\": {\"a\": 1}}]"), [call]);
         assert_eq!(split(json_template, false, &tools, "[1, 2]"), [text("[1, 2]")]);
         assert_eq!(split(json_template, false, &tools, "No: {}"), [text("No: {}")]);
+    }
+
+    #[test]
+    fn mistrals_newer_calls_stand_after_text_and_one_after_another() {
+        let template = "tools [TOOL_CALLS] [ARGS]";
+        let tools = [json!({ "function": { "name": "f" } })];
+        let call = |n: u32| Piece::Call(Call { name: "f".into(), arguments: json!({ "a": n }) });
+        let (one, two) = ("[TOOL_CALLS]f[ARGS]{\"a\": 1}", "[TOOL_CALLS]f[CALL_ID]abcdefgh9[ARGS]{\"a\": 2}");
+        assert_eq!(split(template, false, &tools, &format!("Well.{one}{two}")), [text("Well."), call(1), call(2)]);
+        let list =
+            "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"f\", \"arguments\": {\"a\": 2}}]";
+        assert_eq!(split(template, false, &tools, list), [call(1), call(2)]);
+        for broken in
+            ["[TOOL_CALLS]f[ARGS]{\"a\": 1} and more", "[TOOL_CALLS]f[ARGS]3", "[TOOL_CALLS][ARGS]{}", "[TOOL_CALLS]"]
+        {
+            assert_eq!(split(template, false, &tools, broken), [text(broken)]);
+            assert_eq!(split(template, false, &tools, &format!("{broken}{two}")), [text(broken), call(2)]);
+        }
+        assert_eq!(split(template, false, &[], one), [text(one)]);
     }
 }

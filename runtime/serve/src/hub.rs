@@ -273,6 +273,7 @@ impl Served {
             stall: self.options.stall,
             alone: self.options.stall.max(Duration::from_millis(250)),
             replay: Duration::from_millis(self.options.cache.replay_ms),
+            give_up: 64,
         };
         self.metrics.loads.add(1);
         Ok(Scheduler::new(engine, loaded.tokenizer.clone(), cache, pace))
@@ -350,5 +351,6 @@ impl Served {
             self.metrics.unloads.add(1);
         }
         *locked(&self.loaded) = None;
+        crate::memory::give_back();
     }
 }

@@ -26,10 +26,21 @@ pub struct Text {
     pub options: GenerateOptions,
     /// Added to logits, by token id.
     pub bias: Vec<(u32, f32)>,
+    /// How long the model may reason.
+    pub reasoning: Option<Reasoning>,
     /// Log-probabilities of the tokens, beside so many of the most probable ones.
     pub log_probs: Option<usize>,
     /// Log-probabilities of the prompt's tokens too.
     pub prompt_log_probs: bool,
+}
+
+/// How long a model may reason before it has to answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reasoning {
+    /// Tokens.
+    pub most: usize,
+    /// Whether the answer begins in its reasoning, rather than with the mark that begins it.
+    pub begun: bool,
 }
 
 /// How the vectors of a text's tokens become one.

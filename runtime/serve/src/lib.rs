@@ -33,6 +33,7 @@ pub mod hub;
 pub mod job;
 #[cfg(unix)]
 mod lines;
+mod memory;
 pub mod metrics;
 pub mod prompt;
 pub mod run;

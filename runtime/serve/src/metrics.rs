@@ -84,6 +84,8 @@ gauges! {
     cache_blocks "Blocks of tokens in it.",
     cache_snapshots "Snapshots in it.",
     evicted "Things that it gave up for others.",
+    put_aside "Ends of conversations in slots that were put aside for other ends.",
+    come_back "Of those, ends that somebody came back to.",
     disk_bytes "Bytes of the session cache on disk.",
     disk_written "Files written to it.",
 }

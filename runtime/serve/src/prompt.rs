@@ -22,6 +22,8 @@ pub struct Talk {
     pub tools: Vec<Value>,
     /// What the template is told of thinking.
     pub thinking: Option<bool>,
+    /// How many tokens the model may reason, if somebody says.
+    pub most_reasoning: Option<usize>,
     /// Other variables of the template.
     pub variables: Vec<(String, Value)>,
 }

@@ -21,7 +21,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::timeout;
 
 use crate::api::{self, App};
@@ -90,12 +90,19 @@ pub(crate) struct Gate {
     open: bool,
     /// KiB that large bodies may have together, until they were read.
     large: Arc<Semaphore>,
+    /// Told of bodies that take memory beyond what is worth keeping.
+    grew: Notify,
 }
 
 /// Bytes of a body that anyone may send at any time. Larger ones share [`LARGE_BODIES`].
 const SMALL_BODY: usize = 256 << 10;
 /// Bytes that larger ones may have together; or two of the largest, if that is more.
 const LARGE_BODIES: usize = 64 << 20;
+/// Bytes of a body after which freed memory is given back: as JSON it has some twenty times as
+/// many.
+const GROWS: usize = 64 << 10;
+/// Time without such a body before that.
+const REST: Duration = Duration::from_secs(1);
 /// Time for what is half said when the server is to stop.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Bytes of a body that is too large which are read all the same, so that its sender comes to read
@@ -128,7 +135,8 @@ impl Server {
         let keys = options.keys.iter().map(|k| Sha256::digest(k.as_bytes()).into()).collect();
         let large =
             Arc::new(Semaphore::new(LARGE_BODIES.max(2 * options.body).div_ceil(1024).min(Semaphore::MAX_PERMITS)));
-        let gate = Arc::new(Gate { app: Arc::new(app), open: open.is_some(), keys, large, options });
+        let gate =
+            Arc::new(Gate { app: Arc::new(app), open: open.is_some(), keys, large, grew: Notify::new(), options });
         let body = move || {
             runtime.block_on(async {
                 let mut signals = Signals::watch(gate.options.signals);
@@ -145,6 +153,7 @@ impl Server {
                     let socket = socket.listening().map_err(ServeError::System)?;
                     tasks.push(tokio::spawn(accept(socket, gate.clone(), connections.clone(), stopped.clone())));
                 }
+                let tidy = tokio::spawn(tidy(gate.clone()));
                 let mut stopped = stopped;
                 tokio::select! {
                     _ = stopped.wait_for(|stop| *stop) => (),
@@ -153,6 +162,7 @@ impl Server {
                 // All connections are told through this.
                 sender.send_replace(true);
                 gate.app.models.iter().for_each(|m| m.stop());
+                tidy.abort();
                 for task in tasks {
                     let _ = task.await;
                 }
@@ -256,6 +266,17 @@ impl Listener for TcpListener {
         // Without it events are late, but come.
         let _ = stream.set_nodelay(true);
         connection(Wire::new(stream, gate.options.writing, Vec::new()), gate, true, stopped).await;
+    }
+}
+
+/// Gives memory back to the system after bodies that took much of it, once none has come for a
+/// while.
+async fn tidy(gate: Arc<Gate>) {
+    loop {
+        gate.grew.notified().await;
+        while timeout(REST, gate.grew.notified()).await.is_ok() {}
+        // It may wait for locks, and take a while.
+        let _ = tokio::task::spawn_blocking(crate::memory::give_back).await;
     }
 }
 
@@ -444,6 +465,9 @@ impl Gate {
                     Err(e) => return Err(Refusal::new(400, format!("body: {e}"))),
                 }
             }
+            if bytes.len() > GROWS {
+                self.grew.notify_one();
+            }
             Ok(api::Body { bytes, held })
         };
         tokio::select! {
@@ -468,10 +492,13 @@ impl Gate {
         let host = one(HOST)?;
         if remote {
             let Some(host) = host else { return Err(Refusal::new(400, "host: expected one, found none")) };
-            let name = name_of(host);
-            if !self.is_named(name) {
-                let shown = loaf_formats::text::short(name, 100);
-                return Err(Refusal::new(403, format!("host: {shown} is no name of this server (--allow-host)")));
+            // Where the request's line names one too, that is the one it is for.
+            for host in request.uri().authority().map(|a| a.as_str()).into_iter().chain([host]) {
+                let name = name_of(host);
+                if !self.is_named(name) {
+                    let shown = loaf_formats::text::short(name, 100);
+                    return Err(Refusal::new(403, format!("host: {shown} is no name of this server (--allow-host)")));
+                }
             }
         }
         // A page of somebody else's has no business here; the one at '/' has the server's own name.

@@ -3,6 +3,7 @@
 //! | style | families | what it looks like |
 //! |---|---|---|
 //! | [`Style::Tagged`] | Qwen2.5, Qwen3, Hermes; Qwen3-Coder, Qwen3-Next, Qwen3.5 | `<tool_call>` with JSON, or with `<function=NAME>` and `<parameter=NAME>` inside |
+//! | [`Style::Marked`] | Mistral, newer | `[TOOL_CALLS]NAME[ARGS]` and JSON, for each call; `[CALL_ID]` and an id may stand between |
 //! | [`Style::Json`] | Llama 3.x, Mistral | the answer is JSON: an object, or a list of them, with `name` and `arguments` or `parameters` |
 //!
 //! What does not parse stays text, as it was written. What this does not do: it calls nothing and
@@ -17,22 +18,67 @@ use sha2::{Digest, Sha256};
 pub enum Style {
     /// Between `<tool_call>` and `</tool_call>`.
     Tagged,
+    /// After `[TOOL_CALLS]`, name and arguments with `[ARGS]` between.
+    Marked,
     /// The whole answer is JSON.
     Json,
 }
+
+const BEGINS: &str = "[TOOL_CALLS]";
+const ID: &str = "[CALL_ID]";
+const ARGUMENTS: &str = "[ARGS]";
 
 impl Style {
     /// The style that a chat template shows its model.
     pub fn of(template: &str) -> Option<Style> {
         if template.contains("<tool_call>") {
             Some(Style::Tagged)
-        } else if template.contains("[TOOL_CALLS]") || template.contains("\"parameters\"") && template.contains("tools")
-        {
+        } else if template.contains(ARGUMENTS) {
+            Some(Style::Marked)
+        } else if template.contains(BEGINS) || template.contains("\"parameters\"") && template.contains("tools") {
             Some(Style::Json)
         } else {
             None
         }
     }
+
+    /// What begins a call, and what ends it where something does; nothing if it is the whole
+    /// answer.
+    pub fn tags(self) -> Option<(&'static str, Option<&'static str>)> {
+        match self {
+            Style::Tagged => Some(("<tool_call>", Some("</tool_call>"))),
+            Style::Marked => Some((BEGINS, None)),
+            Style::Json => None,
+        }
+    }
+
+    /// Every mark of it.
+    pub fn marks(self) -> &'static [&'static str] {
+        match self {
+            Style::Tagged => &["<tool_call>", "</tool_call>"],
+            Style::Marked => &[BEGINS, ID, ARGUMENTS],
+            Style::Json => &[],
+        }
+    }
+
+    /// The calls that stand between its tags, if they are such. `tools` are those that were
+    /// offered.
+    pub fn read(self, inside: &str, tools: &[Value]) -> Option<Vec<Call>> {
+        match self {
+            Style::Tagged => tagged(inside, tools).map(|call| vec![call]),
+            Style::Marked => marked(inside),
+            Style::Json => json(inside),
+        }
+    }
+}
+
+/// The calls after a mark: one with its name before the arguments, or a list of them in JSON, as
+/// older models of the family have it.
+fn marked(inside: &str) -> Option<Vec<Call>> {
+    let Some((name, arguments)) = inside.split_once(ARGUMENTS) else { return json(inside) };
+    let name = name.split_once(ID).map_or(name, |(name, _)| name).trim();
+    let arguments: Value = serde_json::from_str(arguments).ok()?;
+    (!name.is_empty() && arguments.is_object()).then(|| vec![Call { name: name.to_owned(), arguments }])
 }
 
 /// A call.
@@ -106,7 +152,7 @@ fn schema<'a>(tools: &'a [Value], name: &str, key: &str) -> Option<&'a Value> {
 pub fn json(answer: &str) -> Option<Vec<Call>> {
     let answer = answer.trim();
     let answer = answer.strip_prefix("<|python_tag|>").unwrap_or(answer).trim();
-    let answer = answer.strip_prefix("[TOOL_CALLS]").unwrap_or(answer).trim();
+    let answer = answer.strip_prefix(BEGINS).unwrap_or(answer).trim();
     let calls = match serde_json::from_str(answer).ok()? {
         Value::Array(calls) => calls.into_iter().map(call_of).collect::<Option<Vec<_>>>()?,
         one => vec![call_of(one)?],
@@ -118,7 +164,7 @@ pub fn json(answer: &str) -> Option<Vec<Call>> {
 pub fn may_be_json(start: &str) -> bool {
     let start = start.trim_start();
     start.starts_with(['{', '['])
-        || ["<|python_tag|>", "[TOOL_CALLS]"].iter().any(|t| t.starts_with(start) || start.starts_with(t))
+        || ["<|python_tag|>", BEGINS].iter().any(|t| t.starts_with(start) || start.starts_with(t))
 }
 
 fn call_of(mut value: Value) -> Option<Call> {

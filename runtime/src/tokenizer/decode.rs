@@ -19,6 +19,8 @@ const HOLD_BYTES: usize = 1024;
 pub struct Detokenizer {
     decoder: Decoder,
     skip_special: bool,
+    /// Special tokens that are part of the text all the same.
+    shown: Vec<u32>,
     hold_limit: usize,
     /// No token has been decoded yet.
     at_start: bool,
@@ -41,12 +43,19 @@ impl Detokenizer {
         this
     }
 
+    /// The same with these special tokens in the text.
+    pub fn showing(mut self, ids: &[u32]) -> Self {
+        self.shown = ids.to_vec();
+        self
+    }
+
     /// As [`new`](Self::new), but holds byte runs of any length, and allocates for them.
     pub(super) fn unbounded(tokenizer: &Tokenizer, skip_special: bool) -> Self {
         let decoder = tokenizer.tables().decoder();
         let mut this = Detokenizer {
             decoder,
             skip_special,
+            shown: Vec::new(),
             hold_limit: usize::MAX,
             at_start: true,
             strip: 0,
@@ -75,7 +84,8 @@ impl Detokenizer {
     /// Appends to `out` the text that `id` completes: nothing, or some whole characters.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, out: &mut String) {
         let flags = tokenizer.tables().token_flags(id);
-        if flags & flag::PRESENT == 0 || (self.skip_special && flags & flag::SPECIAL != 0) {
+        let skipped = self.skip_special && flags & flag::SPECIAL != 0 && !self.shown.contains(&id);
+        if flags & flag::PRESENT == 0 || skipped {
             return;
         }
         let bytes = tokenizer.token_bytes(id);

@@ -149,6 +149,7 @@ fn tools(list: Vec<Value>) -> Result<Vec<Value>, Refusal> {
         }
         let schema = messages_in::object(&mut tool, "input_schema")?;
         function["parameters"] = schema.ok_or_else(|| tool.missing("input_schema", "an object"))?;
+        tool.unsupported("strict", &[false.into()])?;
         tool.labels(&["cache_control"]);
         tool.done()?;
         Ok(json!({ "type": "function", "function": function }))
@@ -182,7 +183,7 @@ fn read(app: &App, f: &mut Fields) -> Result<Read, Refusal> {
             "disabled" => Some((false, "thinking.type")),
             _ => return Err(Refusal::field("thinking.type", "expected enabled or disabled")),
         };
-        thinking.unsupported("budget_tokens", &[])?;
+        switches.budget(&mut thinking, "budget_tokens", "thinking.budget_tokens")?;
         thinking.done()?;
     }
     f.labels(&["cache_control"]);
@@ -226,11 +227,16 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
     let most = f.number("max_tokens", 1, 1 << 24)?.ok_or_else(|| f.missing("max_tokens", "a whole number"))?;
     let mut text = sampling::text(&mut f, &loaded, "stop_sequences", false)?;
     text.options.max_tokens = Some(most as usize);
+    if let Some(reasoning) = switches.most_reasoning().filter(|n| *n >= most as usize) {
+        let message = format!("expected less than max_tokens, which is {most}, found {reasoning}");
+        return Err(Refusal::field("thinking.budget_tokens", message));
+    }
     let streams = f.bool("stream")?.unwrap_or(false);
     f.unsupported("service_tier", &["auto".into(), "standard_only".into()])?;
     f.labels(&["metadata"]);
     f.done()?;
     let prompt: Prompt = switches.render(&loaded, &mut talk)?;
+    super::switches::shape(&mut text, &loaded, &talk, &prompt);
     let shape = Shape {
         id: format!("msg_{}", request.id),
         model: served.name().to_owned(),

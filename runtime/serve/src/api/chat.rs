@@ -91,6 +91,7 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
     f.labels(&["user", "metadata", "safety_identifier", "prompt_cache_key"]);
     f.done()?;
     let prompt = switches.render(&loaded, &mut talk)?;
+    super::switches::shape(&mut text, &loaded, &talk, &prompt);
     let thinks = prompt.thinks;
     let plan = Plan {
         prompts: vec![prompt; n],

@@ -263,6 +263,7 @@ fn prepare(app: &Arc<App>, request: &Request) -> Result<(Run, Shape, bool), Refu
     };
     f.done()?;
     let prompt = switches.render(&loaded, &mut talk).map_err(|e| e.of_field("messages", "input"))?;
+    super::switches::shape(&mut text, &loaded, &talk, &prompt);
     let shape = Shape {
         id: format!("resp_{}", request.id),
         model: served.name().to_owned(),

@@ -72,7 +72,8 @@ fn bias(fields: &mut Fields, loaded: &Loaded) -> Result<Vec<(u32, f32)>, Refusal
     }
     let vocab = loaded.model.plan().vocab;
     let read = |(id, x): (String, Value)| {
-        let token = id.parse().ok().filter(|id: &u32| *id < vocab);
+        // One way to write an id, so that none comes twice.
+        let token = id.parse().ok().filter(|n: &u32| *n < vocab && n.to_string() == id);
         let token = token.ok_or_else(|| bad(format!("expected token ids below {vocab}, found {id:?}")))?;
         let x = x.as_f64().filter(|x| (-100.0..=100.0).contains(x));
         Ok((token, x.ok_or_else(|| bad(format!("{id}: expected a number from -100 to 100")))? as f32))
@@ -94,7 +95,7 @@ pub fn text(fields: &mut Fields, loaded: &Loaded, stop: &'static str, continues_
     let stop_ids =
         if fields.bool("ignore_eos")? == Some(true) { Vec::new() } else { loaded.model.chat().stop_ids.clone() };
     let options = GenerateOptions { sampler, stop_ids, stop_strings, continues_text, ..GenerateOptions::default() };
-    Ok(Text { options, bias: bias(fields, loaded)?, log_probs: None, prompt_log_probs: false })
+    Ok(Text { options, bias: bias(fields, loaded)?, reasoning: None, log_probs: None, prompt_log_probs: false })
 }
 
 /// The n-th of several texts to one prompt: the same with another seed.

@@ -6,10 +6,19 @@
 
 use serde_json::{Value, json};
 
+use crate::answer::Splitter;
 use crate::fields::{Fields, Refusal};
 use crate::hub::Loaded;
+use crate::job::{Reasoning, Text};
 use crate::prompt::{self, Prompt, Talk};
 use crate::tools;
+
+/// Most tokens that reasoning may be bounded to.
+pub const MOST_REASONING: u64 = 1 << 24;
+
+/// What levels are worth in tokens, where a template has a switch for reasoning and no levels. The
+/// highest has no bound.
+const LEVELS: [(&str, usize); 3] = [("minimal", 256), ("low", 1024), ("medium", 4096)];
 
 /// Switches of a request, each with the name of its field.
 #[derive(Debug, Default)]
@@ -17,6 +26,7 @@ pub struct Switches {
     /// Whether to reason.
     pub thinking: Option<(bool, &'static str)>,
     effort: Option<(String, &'static str)>,
+    most: Option<(usize, &'static str)>,
     variables: Vec<(String, Value)>,
 }
 
@@ -46,9 +56,23 @@ impl Switches {
                 }
             }
         }
+        out.budget(fields, "thinking_budget", "thinking_budget")?;
         let effort = fields.text("reasoning_effort")?;
         out.effort(effort, "reasoning_effort")?;
         Ok(out)
+    }
+
+    /// How many tokens the model may reason, which a field says that stands at `place`.
+    ///
+    /// # Errors
+    /// What is no such number, or stands beside a switch that turns reasoning off.
+    pub fn budget(&mut self, fields: &mut Fields, name: &'static str, place: &'static str) -> Result<(), Refusal> {
+        let Some(most) = fields.number(name, 1, MOST_REASONING)? else { return Ok(()) };
+        if let Some((_, other)) = self.thinking.filter(|(on, _)| !on) {
+            return Err(Refusal::field(place, format!("expected none where {other} turns reasoning off")));
+        }
+        self.most = Some((most as usize, place));
+        Ok(())
     }
 
     /// How much to reason, which the field `field` says.
@@ -63,8 +87,16 @@ impl Switches {
         if let Some((on, other)) = self.thinking.filter(|(on, _)| *on == (level == "none")) {
             return Err(Refusal::field(field, format!("expected what goes with {other} = {on}, found {level}")));
         }
+        if let Some((_, other)) = self.most.filter(|_| level == "none") {
+            return Err(Refusal::field(field, format!("expected a level beside {other}, found none")));
+        }
         self.effort = Some((level, field));
         Ok(())
+    }
+
+    /// Most tokens of reasoning, if that is said in tokens.
+    pub fn most_reasoning(&self) -> Option<usize> {
+        self.most.map(|(most, _)| most)
     }
 
     /// Tells the template, whose text is `source`.
@@ -77,7 +109,14 @@ impl Switches {
                 thinking = thinking.or(has_word(source, "enable_thinking").then_some((true, field)));
             } else {
                 thinking = Some((level != "none", field));
+                talk.most_reasoning = LEVELS.iter().find(|l| l.0 == level).map(|l| l.1);
             }
+        }
+        if let Some((most, field)) = self.most {
+            if !source.contains("think>") {
+                return Err(Refusal::field(field, "not supported: this model's chat template knows no reasoning"));
+            }
+            talk.most_reasoning = Some(most);
         }
         match thinking {
             Some((on, _)) if has_word(source, "enable_thinking") => talk.thinking = Some(on),
@@ -112,6 +151,15 @@ impl Switches {
         }
         prompt::of_talk(loaded, talk)
     }
+}
+
+/// Tells a text what its model writes that is more than text: marks that have to be seen, and
+/// reasoning that may have a bound.
+pub fn shape(text: &mut Text, loaded: &Loaded, talk: &Talk, prompt: &Prompt) {
+    let template = loaded.model.chat().template.as_deref().unwrap_or_default();
+    let splitter = Splitter::new(template, prompt.thinks, &talk.tools);
+    text.options.shown = loaded.tokenizer.as_ref().map(|t| splitter.shown(t)).unwrap_or_default();
+    text.reasoning = talk.most_reasoning.map(|most| Reasoning { most, begun: prompt.thinks });
 }
 
 /// Gives calls and results ids that every template takes.
@@ -171,6 +219,27 @@ mod tests {
         assert_eq!(told(LEVELS, json!({ "reasoning_effort": "low" })), Ok((None, level)));
         let documents = vec![("documents".to_owned(), json!([1]))];
         assert_eq!(told(LEVELS, json!({ "chat_template_kwargs": { "documents": [1] } })), Ok((None, documents)));
+        let most = |source: &str, fields: Value| {
+            let mut talk = Talk::default();
+            let mut fields = Fields::of(fields).expect("an object");
+            Switches::of_chat(&mut fields).and_then(|s| s.tell(source, &mut talk)).map_err(|e| e.param)?;
+            Ok::<_, Option<String>>(talk.most_reasoning)
+        };
+        for (source, fields, expected) in [
+            (SWITCH, json!({ "thinking_budget": 7 }), Ok(Some(7))),
+            (SWITCH, json!({ "thinking_budget": 7, "reasoning_effort": "low" }), Ok(Some(7))),
+            (SWITCH, json!({ "reasoning_effort": "low" }), Ok(Some(1024))),
+            (SWITCH, json!({ "reasoning_effort": "high" }), Ok(None)),
+            (SWITCH, json!({ "reasoning_effort": "none" }), Ok(None)),
+            (LEVELS, json!({ "reasoning_effort": "low" }), Ok(None)),
+            ("plain", json!({ "thinking_budget": 7 }), Err("thinking_budget")),
+            (SWITCH, json!({ "thinking_budget": 0 }), Err("thinking_budget")),
+            (SWITCH, json!({ "thinking_budget": 7, "enable_thinking": false }), Err("thinking_budget")),
+            (SWITCH, json!({ "thinking_budget": 7, "reasoning_effort": "none" }), Err("reasoning_effort")),
+        ] {
+            let expected = expected.map_err(|name| Some(name.to_owned()));
+            assert_eq!(most(source, fields.clone()), expected, "{source}: {fields}");
+        }
         for (source, fields, name) in [
             ("plain", json!({ "enable_thinking": true }), "enable_thinking"),
             ("<think>", json!({ "enable_thinking": false }), "enable_thinking"),

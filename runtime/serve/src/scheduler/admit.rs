@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use loaf_runtime::Generation;
-use loaf_runtime::generate::Constraint;
 use loaf_runtime::sequence::common_prefix;
 
 use super::restore::{Parking, Restore, Source};
+use super::say::Say;
 use super::{Live, Scheduler, Task, Tier, Waiting, Work};
 use crate::cache::Found;
 use crate::cache::tree::State;
@@ -16,8 +16,6 @@ use crate::metrics::Metrics;
 
 /// Tokens that a job waits for, if another is about to have them evaluated.
 const WORTH_WAITING: usize = 32;
-/// Tokens at a sequence's end that are given up for going on in place.
-const GIVEN_UP: u32 = 64;
 
 /// A beginning that lies in a slot.
 struct InSlot {
@@ -28,21 +26,8 @@ struct InSlot {
     idle: bool,
     /// Tokens that would be lost by going on in place.
     lost: u32,
-}
-
-/// What is added to logits, by token.
-struct Bias(Vec<(u32, f32)>);
-
-impl Constraint for Bias {
-    fn restrict(&mut self, logits: &mut [f32]) {
-        for (id, x) in &self.0 {
-            if let Some(logit) = logits.get_mut(*id as usize) {
-                *logit += x;
-            }
-        }
-    }
-
-    fn accept(&mut self, _: u32) {}
+    /// Which of its other ends it is, if it is one.
+    branch: Option<u64>,
 }
 
 impl Scheduler {
@@ -106,9 +91,7 @@ impl Scheduler {
             }
         }
         let live = match &in_slot {
-            Some(s) if s.idle && (s.lost <= GIVEN_UP || !self.keeps || !self.has_slot_besides(s.id)) => {
-                self.in_place(s).map_err(Some)
-            }
+            Some(s) if s.idle && self.goes_on_in_place(s) => self.in_place(s).map_err(Some),
             Some(s) => {
                 let (id, usable, state) = (s.id, s.usable, s.state.clone());
                 found = Restore { source: Source::Live(id), usable, state };
@@ -138,11 +121,10 @@ impl Scheduler {
             Wanted::Text(text) => {
                 let model = self.engine.model();
                 let made = Generation::new(model, self.tokenizer.clone(), &job.prompt, 0, text.options.clone());
-                made.map(|generation| {
-                    let bias = !text.bias.is_empty();
-                    let generation =
-                        if bias { generation.with_constraint(Box::new(Bias(text.bias.clone()))) } else { generation };
-                    Work::Text(Box::new(generation))
+                let say = Say::of(text, self.tokenizer.as_ref());
+                made.map(|generation| match say {
+                    Some(say) => Work::Text(Box::new(generation.with_constraint(Box::new(say)))),
+                    None => Work::Text(Box::new(generation)),
                 })
             }
         };
@@ -186,7 +168,6 @@ impl Scheduler {
             admitted: now,
             first: None,
             told: 0,
-            text_len: 0,
             prompt_probs: Vec::new(),
             done: false,
         });
@@ -224,10 +205,43 @@ impl Scheduler {
             let idle = idle && live.pins == 0;
             let better = |b: &InSlot| (usable, idle) > (b.usable, b.idle);
             if usable > 0 && best.as_ref().is_none_or(better) {
-                best = Some(InSlot { id: live.id, usable, state, idle, lost: position - usable });
+                best = Some(InSlot { id: live.id, usable, state, idle, lost: position - usable, branch: None });
+            }
+            // One that would take the place of much that could not be put aside is left alone.
+            for branch in live.branches.iter().filter(|b| idle && self.is_small(b.from(), position)) {
+                let Some(there) = branch.shared(prompt, shared) else { continue };
+                *common = (*common).max(there);
+                let mark =
+                    branch.marks().iter().rfind(|m| m.pos <= there && (m.pos <= last || m.state.logits.is_some()));
+                let (usable, state) = match mark {
+                    Some(mark) if self.recurrent => (mark.pos, Some(mark.state.clone())),
+                    _ if self.recurrent => continue,
+                    _ => (there.min(last), None),
+                };
+                if usable > branch.from() && best.as_ref().is_none_or(|b| (usable, idle) > (b.usable, b.idle)) {
+                    let lost = position.saturating_sub(branch.from());
+                    best = Some(InSlot { id: live.id, usable, state, idle, lost, branch: Some(branch.id()) });
+                }
             }
         }
         best
+    }
+
+    /// Whether an idle sequence is cut back to go on, rather than copied: if little is lost, or
+    /// what is lost can be put aside, or there is no slot for a copy.
+    fn goes_on_in_place(&mut self, found: &InSlot) -> bool {
+        if !self.keeps {
+            return true;
+        }
+        // A branch is in no slot, so it cannot be copied from there.
+        if found.lost <= self.pace.give_up || found.branch.is_some() || !self.has_slot_besides(found.id) {
+            return true;
+        }
+        let Some(at) = self.idle.iter().position(|live| live.id == found.id) else { return false };
+        let mut live = self.idle.swap_remove(at);
+        let aside = self.put_aside(&mut live, found.usable);
+        self.idle.push(live);
+        aside
     }
 
     fn has_slot_besides(&self, id: u64) -> bool {
@@ -239,6 +253,14 @@ impl Scheduler {
         let at = self.idle.iter().position(|live| live.id == found.id);
         let at = at.ok_or_else(|| Failure::broken("a sequence that is no longer there"))?;
         let mut live = self.idle.swap_remove(at);
+        let branch = found.branch.and_then(|id| live.branches.iter().position(|b| b.id() == id));
+        if let Some(branch) = branch.map(|at| live.branches.remove(at)) {
+            self.put_aside(&mut live, branch.from());
+            self.come_back += 1;
+            live.branches.retain(|b| b.from() <= branch.from());
+            let whole = self.graft(&mut live, &branch, found.usable, found.state.as_ref());
+            return if whole { Ok(live) } else { Err(Failure::broken("an end that was put aside does not fit")) };
+        }
         let result = match &found.state {
             Some(State { recurrent: Some(state), .. }) => {
                 self.engine.load_recurrent(&mut live.sequence, found.usable, state)
@@ -246,6 +268,7 @@ impl Scheduler {
             _ => self.engine.rewind(&mut live.sequence, found.usable),
         };
         live.marks.retain(|m| m.pos <= found.usable);
+        live.branches.retain(|b| b.from() <= found.usable);
         result.map_err(Failure::broken)?;
         Ok(live)
     }
@@ -270,6 +293,6 @@ impl Scheduler {
         self.clock += 1;
         let id = self.clock;
         let sequence = self.engine.sequence().map_err(|e| Some(Failure::broken(e)))?;
-        Ok(Live { id, sequence, marks: Vec::new(), used: id, pins: 0 })
+        Ok(Live { id, sequence, marks: Vec::new(), branches: Vec::new(), used: id, pins: 0 })
     }
 }

@@ -14,28 +14,39 @@ impl Scheduler {
             if let Some(kept) = self.cache.take(bytes) {
                 return Some(kept);
             }
-            if bytes > self.cache.account().budget() || !self.drop_worst_mark() {
+            if bytes > self.cache.account().budget() || !(self.drop_worst_mark() || self.drop_branch()) {
                 return None;
             }
         }
     }
 
-    /// Drops the mark that is worth least of all sequences that run no job: timed ones, then those
-    /// that later ones follow.
+    /// Drops the mark that is worth least: timed ones first, that with the nearest neighbours, of
+    /// whatever sequence, so that those of one long prompt get sparse and leave room for its end;
+    /// then, of sequences that run no job, those that later ones follow.
     fn drop_worst_mark(&mut self) -> bool {
         let rank = |live: &Live, i: usize| {
-            let class = match live.marks[i].state.kind {
-                Kind::Timed => 0,
+            let mark = &live.marks[i];
+            let class = match mark.state.kind {
+                Kind::Timed => {
+                    let before = if i > 0 { live.marks[i - 1].pos } else { 0 };
+                    let after = live.marks.get(i + 1).map_or(live.sequence.position(), |m| m.pos);
+                    return (0, u64::from(after.saturating_sub(before)), mark.pos);
+                }
                 Kind::Turn if i + 2 < live.marks.len() => 1,
                 Kind::Turn => 2,
                 Kind::Branch => 3,
             };
-            (class, live.used, live.marks[i].pos)
+            (class, live.used, mark.pos)
         };
-        let all = self.idle.iter().enumerate();
-        let all = all.flat_map(|(l, live)| (0..live.marks.len()).map(move |i| (rank(live, i), l, i)));
-        let Some((_, l, i)) = all.min() else { return false };
-        self.idle[l].marks.remove(i);
+        let running = self.tasks.iter().enumerate().map(|(l, t)| (&t.live, true, l));
+        let all = running.chain(self.idle.iter().enumerate().map(|(l, live)| (live, false, l)));
+        let all = all.flat_map(|(live, runs, l)| {
+            let marks = (0..live.marks.len()).filter(move |i| !runs || live.marks[*i].state.kind == Kind::Timed);
+            marks.map(move |i| (rank(live, i), runs, l, i))
+        });
+        let Some((_, runs, l, i)) = all.min() else { return false };
+        let live = if runs { &mut self.tasks[l].live } else { &mut self.idle[l] };
+        live.marks.remove(i);
         true
     }
 

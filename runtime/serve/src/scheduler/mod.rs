@@ -12,8 +12,10 @@
 //! where it was taken. Nothing here depends on time but when things happen.
 
 mod admit;
+mod branches;
 mod marks;
 mod restore;
+mod say;
 mod step;
 
 use std::collections::VecDeque;
@@ -36,9 +38,12 @@ pub struct Pace {
     pub alone: Duration,
     /// Longest time that replaying between kept positions of a hybrid should take.
     pub replay: Duration,
+    /// Tokens at a sequence's end that are given up for going on in place.
+    pub give_up: u32,
 }
 
 /// A recurrent state that was put aside, and where.
+#[derive(Clone)]
 struct Mark {
     pos: u32,
     state: State,
@@ -51,6 +56,8 @@ struct Live {
     sequence: Sequence,
     /// Rising in position.
     marks: Vec<Mark>,
+    /// Other ends of it.
+    branches: Vec<branches::Branch>,
     /// When it was last of use.
     used: u64,
     /// How many others are being copied from it.
@@ -96,7 +103,6 @@ struct Task {
     first: Option<Instant>,
     /// Tokens told, for usage.
     told: usize,
-    text_len: usize,
     prompt_probs: Vec<TokenProbs>,
     /// Logits of the prompt's last row so far, to give the next token its probability.
     done: bool,
@@ -115,6 +121,8 @@ pub struct Scheduler {
     recurrent: bool,
     /// Whether the device can save and load rows.
     keeps: bool,
+    /// Tokens that a text can have.
+    vocab: usize,
     clock: u64,
     /// Seconds a row of the last prefill step took.
     per_row: f64,
@@ -122,6 +130,9 @@ pub struct Scheduler {
     per_looked: f64,
     /// Which row of decoding comes first, when there are more than a step takes.
     turn: usize,
+    /// Ends that were put aside, and that were come back to.
+    put_aside: u64,
+    come_back: u64,
     buffer: Vec<u8>,
 }
 
@@ -130,6 +141,8 @@ impl Scheduler {
     pub fn new(engine: Engine, tokenizer: Option<Tokenizer>, cache: Cache, pace: Pace) -> Scheduler {
         let recurrent = engine.recurrent_bytes() > 0;
         let keeps = engine.keeps_rows();
+        let all = engine.model().plan().vocab;
+        let vocab = tokenizer.as_ref().map_or(all, |t| t.token_count().min(all));
         Scheduler {
             engine,
             tokenizer,
@@ -141,10 +154,13 @@ impl Scheduler {
             parking: None,
             recurrent,
             keeps,
+            vocab: vocab as usize,
             clock: 0,
             per_row: 0.0,
             per_looked: 0.0,
             turn: 0,
+            put_aside: 0,
+            come_back: 0,
             buffer: Vec::new(),
         }
     }
@@ -207,6 +223,8 @@ impl Scheduler {
             cache_blocks: blocks as u64,
             cache_snapshots: snapshots as u64,
             evicted: self.cache.evicted,
+            put_aside: self.put_aside,
+            come_back: self.come_back,
             disk_bytes,
             disk_written,
         }
@@ -294,6 +312,19 @@ impl Task {
         match &self.job.wanted {
             crate::job::Wanted::Text(text) => text.prompt_log_probs && self.fed < self.job.prompt.len(),
             crate::job::Wanted::Embedding(_) => true,
+        }
+    }
+
+    /// How many first tokens its next one is the best of, if its answer has begun and nobody wants
+    /// more of logits.
+    fn wants_best(&self) -> Option<u32> {
+        match (&self.work, &self.job.wanted) {
+            (Work::Text(generation), crate::job::Wanted::Text(text))
+                if self.first.is_some() && text.log_probs.is_none() =>
+            {
+                generation.wants_best()
+            }
+            _ => None,
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use loaf_runtime::sequence::common_prefix;
 
+use super::step::{By, choose};
 use super::{Live, Mark, Scheduler, Tier};
 use crate::cache::Found;
 use crate::cache::disk::{Coming, Stored};
@@ -268,7 +269,7 @@ impl Scheduler {
             };
             let floats: Vec<f32> =
                 logits.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-            self.choose(i, &floats, metrics);
+            choose(task, By::Logits(&floats), self.vocab, metrics);
         }
     }
 
@@ -279,6 +280,10 @@ impl Scheduler {
                 self.parking = Some(parking);
             } else {
                 self.parked(&parking);
+                let mut live = parking.live;
+                if self.keeps && self.next_branch(&mut live) {
+                    self.parking = Some(Parking::new(live));
+                }
             }
             if start.elapsed() > limit {
                 return;
@@ -289,8 +294,17 @@ impl Scheduler {
     /// Writes what a sequence holds to disk, a piece at a time: each takes memory until it is
     /// written, so the disk is not bound to what memory has room for.
     pub(super) fn write_out(&mut self, mut live: Live) {
-        let Some(mut before) = self.cache.disk_seed().filter(|_| self.keeps) else { return };
-        self.keep_end(&mut live);
+        let Some(seed) = self.cache.disk_seed().filter(|_| self.keeps) else { return };
+        self.write_end(&mut live, seed);
+        while self.next_branch(&mut live) {
+            self.write_end(&mut live, seed);
+        }
+    }
+
+    /// The same of the end that it has now.
+    fn write_end(&mut self, live: &mut Live, seed: Chain) {
+        let mut before = seed;
+        self.keep_end(live);
         let (ids, block) = (live.sequence.ids().to_vec(), self.cache.tree().block());
         let mut marks = std::mem::take(&mut live.marks).into_iter().peekable();
         // A hybrid's blocks are kept for snapshots alone.
@@ -299,10 +313,10 @@ impl Scheduler {
         loop {
             let end = from + block;
             while let Some(mark) = marks.next_if(|m| (m.pos as usize) < end) {
-                self.write_piece(&live, &before, from..mark.pos as usize, Some(mark.state));
+                self.write_piece(live, &before, from..mark.pos as usize, Some(mark.state));
             }
             let useful = last.is_some_and(|last| end <= last) || marks.peek().is_some();
-            if !useful || !self.write_piece(&live, &before, from..end, None) {
+            if !useful || !self.write_piece(live, &before, from..end, None) {
                 break;
             }
             before = chain(&before, &ids[from..end]);
@@ -310,7 +324,7 @@ impl Scheduler {
         }
         if !self.recurrent && ids.len() > from && ids.len() < from + block {
             let state = State { recurrent: None, logits: None, kind: Kind::Turn };
-            self.write_piece(&live, &before, from..ids.len(), Some(state));
+            self.write_piece(live, &before, from..ids.len(), Some(state));
         }
     }
 
@@ -411,7 +425,7 @@ impl Scheduler {
     }
 
     /// Keeps the last position of a sequence, where an answer ended.
-    fn keep_end(&mut self, live: &mut Live) {
+    pub(super) fn keep_end(&mut self, live: &mut Live) {
         let pos = live.sequence.position();
         if !self.recurrent || live.marks.iter().any(|m| m.pos == pos) {
             return;

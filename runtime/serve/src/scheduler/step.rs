@@ -4,16 +4,24 @@ use std::time::{Duration, Instant};
 
 use loaf_runtime::Sequence;
 use loaf_runtime::generate::{Need, StopReason};
-use loaf_runtime::sample::log_prob;
-use loaf_runtime::tokenizer::Tokenizer;
+use loaf_runtime::sample::LogProbs;
 
 use super::{Scheduler, Task, Work};
 use crate::cache::tree::Kind;
-use crate::job::{Event, Failure, Pooling, Stop, Text, TokenProbs, Wanted};
+use crate::job::{Event, Failure, Pooling, Stop, TokenProbs, Wanted};
 use crate::metrics::Metrics;
 
 /// Rows of the first prefill step, before anything is known of the model's speed.
 const FIRST_ROWS: usize = 4;
+/// Rows of a step from which on a row costs what it costs in longer ones.
+const TELLING_ROWS: usize = 32;
+
+/// What a token is chosen by: logits, or the best of them where nothing else is asked.
+#[derive(Clone, Copy)]
+pub(super) enum By<'a> {
+    Logits(&'a [f32]),
+    Best(Option<u32>),
+}
 
 impl Scheduler {
     /// One token for each job that has one to feed, as many as a step takes; each in turn where
@@ -28,6 +36,9 @@ impl Scheduler {
         self.turn = first + most;
         let mut chosen: Vec<usize> = (0..ready.len().min(most)).map(|k| ready[(first + k) % ready.len()]).collect();
         chosen.sort_unstable();
+        // If nobody wants more of them than the best token, logits may stay where they are.
+        let bests: Option<Vec<u32>> = chosen.iter().map(|i| self.tasks[*i].wants_best()).collect();
+        let best = bests.and_then(|b| b.first().copied().filter(|known| b.iter().all(|other| other == known)));
         let mut rows: Vec<(&mut Sequence, u32)> = Vec::with_capacity(chosen.len());
         for (i, task) in self.tasks.iter_mut().enumerate() {
             if chosen.binary_search(&i).is_ok() {
@@ -35,21 +46,37 @@ impl Scheduler {
                 rows.push((&mut task.live.sequence, id));
             }
         }
-        if let Err(e) = self.engine.decode(&mut rows) {
-            let why = Failure::broken(e);
-            chosen.iter().for_each(|i| self.tasks[*i].fail(why.clone()));
-            return;
-        }
+        let done = match best {
+            Some(known) => self.engine.decode_best(&mut rows, known).map(Some),
+            None => self.engine.decode(&mut rows).map(|()| None),
+        };
+        let best = match done {
+            Ok(best) => best,
+            Err(e) => {
+                let why = Failure::broken(e);
+                chosen.iter().for_each(|i| self.tasks[*i].fail(why.clone()));
+                return;
+            }
+        };
         metrics.steps.add(1);
         metrics.decode_rows.add(chosen.len() as u64);
         for (row, i) in chosen.into_iter().enumerate() {
-            let logits = self.engine.logits(row).to_vec();
             self.took(i, 1);
-            let task = &mut self.tasks[i];
-            if task.fed == task.job.prompt.len() && task.told == 0 && task.first.is_none() {
-                self.mark(i, Kind::Turn, Some(row));
+            match &best {
+                Some(best) => choose(&mut self.tasks[i], By::Best(best[row]), self.vocab, metrics),
+                None => self.go_on(i, row, metrics),
             }
-            self.choose(i, &logits, metrics);
+        }
+    }
+
+    /// Goes on with a task that was fed all it had, by a row of logits. The token is told before
+    /// the prompt's end is kept, which takes a while with a large state.
+    fn go_on(&mut self, i: usize, row: usize, metrics: &Metrics) {
+        let is_prompt = self.tasks[i].first.is_none();
+        let Scheduler { engine, tasks, vocab, .. } = self;
+        choose(&mut tasks[i], By::Logits(engine.logits(row)), *vocab, metrics);
+        if is_prompt {
+            self.mark(i, Kind::Turn, Some(row));
         }
     }
 
@@ -69,11 +96,27 @@ impl Scheduler {
         rows.clamp(1, self.engine.chunk())
     }
 
+    /// A row of a step of so many took so many seconds. Rows of short steps cost more, and say less
+    /// of what longer ones would.
+    fn learn(&mut self, per_row: f64, rows: usize) {
+        if rows >= TELLING_ROWS || self.per_row == 0.0 || per_row < self.per_row {
+            self.per_row = per_row;
+        } else {
+            self.per_row += (per_row - self.per_row) / 8.0;
+        }
+    }
+
     /// One step over pieces of prompts, the oldest jobs first.
     pub(super) fn prefill(&mut self, limit: Duration, metrics: &Metrics) {
         // The oldest decides: rows that are looked at take longer, and come alone.
         let looks = self.tasks.iter().find(|t| t.prefills()).is_some_and(Task::looks_at_rows);
         let mut left = self.rows_within(limit, looks);
+        // What is left of prompts is not cut for the sake of jobs that may come.
+        let rest: usize = self.tasks.iter().filter(|t| t.prefills()).map(|t| t.rest().len()).sum();
+        if !looks && !self.decodes() && rest <= 2 * left {
+            left = rest.max(1);
+        }
+        left = left.min(self.engine.chunk());
         let slots = self.engine.limits().slots as usize;
         // At most as many prompts can end in one step as there are rows of logits.
         let most = (self.engine.limits().decode_rows as usize).min(slots);
@@ -117,7 +160,7 @@ impl Scheduler {
         metrics.steps.add(1);
         metrics.prefill_rows.add(rows as u64);
         if !looks {
-            self.per_row = start.elapsed().as_secs_f64() / rows as f64;
+            self.learn(start.elapsed().as_secs_f64() / rows as f64, rows);
         }
         let mut first = 0;
         let mut ended = Vec::new();
@@ -150,9 +193,7 @@ impl Scheduler {
             return;
         }
         for (row, (i, _)) in ended.into_iter().enumerate() {
-            self.mark(i, Kind::Turn, Some(row));
-            let logits = self.engine.logits(row).to_vec();
-            self.choose(i, &logits, metrics);
+            self.go_on(i, row, metrics);
         }
     }
 
@@ -187,7 +228,7 @@ impl Scheduler {
                     for (k, row) in part.iter().enumerate() {
                         let next = at + (row - rows.start) + 1;
                         let Some(id) = self.tasks[i].job.prompt.get(next).copied() else { continue };
-                        let probs = probs(self.engine.logits(k), id, text.log_probs.unwrap_or(0), self.vocab());
+                        let probs = probs(self.engine.logits(k), id, text.log_probs.unwrap_or(0), self.vocab);
                         self.tasks[i].prompt_probs.push(probs);
                     }
                 }
@@ -199,12 +240,6 @@ impl Scheduler {
                 }
             }
         }
-    }
-
-    /// Tokens that a text can have.
-    fn vocab(&self) -> usize {
-        let all = self.engine.model().plan().vocab;
-        self.tokenizer.as_ref().map_or(all, |t| t.token_count().min(all)) as usize
     }
 
     fn embed(&mut self, i: usize, metrics: &Metrics) {
@@ -219,66 +254,52 @@ impl Scheduler {
         task.tell(Event::Embedding(vector, usage));
         task.done = true;
     }
-
-    /// The next token of a task, by the logits that follow what it was fed.
-    pub(super) fn choose(&mut self, i: usize, logits: &[f32], metrics: &Metrics) {
-        let vocab = self.vocab();
-        let task = &mut self.tasks[i];
-        let Task { work: Work::Text(generation), job, .. } = task else { return };
-        let Wanted::Text(text) = &job.wanted else { return };
-        if generation.need() == Need::Choose {
-            let before = generation.ids().len();
-            let id = match generation.choose(logits) {
-                Ok(id) => id,
-                Err(e) => return task.fail(Failure::broken(e)),
-            };
-            task.first.get_or_insert_with(Instant::now);
-            metrics.answer_tokens.add(1);
-            if generation.ids().len() > before {
-                let probs = text.log_probs.map(|n| probs(logits, id, n, vocab));
-                let certain = generation.text().to_owned();
-                task.told += 1;
-                task.text_len += certain.len();
-                let event = Event::Token(id, certain, probs);
-                // That nobody listens is noticed in the next turn.
-                let _ = job.events.send((job.index, event));
-            }
-        }
-        let Need::Done(reason) = generation.need() else { return };
-        let tail = generation.tail().to_owned();
-        let stop = match reason {
-            StopReason::Length => Stop::Length,
-            StopReason::Context => Stop::Context,
-            // A stop token, or a text.
-            _ => {
-                let shown = task.text_len + tail.len();
-                stop_text(text, generation.ids(), shown, self.tokenizer.as_ref())
-            }
-        };
-        task.finish(tail, stop);
-    }
 }
 
-/// Which text ended an answer, if one did.
-fn stop_text(text: &Text, ids: &[u32], shown: usize, tokenizer: Option<&Tokenizer>) -> Stop {
-    let (Some(tokenizer), false) = (tokenizer, text.options.stop_strings.is_empty()) else { return Stop::End };
-    let all = tokenizer.decode(ids, true);
-    let longest = text.options.stop_strings.iter().map(String::len).max().unwrap_or(0);
-    // A space at the start may have been dropped from what was shown, or not.
-    let mut from = shown.saturating_sub(4).min(all.len());
-    while !all.is_char_boundary(from) {
-        from -= 1;
+/// The next token of a task, by what follows what it was fed; texts have the first `vocab` tokens.
+pub(super) fn choose(task: &mut Task, by: By<'_>, vocab: usize, metrics: &Metrics) {
+    let Task { work: Work::Text(generation), job, .. } = task else { return };
+    let Wanted::Text(text) = &job.wanted else { return };
+    if generation.need() == Need::Choose {
+        let before = generation.ids().len();
+        let id = match by {
+            By::Logits(logits) => generation.choose(logits),
+            By::Best(best) => generation.take_best(best),
+        };
+        let id = match id {
+            Ok(id) => id,
+            Err(e) => return task.fail(Failure::broken(e)),
+        };
+        task.first.get_or_insert_with(Instant::now);
+        metrics.answer_tokens.add(1);
+        if generation.ids().len() > before {
+            let probs = match by {
+                By::Logits(logits) => text.log_probs.map(|n| probs(logits, id, n, vocab)),
+                By::Best(_) => None,
+            };
+            let certain = generation.text().to_owned();
+            task.told += 1;
+            let event = Event::Token(id, certain, probs);
+            // That nobody listens is noticed in the next turn.
+            let _ = job.events.send((job.index, event));
+        }
     }
-    let end = &all[from..];
-    let found = text.options.stop_strings.iter().filter(|s| !s.is_empty() && s.len() <= longest);
-    let found = found.filter_map(|s| Some((end.find(s.as_str())?, s))).min_by_key(|f| f.0);
-    found.map_or(Stop::End, |(_, s)| Stop::Text(s.clone()))
+    let Need::Done(reason) = generation.need() else { return };
+    let tail = generation.tail().to_owned();
+    let stop = match (reason, generation.stop_string()) {
+        (StopReason::Length, _) => Stop::Length,
+        (StopReason::Context, _) => Stop::Context,
+        (_, Some(text)) => Stop::Text(text.to_owned()),
+        (_, None) => Stop::End,
+    };
+    task.finish(tail, stop);
 }
 
 /// A token's log-probability and the most probable ones.
 fn probs(logits: &[f32], id: u32, n: usize, vocab: usize) -> TokenProbs {
     let top = top(&logits[..vocab.min(logits.len())], n);
-    let of = |id| log_prob(logits, id).unwrap_or(f64::NEG_INFINITY);
+    let all = LogProbs::of(logits);
+    let of = |id| all.map_or(f64::NEG_INFINITY, |all| all.of_id(id));
     TokenProbs { id, log_prob: Some(of(id)), top: top.into_iter().map(|id| (id, of(id))).collect() }
 }
 

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::{list, named};
 use crate::api::sampling::{LONGEST_STOP, MOST_STOPS, MOST_TOP};
+use crate::api::switches::MOST_REASONING;
 
 fn text() -> Value {
     json!({ "type": "string" })
@@ -98,7 +99,7 @@ fn stops() -> Value {
 /// What chat-like requests say of templates.
 fn template() -> Value {
     json!({
-        "enable_thinking": truth(), "chat_template_kwargs": any_object(),
+        "enable_thinking": truth(), "chat_template_kwargs": any_object(), "thinking_budget": whole(1, MOST_REASONING),
         "reasoning_effort": one_of(&["none", "minimal", "low", "medium", "high"]),
     })
 }
@@ -263,10 +264,11 @@ fn anthropic(model: &Value) -> Map<String, Value> {
     add("AnthropicMessage", any_of(&[message("user", &user), message("assistant", &assistant)]));
     let tool = json!({
         "type": one_of(&["custom"]), "name": text(), "description": text(), "input_schema": any_object(), "cache_control": label(),
+        "strict": { "type": "boolean", "enum": [false] },
     });
     add("AnthropicTool", object(&["name", "input_schema"], &[tool]));
     let choice = json!({ "type": one_of(&["auto", "none"]), "disable_parallel_tool_use": { "type": "boolean", "enum": [false] } });
-    let thinking = json!({ "type": one_of(&["enabled", "disabled"]), "budget_tokens": refused() });
+    let thinking = json!({ "type": one_of(&["enabled", "disabled"]), "budget_tokens": whole(1, MOST_REASONING) });
     let talk = json!({
         "messages": { "type": "array", "items": named("AnthropicMessage"), "minItems": 1 }, "system": named("TextBlocks"),
         "tools": list(named("AnthropicTool")), "tool_choice": object(&["type"], &[choice]),
