@@ -5,6 +5,8 @@ The file is a Llama model in the mix of types that most published files have (Q4
 before every run, so that all of them read the disk; a copy is of 8 MiB blocks, then synced, as a bake's output is.
 
 Usage: python bench/gguf_bake.py --bake target/release/bake [--gb 3] [--folder FOLDER] [--runs 3] [--context 2048]
+
+With --keep the source stays in FOLDER and is found there by later runs; --runs 0 only draws it.
 """
 
 import argparse
@@ -41,6 +43,7 @@ def write(path, target_bytes):
     kind = lambda name, layer: q6 if name in ("attn_v", "ffn_down") and layer % 2 else q4
     layer_bytes = sum(r * w * bits[kind(n, l)] / 8 for l in (0, 1) for n, (r, w) in shapes.items()) / 2
     layers = max(2, round((target_bytes - VOCAB * HIDDEN * (4.5 + 6.5625) / 8) / layer_bytes))
+    print(f"drawing {layers} layers", flush=True)
     out = gguf.GGUFWriter(path, "llama")
     out.add_block_count(layers)
     out.add_context_length(4096)
@@ -68,7 +71,6 @@ def write(path, target_bytes):
     for _, quantised, shape in tensors:
         out.write_tensor_data(np.ones(shape, np.float32) if quantised is None else blocks(rng, quantised, *shape))
     out.close()
-    return layers
 
 
 def forget(path):
@@ -99,12 +101,18 @@ def main():
     parser.add_argument("--folder")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--keep", action="store_true")
     args = parser.parse_args()
+    if args.keep and not args.folder:
+        parser.error("--keep wants a --folder")
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        source, target = Path(folder) / "model.gguf", Path(folder) / "out"
-        layers = write(source, args.gb * 1e9)
+        source, target = Path(args.folder if args.keep else folder) / f"{args.gb:g}.gguf", Path(folder) / "out"
+        if not source.exists():
+            partial = source.with_suffix(".partial")
+            write(partial, args.gb * 1e9)
+            partial.rename(source)
         size = source.stat().st_size
-        print(f"{size / 1e9:.2f} GB, {layers} layers", flush=True)
+        print(f"{size / 1e9:.2f} GB", flush=True)
         command = [args.bake, "build", source, "-o", target, "--context", str(args.context)]
         best = {}
         for _ in range(args.runs):
@@ -116,6 +124,8 @@ def main():
                 best[name] = min(best.get(name, wall), wall)
                 more = f", {user:.1f} s user, {system:.1f} s system" if name == "bake" else ""
                 print(f"{name}: {wall:.2f} s, {size / wall / 1e6:.0f} MB/s{more}", flush=True)
+        if not best:
+            return
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         print(f"a bake has {best['copy'] / best['bake']:.2f} of a copy's speed; most memory {peak / 1024:.0f} MiB")
 

@@ -201,28 +201,62 @@ def write(config, out, seed=1):
     writer.close()
 
 
-# Bytes of a block, weights of a block, where its f16 scale stands, and the deviation of its codes.
-BLOCKS = {"Q4_0": (18, 32, 0, 4.6), "Q6_K": (210, 256, 208, 18.5 * 74)}
+# Where a block has its f16 factor, where that of its minimums, and how much larger that one is, so that weights have no mean.
+FACTORS = {"Q4_0": (0, None, 0), "Q8_0": (0, None, 0), "Q6_K": (208, None, 0), "Q4_K": (0, 2, 7.5), "Q5_K": (0, 2, 15.5)}
 TILE_BYTES = 16 << 20
 
 
-def write_direct(config, out, seed=1):
-    """Writes `out/q4_0.gguf` without bf16 weights in between: codes are drawn as they are stored, one stretch of them over and
-    over, in the types that llama.cpp's quantiser would choose. `bake --random-weights` does the same for the loaf."""
+def direct_type(mix, config, w):
+    """The type of a weight in a file that is written directly; None for f32."""
+    if w.dense_in_gguf:
+        return None
+    head = "token_embd.weight" if config.get("tie_word_embeddings") else "output.weight"
+    if mix == "q4_0":  # what llama.cpp's quantiser would choose
+        return "Q6_K" if w.gguf == head else "Q4_0"
+    # Unsloth's UD-Q4_K_M of Qwen3.6-35B-A3B, by its count of types: experts in K-quants, all else in eight bits.
+    part, layers = w.gguf.split(".")[-2], text(config)["num_hidden_layers"]
+    if part in ("ffn_gate_exps", "ffn_up_exps"):
+        return "Q4_K"
+    if part == "ffn_down_exps":
+        return "Q6_K" if int(w.gguf.split(".")[1]) in (0, layers // 2, layers - 1) else "Q5_K"
+    if part in ("ssm_alpha", "ssm_beta"):
+        return None
+    return "Q6_K" if w.gguf == head else "Q8_0"
+
+
+def direct_tile(kind, inputs, count, rng):
+    """So many random blocks whose weights have variance 1 / inputs."""
+    kind = gguf.GGMLQuantizationType[kind]
+    at, minimums, ratio = FACTORS[kind.name]
+    tile = rng.integers(0, 256, (count, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+
+    def scaled(blocks, scale):
+        for where, factor in ((at, scale), (minimums, ratio * scale)):
+            if where is not None:
+                blocks[:, where : where + 2] = np.frombuffer(np.float16(factor).tobytes(), np.uint8)
+        return blocks
+
+    deviation = gguf.quants.dequantize(scaled(tile[:4096].copy(), 1 / 64), kind).std() * 64
+    return scaled(tile, 1 / math.sqrt(inputs) / deviation)
+
+
+def write_direct(config, path, seed=1):
+    """Writes `path`, named after its mix, without bf16 weights in between: codes are drawn as they are stored, one stretch of them
+    over and over. `bake --random-weights` does the same for a loaf, which needs config and tokenizer beside it."""
+    out = path.parent
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=1))
     tokens, merges = vocabulary()
     write_tokenizer(out / "tokenizer.json", tokens, merges)
-    partial = out / "q4_0.partial"
+    partial = path.with_suffix(".partial")
     writer = gguf.GGUFWriter(partial, describe(config)[0])
     put_header(writer, config, tokens, merges)
-    head = "token_embd.weight" if config.get("tie_word_embeddings") else "output.weight"
-    all_weights = [(w, None if w.dense_in_gguf else "Q6_K" if w.gguf == head else "Q4_0") for w in weights(config)]
+    all_weights = [(w, direct_type(path.stem, config, w)) for w in weights(config)]
     for w, kind in all_weights:
         if kind is None:
             writer.add_tensor_info(w.gguf, w.shape[-1:] if w.law == "gate" else w.shape, np.dtype(np.float32), 4 * math.prod(w.shape))
             continue
-        size, block, _, _ = BLOCKS[kind]
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
         shape = (*w.shape[:-1], w.shape[-1] // block * size)
         writer.add_tensor_info(w.gguf, shape, np.dtype(np.uint8), math.prod(shape), raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
@@ -233,14 +267,12 @@ def write_direct(config, out, seed=1):
         if kind is None:
             writer.write_tensor_data(gguf_values(w, to_bf16(draw(w, rng)), config))
             continue
-        size, block, at, deviation = BLOCKS[kind]
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
         count = math.prod(w.shape) // block
-        tile = rng.integers(0, 256, (min(count, TILE_BYTES // size), size), np.uint8)
-        scale = np.float16(1 / math.sqrt(w.shape[-1]) / deviation)
-        tile[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+        tile = direct_tile(kind, w.shape[-1], min(count, TILE_BYTES // size), rng)
         writer.write_tensor_data(np.resize(tile, (count, size)))
     writer.close()
-    partial.rename(out / "q4_0.gguf")
+    partial.rename(path)
 
 
 def describe(config):
@@ -249,10 +281,12 @@ def describe(config):
     arch = {"qwen3": "qwen3", "qwen3_moe": "qwen3moe", "qwen3_5_moe_text": "qwen35moe"}[c["model_type"]]
     rope = c.get("rope_parameters", c)
     keys = [("context_length", c["max_position_embeddings"]), ("embedding_length", c["hidden_size"]),
-            ("block_count", c["num_hidden_layers"]), ("feed_forward_length", c.get("intermediate_size", 0)),
+            ("block_count", c["num_hidden_layers"]),
             ("attention.head_count", c["num_attention_heads"]), ("attention.head_count_kv", c["num_key_value_heads"]),
             ("attention.key_length", c["head_dim"]), ("attention.value_length", c["head_dim"]),
             ("attention.layer_norm_rms_epsilon", float(c["rms_norm_eps"])), ("rope.freq_base", float(rope["rope_theta"]))]
+    if "intermediate_size" in c:
+        keys += [("feed_forward_length", c["intermediate_size"])]
     if "num_experts" in c:
         keys += [("expert_count", c["num_experts"]), ("expert_used_count", c["num_experts_per_tok"]),
                  ("expert_feed_forward_length", c["moe_intermediate_size"])]

@@ -14,6 +14,7 @@ How it measures:
   loaf then gets the width that tensor has there (`bake build --quant-as`), so both read about the same bytes for a token; both
   numbers are printed. The column "all 4 bits" gives the loaf 4 bits for everything, beside the same GGUF.
 - With --same-file the loaf is baked from llama.cpp's own file, whose weights it keeps as they are: the same file beside itself.
+  Tables of that kind stand in files of their own (results-same).
 - Each engine runs as a process of its own, loaf and every mode of llama.cpp (repacked or not, flash attention or not) in turns, the
   same number of rounds; each process repeats a figure as often as the other's. Of llama.cpp the mode with the best median
   counts, figure by figure.
@@ -52,6 +53,11 @@ MIXES = {"q4_0": (2, "q4"), "q4_k_m": (15, "q4"), "q8_0": (7, "q8")}
 SAME_FILE = {**MIXES, "q6_k": (18, None), "iq4_xs": (30, None), "q5_k_m": (17, None)}
 # Their types and the widths that cost about as many bits: 4.5, 5.5, 6.5 and 8.5 a weight, scales included.
 WIDTHS = {"Q4_0": "q4", "Q4_1": "q4", "Q4_K": "q4", "Q5_0": "q5", "Q5_K": "q5", "Q6_K": "q6", "Q8_0": "q8"}
+# Mixes of the model at its true size: those above that can be drawn directly.
+FULL_MIXES = {False: ("q4_0",), True: ("q4_0", "ud-q4_k_m")}
+# Bytes a weight of stored formats, but for affine ones.
+STORED = {"f32": 4, "f16": 2, "bf16": 2, "q4_0": 18 / 32, "q5_0": 22 / 32, "q8_0": 34 / 32, "iq4_nl": 18 / 32, "q2_k": 84 / 256,
+          "q3_k": 110 / 256, "q4_k": 144 / 256, "q5_k": 176 / 256, "q6_k": 210 / 256, "iq4_xs": 138 / 256, "tq2_0": 66 / 256}
 # What --isa may name: cmake's options for llama.cpp, and what it must then say of itself.
 ISAS = {
     "native": (["-DGGML_NATIVE=ON"], {}),
@@ -158,13 +164,13 @@ def stored_bytes(loaf):
         experts = json.loads(f.read(end - begin)).get("experts", [])
     total = {}
     # The experts of a layer are one tensor; the manifest says what a record of it holds.
-    sizes = {"f32": 4, "f16": 2, "bf16": 2}
     for tensor in experts:
         for m in tensor["matrices"]:
             affine = re.fullmatch(r"q(\d+)g(\d+)/(\w+)", m["format"])
-            row = m["inputs"] * sizes.get(m["format"], 0)
             if affine:
-                row = m["inputs"] * int(affine[1]) // 8 + 2 * (m["inputs"] // int(affine[2])) * sizes[affine[3]]
+                row = m["inputs"] * int(affine[1]) // 8 + 2 * (m["inputs"] // int(affine[2])) * STORED[affine[3]]
+            else:
+                row = int(m["inputs"] * STORED[m["format"]])
             total[m["name"].removesuffix(".weight")] = tensor["experts"] * m["outputs"] * row
     recorded = {tensor["tensor"] for tensor in experts}
     for name, t in header.items():
@@ -340,7 +346,7 @@ def make_models(models, name, mix, contexts, same_file):
     gguf = folder / f"{mix}.gguf"
     if full and not gguf.exists():
         print(f"{name}: drawing codes", flush=True)
-        models.write_direct(config, folder)
+        models.write_direct(config, gguf)
     if not full and not (folder / "model.gguf").exists():
         print(f"{name}: drawing weights", flush=True)
         models.write(config, folder)
@@ -373,7 +379,8 @@ def main():
     parser.add_argument("--repeat", type=int, default=3, help="repetitions within a process [default: 3]")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of either [default: all]")
     parser.add_argument("--full", action="store_true",
-                        help="also Qwen3.6-35B-A3B at its true size, Q4_0: 40 GB of disk, and memory to keep 20 GB cached")
+                        help="also Qwen3.6-35B-A3B at its true size, in Q4_0 and, with --same-file, in the published mix of Q4_K, Q5_K, "
+                             "Q6_K and Q8_0: 40 GB of disk each, and memory to keep 20 GB cached")
     parser.add_argument("--add", action="store_true", help="keep the samples of earlier runs")
     parser.add_argument("--before", default="", help="a command that starts every measured process")
     parser.add_argument("--same-file", action="store_true",
@@ -387,13 +394,14 @@ def main():
     import peer_models as models
 
     names = list(models.CONFIGS)
-    pairs = [(n, m) for n in names for m in (SAME_FILE if a.same_file else MIXES)] + ([("full", "q4_0")] if a.full else [])
+    pairs = [(n, m) for n in names for m in (SAME_FILE if a.same_file else MIXES)]
+    pairs += [("full", m) for m in FULL_MIXES[a.same_file]] if a.full else []
     wanted = [p for p in pairs if any(fnmatch.fnmatch(t, a.only) for t in ("/".join(p), p[0]))]
     about = machine(a.isa)
     lines = ["# Loaf beside llama.cpp", "", f"{about['cpu']}, {about['cores']} cores, {' '.join(about['features'])}; kernels: {a.isa}; {a.threads} threads.", "",
              f"llama.cpp: {about['llama_cpp']}", "", "Speeds in tokens per second.", ""]
     results = {"machine": about, "threads": a.threads, "models": {}}
-    out = LOCAL / ("results" if a.isa == "native" else f"results-{a.isa}")
+    out = LOCAL / "-".join(["results", *([] if a.isa == "native" else [a.isa]), *(["same"] if a.same_file else [])])
     if a.add and out.with_suffix(".json").exists():
         saved = json.loads(out.with_suffix(".json").read_text())
         if saved["machine"] == about and saved["threads"] == a.threads:

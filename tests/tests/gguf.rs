@@ -60,7 +60,8 @@ fn both_files_of_a_model_give_the_same_logits() {
         }
         seen.insert(name);
     }
-    let expected = ["llama", "llama_untied", "qwen2", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"];
+    let expected =
+        ["llama", "llama_untied", "mistral", "qwen2", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"];
     assert!(expected.iter().all(|name| seen.contains(*name)), "{seen:?}");
 }
 

@@ -219,7 +219,7 @@ fn llama_cpp_computes_the_same_from_the_files_of_its_converter() {
     let expected: Value = serde_json::from_slice(&text).unwrap();
     let ids: Vec<u32> = serde_json::from_value(expected["ids"].clone()).unwrap();
     let files = expected["files"].as_object().unwrap();
-    for name in ["llama", "llama_untied", "qwen3", "qwen3moe"] {
+    for name in ["llama", "llama_untied", "mistral", "qwen3", "qwen3moe"] {
         let vocab = files[name]["vocab"].as_u64().unwrap() as u32;
         let ids: Vec<u32> = ids.iter().map(|id| id % vocab).collect();
         let theirs: Vec<Vec<f32>> = serde_json::from_value(files[name]["logits"].clone()).unwrap();
