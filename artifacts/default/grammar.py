@@ -1,7 +1,8 @@
 """Phrase grammar: a pattern is written once and expanded into many sentences.
 
 Syntax: ``(a|b|)`` picks one alternative, ``[x]`` is x or nothing, ``<name>`` expands a shared macro,
-``{name:type}`` draws a slot (``{type}`` is short for ``{type:type}``). Nothing else is special.
+``{name:type}`` draws a slot (``{type}`` is short for ``{type:type}``), a backslash takes what follows as it is. Nothing
+else is special.
 
 What always holds: a pattern is parsed once; expansion depends on the given random generator alone;
 the text of a slot is fenced by ``FENCE`` marks, so that later steps (typos, capitals) leave it whole.
@@ -75,7 +76,10 @@ def sequence(s, i, stop):
 
     while i < len(s) and s[i] not in stop:
         c = s[i]
-        if c == "(" or c == "[":
+        if c == "\\":
+            text.append(s[i + 1])
+            i += 2
+        elif c == "(" or c == "[":
             flush()
             close = ")" if c == "(" else "]"
             options = []

@@ -592,6 +592,45 @@ def often(values):
     return lambda rng: rng.choice(values) if rng.random() < 0.6 else word(rng)
 
 
+# Commands that other commands run: watch, time, alias, sudo, at.
+INNER = """df -h|free -m|free -h|ls -la|ls -l|ls -lh|ls|uptime|date|who|w|git status|git pull|git fetch|git log --oneline|git diff --stat|docker ps|docker ps -a|docker stats --no-stream|kubectl get pods|kubectl get nodes|
+ps aux|du -sh|du -sh *|make|make test|make install|make clean|npm test|npm start|npm run build|npm install|cargo build|cargo build --release|cargo test|cargo run|sensors|nvidia-smi|ss -tlnp|ip a|ip addr|vmstat|iostat|pytest|pytest -x|
+apt update|apt upgrade|dmesg|systemctl --failed|lsblk|mount|ls -ltr|ls -1|git stash list|tail /var/log/syslog|cat /proc/loadavg|netstat -an|top|htop|go build|go test ./...|yarn build|mvn package|terraform plan""".replace("\n", "").split("|")
+
+
+def inner(rng):
+    """A command as people write it into a sentence, options and all."""
+    r = rng.random()
+    if r < 0.40:
+        return rng.choice(INNER)
+    if r < 0.72:
+        script = rng.choice(["./{}.sh", "./{}.sh", "bash {}.sh", "sh {}.sh", "python3 {}.py", "python {}.py", "node {}.js", "perl {}.pl", "./{}", "~/{}.sh", "/opt/{}.sh", "/usr/local/bin/{}"]).format(stem(rng))
+        return script + "".join(" " + rng.choice([word(rng), str(rng.randint(0, 999)), "--" + word(rng), "-" + rng.choice("abcdefnrvx"), stem(rng) + "." + rng.choice(COMMON_EXTENSIONS)])
+                                for _ in range(rng.choice([0, 0, 1, 1, 2])))
+    tool = rng.choice("ls du df ps free cat wc tail head grep git docker kubectl npm cargo make rsync tar curl ping sort find stat lsof ip ss journalctl systemctl".split())
+    options = rng.choice(["", " -" + "".join(rng.sample("abcdefhilmnprstuvx", rng.randint(1, 3))), " -" + rng.choice("nclfk") + " " + str(rng.randint(1, 60)), " --" + word(rng)])
+    return tool + options + rng.choice(["", " " + stem(rng) + "." + rng.choice(COMMON_EXTENSIONS), " " + simple_dir(rng), " " + word(rng)])
+
+
+def command(ctx):
+    """A command to be run by another, with or without quotes around it."""
+    if ctx.tiny:
+        return fenced("ls -l")
+    value = inner(ctx.rng)
+    while is_held(value) != ctx.held_slots:
+        value = inner(ctx.rng)
+    return fenced(ctx.rng.choice(["{}"] * 6 + ["'{}'", '"{}"', '"{}"', "`{}`"]).format(value), value)
+
+
+def spaced(rng):
+    """A file name with spaces: "my old plan.txt"."""
+    words = [rng.choice(["my", "the", "old", "new", "final", "copy of", "notes for", "second"])] * (rng.random() < 0.4) + [word(rng) for _ in range(rng.randint(2, 3) - (rng.random() < 0.4))]
+    if len(words) < 2:
+        words.append(word(rng))
+    name = " ".join(w.capitalize() if rng.random() < 0.1 else w for w in words)
+    return name + ("." + rng.choice(COMMON_EXTENSIONS) if rng.random() < 0.85 else "")
+
+
 TAR_URL, ZIP_URL = web_file("tar.gz", "tar.gz", "tgz"), web_file("zip")
 CSV, JSON, SCRIPT = ending("csv"), ending("json"), ending("py")
 VIDEO, AUDIO = ending("mp4", "mkv", "mov", "avi", "webm"), ending("mp3", "wav", "flac", "ogg", "m4a")
@@ -630,7 +669,7 @@ KINDS = {
     "iface": choice_of("eth0", "eth1", "wlan0", "enp3s0", "wlp2s0", "docker0", "br0", "tun0", "lo"),
     "zone": choice_of(*ZONES), "weekday": pick(WEEKDAYS), "clock": clock, "hhmm": hhmm, "span": span,
     "dom": choice_of(*range(1, 29)), "cronmin": choice_of(2, 5, 10, 15, 20, 30), "year": choice_of(*range(1990, 2040)),
-    "epoch": opened(lambda r: str(r.randint(900_000_000, 1_900_000_000)), quotes=["{}"]),
+    "epoch": opened(lambda r: str(r.randint(900_000_000, 1_900_000_000) if r.random() < 0.7 else r.randint(8, 19) * 10 ** 8 + r.choice([0, r.randint(0, 99) * 10 ** 6, r.randint(0, 9) * 10 ** 7])), quotes=["{}"]),
     "hex": opened(lambda r: f"{r.randint(16, 65535):x}", quotes=["{}"]),
     "b64": opened(lambda r: base64.b64encode(word(r).encode()).decode(), quotes=["{}"]),
     "jkey": opened(json_key), "csv": opened(CSV), "json": opened(JSON), "script": opened(SCRIPT),
@@ -647,4 +686,5 @@ KINDS = {
     "shurl": opened(web_file("sh"), quotes=["{}"]), "pyurl": opened(web_file("py"), quotes=["{}"]), "deburl": opened(web_file("deb"), quotes=["{}"]),
     "fileurl": opened(web_file(*COMMON_EXTENSIONS, "zip", "tar.gz", "iso", "deb"), quotes=["{}"]), "shfile": opened(lambda r: stem(r) + ".sh"),
     "nonsense": opened(nonsense, quotes=["{}"]), "keys": opened(keys, quotes=["{}"]), "number": opened(lambda r: str(r.randint(3, 99999)), quotes=["{}"]),
+    "cmd": command, "spaced": opened(spaced), "cn": ranged(1, 9, words=False), "times": ranged(2, 30),
 }
