@@ -27,6 +27,7 @@ use super::quant::{Matrix, Packing, Panels, Row, Slots, Steps};
 use super::rows::Rows;
 use super::scalar::Scalar;
 use super::simd::layout;
+use super::unit::Unit;
 use super::{Kernel, OpCall, Round, Run, Split, attention, dense, elementwise, quant, recurrent};
 
 /// Layout and group size under which the integer matmuls take a format; `None` for formats without
@@ -139,13 +140,21 @@ macro_rules! isa {
 
         #[$attr]
         unsafe fn run<S: Rows>(
-            steps: &Steps, kind: u8, group: usize, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
+            steps: &Steps, kind: u8, group: usize, unit: Option<&'static Unit>, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
         ) {
             // SAFETY: the kernel's contract, passed on.
-            unsafe { quant::product::<S>(kind, group, steps, call, units, scratch) }
+            unsafe { quant::product::<S>(kind, group, (steps, unit), call, units, scratch) }
         }
 
         pub(crate) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+            // SAFETY: the kernel's contract, passed on.
+            unsafe { product_on(None, call, units, scratch) }
+        }
+
+        /// [`product`], many rows of it on a matrix unit, which the CPU has.
+        pub(crate) unsafe fn product_on(
+            unit: Option<&'static Unit>, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
+        ) {
             let format = match call.kind {
                 OpKind::LinearQuant => linear::Attrs::of(call.attrs).format,
                 _ => expert_linear::Attrs::of(call.attrs).format,
@@ -153,7 +162,7 @@ macro_rules! isa {
             // No other format becomes this op.
             let Some((kind, group)) = quant_case(format) else { return };
             // SAFETY: the kernel's contract, passed on.
-            unsafe { isa!(@match $else, (kind, group, call, units, scratch) {} $($case)*) }
+            unsafe { isa!(@match $else, (kind, group, unit, call, units, scratch) {} $($case)*) }
         }
     };
     (@match $else:path, ($k:ident, $g:ident, $($args:ident),*) { $($arms:tt)* }) => {
@@ -224,7 +233,7 @@ macro_rules! isa {
 }
 
 /// For sets that know every layout.
-unsafe fn no_product(_: &OpCall<'_>, _: Range<usize>, _: &mut [u8]) {}
+unsafe fn no_product(_: Option<&'static Unit>, _: &OpCall<'_>, _: Range<usize>, _: &mut [u8]) {}
 
 const _: () = assert!(layout::Q4_WIDE == 44 && layout::E2M1 == 14 && layout::E2M1_HALVES == 24);
 const _: () =
@@ -246,7 +255,7 @@ isa!(avx2, Avx2, Avx2, target_feature(enable = "avx2,fma,f16c"), else no_product
 pub(super) mod avx_vnni {
     use super::*;
 
-    isa!(@products target_feature(enable = "avx2,fma,f16c,avxvnni"), avx2::product,
+    isa!(@products target_feature(enable = "avx2,fma,f16c,avxvnni"), avx2::product_on,
         44, 64 => Products<VEX>; 4, 32 => Products<VEX>; 2, 32 => Products<VEX>;
         2, 64 => Products<VEX>; 3, 32 => Products<VEX>; 3, 64 => Products<VEX>;
         5, 32 => Products<VEX>; 5, 64 => Products<VEX>; 6, 32 => Products<VEX>;
@@ -263,12 +272,12 @@ pub(super) mod avx_vnni_evex {
     use super::*;
 
     #[cfg(not(debug_assertions))]
-    isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
+    isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product_on,
         2, 64 => Products<EVEX>; 3, 64 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 => Products<EVEX>;
         6, 64 => Products<EVEX>; 22, 16 => Products<EVEX>; 23, 16 => Products<EVEX>; 26, 16 => Products<EVEX>;);
 
     #[cfg(debug_assertions)]
-    isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product,
+    isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"), avx2::product_on,
         44, 64 => Products<EVEX>; 4, 32 => Products<EVEX>; 2, 64 => Products<EVEX>;
         3, 64 => Products<EVEX>; 5, 32 => Products<EVEX>; 5, 64 => Products<EVEX>;
         6, 64 => Products<EVEX>; 8, 32 => Products<EVEX>; 8, 64 => Products<EVEX>;
@@ -281,7 +290,7 @@ pub(super) mod avx_vnni_evex {
 // vectors.
 #[cfg(target_arch = "x86_64")]
 isa!(avx512, Avx2, Avx512<false>,
-    target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx_vnni_evex::product,
+    target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx_vnni_evex::product_on,
     44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 4, 32 => Avx512<false>;
     8, 64 => Avx512<false>; 8, _ => Avx512<false>;
     14, 32 => Avx512<false>; 24, 16 => Avx512<false>; 34, 32 => Avx512<false>;);
@@ -293,10 +302,21 @@ pub(super) mod avx512_vbmi {
     use super::*;
 
     isa!(@products target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"),
-        avx512::product,
+        avx512::product_on,
         2, 64 => Avx512<true>; 2, 128 => Avx512<true>; 2, _ => Avx512<true>; 3, 64 => Avx512<true>;
         5, 32 => Avx512<true>; 5, 64 => Avx512<true>; 5, _ => Avx512<true>; 6, 64 => Avx512<true>; 6, _ => Avx512<true>;
         22, 16 => Avx512<true>; 23, 16 => Avx512<true>; 26, 16 => Avx512<true>;);
+}
+
+/// Integer matmuls of many rows on AMX's tiles, others as [`avx512_vbmi`] has them.
+#[cfg(target_arch = "x86_64")]
+pub(super) mod amx {
+    use super::*;
+
+    pub(crate) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+        // SAFETY: the kernel's contract, passed on.
+        unsafe { avx512_vbmi::product_on(Some(&crate::amx::AMX), call, units, scratch) }
+    }
 }
 
 /// What CPUs that have all of AVX-512 but run it on units of 256 bits take from AVX2. One to three
@@ -341,7 +361,7 @@ isa!(neon, Neon, Neon, target_feature(enable = "neon"), else no_product,
 pub(super) mod neon_dotprod {
     use super::*;
 
-    isa!(@products target_feature(enable = "neon,dotprod"), neon::product,
+    isa!(@products target_feature(enable = "neon,dotprod"), neon::product_on,
         44, 64 => Sdot; 44, _ => Sdot; 4, 32 => Sdot;
         8, 64 => Sdot; 8, _ => Sdot;
         2, _ => Sdot; 3, _ => Sdot; 5, _ => Sdot; 6, _ => Sdot;
@@ -355,6 +375,6 @@ pub(super) mod neon_dotprod {
 pub(super) mod neon_i8mm {
     use super::*;
 
-    isa!(@products target_feature(enable = "neon,dotprod,i8mm"), neon_dotprod::product,
+    isa!(@products target_feature(enable = "neon,dotprod,i8mm"), neon_dotprod::product_on,
         8, 64 => Usdot; 8, _ => Usdot;);
 }

@@ -30,6 +30,8 @@ use std::ops::Range;
 use loaf_formats::dtype::DType;
 use loaf_formats::op::{OP_COUNT, OpAttrs, OpKind, attention as attention_op};
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -50,6 +52,7 @@ mod rows;
 mod scalar;
 mod scratch;
 mod simd;
+mod unit;
 mod wide;
 mod work;
 
@@ -287,13 +290,15 @@ pub enum Isa {
     AvxVnni,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// The same, with VBMI, and AMX's products of bytes for integer matmuls of many rows.
+    Amx,
     /// NEON.
     Neon,
 }
 
 impl Isa {
     /// All there are, the best first, the one for tests last.
-    pub const ALL: [Isa; 6] = [Isa::Avx512, Isa::AvxVnni, Isa::Avx2, Isa::Neon, Isa::Scalar, Isa::Naive];
+    pub const ALL: [Isa; 7] = [Isa::Amx, Isa::Avx512, Isa::AvxVnni, Isa::Avx2, Isa::Neon, Isa::Scalar, Isa::Naive];
 
     /// Name in reports and in `LOAF_ISA`.
     pub const fn name(self) -> &'static str {
@@ -303,6 +308,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
             Isa::Neon => "neon",
         }
     }
@@ -325,6 +331,7 @@ impl Kernels {
     /// Every table this CPU can run, in the order of [`Isa::ALL`].
     pub fn all() -> impl Iterator<Item = Kernels> {
         Isa::ALL.into_iter().filter_map(|isa| match isa {
+            Isa::Amx => Kernels::amx(),
             Isa::Avx512 => Kernels::avx512(),
             Isa::AvxVnni => Kernels::avx_vnni(),
             Isa::Avx2 => Kernels::avx2(),
@@ -409,6 +416,24 @@ impl Kernels {
                 }
                 Kernels { isa: Isa::Avx512, table, split: Some(isa::avx512::SPLIT) }
             })
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        None
+    }
+
+    /// The AVX-512 table with AMX, if this CPU has both and VBMI, and the system lets this process
+    /// use tiles (Linux).
+    pub fn amx() -> Option<Kernels> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let mut kernels = Kernels::avx512()?;
+            if !is_x86_feature_detected!("avx512vbmi") || !amx::is_there() {
+                return None;
+            }
+            kernels.isa = Isa::Amx;
+            kernels.table[OpKind::LinearQuant as usize] = Some(isa::amx::product);
+            kernels.table[OpKind::ExpertLinearQuant as usize] = Some(isa::amx::product);
+            Some(kernels)
         }
         #[cfg(not(target_arch = "x86_64"))]
         None

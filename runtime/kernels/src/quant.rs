@@ -28,6 +28,7 @@ use super::blocks::{Fill, FillKernel, offset_of, scratch_lanes};
 use super::rows::{ARRANGED, PerLane, PlaneRows, Rows};
 use super::scratch::Scratch;
 use super::simd::{Ahead, E2M1_BIAS, Simd, layout, run_of_evens};
+use super::unit::{self, Product, Stage, Unit};
 use super::{OpCall, QUANT_ROWS, RawOperand};
 
 /// The largest [`Rows::STREAMED`].
@@ -104,6 +105,8 @@ pub(super) struct Panels {
     /// Room for [`Fill`].
     words: *mut u8,
     supers: *mut f32,
+    /// Activation rows, for a matrix unit.
+    stage: Stage,
 }
 
 /// The matrix of a linear op or of one expert.
@@ -114,6 +117,8 @@ pub(super) struct Matrix<'a> {
     /// If it is in a block format: which.
     block: Option<Block>,
     steps: &'a Steps,
+    /// What multiplies many activation rows, where it can.
+    unit: Option<&'static Unit>,
     /// Its first weight row.
     base: usize,
     inp: usize,
@@ -180,7 +185,7 @@ pub(super) struct Steps {
 pub(super) unsafe fn product<S: Rows>(
     kind: u8,
     group: usize,
-    steps: &Steps,
+    (steps, unit): (&Steps, Option<&'static Unit>),
     call: &OpCall<'_>,
     units: Range<usize>,
     scratch: &mut [u8],
@@ -220,7 +225,7 @@ pub(super) unsafe fn product<S: Rows>(
             };
             if list.1 > 0 {
                 let w = if is_linear { o.weight } else { o.weight.map(|plane| plane.expert(e)) };
-                let m = Matrix { packing, w: &w, block, steps, base: 0, inp, out };
+                let m = Matrix { packing, w: &w, block, steps, unit, base: 0, inp, out };
                 multiply::<S>(&m, &slots, list, &panels, units.clone());
             }
         }
@@ -251,6 +256,7 @@ unsafe fn prepare<'a, S: Rows>(
         biases: [scratch.take(S::LANES * padded_groups), scratch.take(S::LANES * padded_groups)],
         words: scratch.take(4 * S::LANES * words),
         supers: scratch.take(S::LANES * supers),
+        stage: Stage::new(&mut scratch, rows, padded, inp / group),
     };
     let panelled = rows * k > S::STREAMED;
     for index in 0..rows * x_slots {
@@ -315,13 +321,28 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
 ) {
     let packing = m.packing.known::<KIND, GROUP, PART>();
     let (mut row, end) = (units.start * QUANT_ROWS, m.out.min(units.end * QUANT_ROWS));
+    let unit = m.unit.filter(|_| S::LANES == unit::ROWS && n >= unit::FROM && n <= panels.stage.room);
+    let unit = unit.filter(|_| unit::takes(packing.group));
     // SAFETY: rows are below `out`; those of a vector past it repeat the last and are not stored.
     unsafe {
+        if let Some(unit) = unit {
+            let correction = if packing.is_affine() { None } else { Some(packing.bias::<S, false>()) };
+            stage(slots, (list, n), correction, &panels.stage);
+            (unit.begin)(packing.group);
+        }
         while row < end {
             let count = if row + S::LANES < end { 2 } else { 1 };
             for p in 0..count {
                 m.fill_params::<S>(row + p * S::LANES, panels, p, true);
-                fill_panel::<S>(packing, m, row + p * S::LANES, panels.codes[p]);
+                let first = row + p * S::LANES;
+                // The rows that this panel will have next, unless the unit asks for them.
+                let ahead = m.row(first, 0) + if unit.is_some() { 0 } else { 2 * S::LANES };
+                fill_panel::<S>(packing, m, (first, ahead), panels.codes[p]);
+            }
+            if let Some(unit) = unit {
+                (unit.multiply)(&blocks::<S>(packing, m, n, panels, (row, count, end)));
+                row += count * S::LANES;
+                continue;
             }
             let mut i = 0;
             while i < n {
@@ -351,6 +372,59 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
             }
             row += count * S::LANES;
         }
+        if let Some(unit) = unit {
+            (unit.end)();
+        }
+    }
+}
+
+/// The activation rows of a call, laid out for a matrix unit; `correction` as a [`Packing`]'s bias.
+unsafe fn stage(slots: &Slots<'_>, (list, n): (*const u32, usize), correction: Option<i32>, stage: &Stage) {
+    // SAFETY: existing rows of as many padded codes; there is room for `n`.
+    unsafe {
+        for i in 0..n {
+            let (Row { codes, code_sums, scales, sums, .. }, out) = slots.listed(list, i);
+            stage.put(i, (codes, out), scales, sums, correction.map(|by| (by, code_sums)));
+        }
+        stage.fill_up(n);
+    }
+}
+
+/// `count` filled panels, whose outputs from `row` on go up to `end`, as a matrix unit takes them.
+#[inline(always)]
+unsafe fn blocks<'a, S: Rows>(
+    packing: Packing,
+    m: &Matrix<'_>,
+    n: usize,
+    panels: &'a Panels,
+    (row, count, end): (usize, usize, usize),
+) -> Product<'a> {
+    let groups = m.inp / packing.group;
+    if let Some(offset) = offset_of(packing.kind) {
+        for p in 0..count {
+            for g in 0..groups {
+                // SAFETY: a vector for every group.
+                unsafe {
+                    let scale = S::load(panels.scales[p].add(g * S::LANES));
+                    S::store(panels.biases[p].add(g * S::LANES), S::mul(scale, S::splat(-offset)));
+                }
+            }
+        }
+    }
+    let row_bytes = m.w[0].row_stride * 4;
+    let next = m.w[0].ptr.wrapping_add((m.row(row, 0) + count * S::LANES) * row_bytes).cast_const();
+    Product {
+        panels: &panels.codes[..count],
+        scales: panels.scales,
+        biases: panels.biases,
+        stage: &panels.stage,
+        n,
+        group: packing.group,
+        groups,
+        is_affine: packing.is_affine(),
+        first: row,
+        outputs: end - row,
+        next: (next, count * S::LANES * row_bytes),
     }
 }
 
@@ -623,11 +697,10 @@ unsafe fn tail(p: *const u8, n: usize) -> [u8; 64] {
 /// Unpacks a vector of weight rows into `panel`: four codes of row 0, four of row 1, ..; then the
 /// next four.
 #[inline(always)]
-unsafe fn fill_panel<S: Rows>(packing: Packing, m: &Matrix<'_>, first: usize, panel: *mut u8) {
+unsafe fn fill_panel<S: Rows>(packing: Packing, m: &Matrix<'_>, (first, ahead): (usize, usize), panel: *mut u8) {
     let (kind, step) = (packing.kind, 4 * S::LANES);
     let bytes = packing.bytes(step);
-    // The next vector's rows, as in `stream`.
-    let ahead = m.w[0].ptr.wrapping_add((m.row(first, 0) + S::LANES) * m.w[0].row_stride * 4).cast_const();
+    let ahead = m.w[0].ptr.wrapping_add(ahead * m.w[0].row_stride * 4).cast_const();
     // SAFETY: rows of `inp` codes; the panel has `LANES` times `inp`, padded to 64, bytes.
     unsafe {
         let mut start = 0;

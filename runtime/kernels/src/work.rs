@@ -3,7 +3,7 @@
 use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{self, ATTENTION_BLOCK, Mode, OpAttrs, OpKind};
 
-use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention, blocks, dense, rows};
+use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention, blocks, dense, rows, unit};
 
 /// Attributes of `$call` as those of op `$op`.
 macro_rules! of {
@@ -41,17 +41,17 @@ pub fn units(call: &OpCall<'_>) -> usize {
 pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> Option<usize> {
     use OpKind::*;
     // Each buffer carved from scratch starts on 64 bytes.
-    let slack = 64 * 14;
+    let slack = 64 * 19;
     let bytes = match kind {
         LinearDense => dense_scratch(op::linear_dense::Attrs::of(attrs).inputs)?,
         ExpertLinearDense => dense_scratch(op::expert_linear_dense::Attrs::of(attrs).inputs)?,
         LinearQuant => {
             let a = op::linear_quant::Attrs::of(attrs);
-            quant_scratch(a.rows, a.inputs, a.format)?
+            quant_scratch(a.rows, 1, a.inputs, a.format)?
         }
         ExpertLinearQuant => {
             let a = op::expert_linear_quant::Attrs::of(attrs);
-            quant_scratch(a.rows.checked_mul(a.x_slots)?, a.inputs, a.format)?
+            quant_scratch(a.rows, a.x_slots, a.inputs, a.format)?
         }
         Attention => {
             let a = op::attention::Attrs::of(attrs);
@@ -74,10 +74,11 @@ fn dense_scratch(inputs: usize) -> Option<usize> {
     inputs.checked_next_multiple_of(4 * EIGHT)?.checked_mul(DENSE_ROWS)?.checked_add(dense::LEFT)?.checked_mul(4)
 }
 
-/// Scratch of a quantised matmul over `x_rows` activation rows: permuted codes, their integer group
-/// sums, four arranged rows, two unpacked panels of at most sixteen weight rows, the panels' scales
-/// and biases, and what these are decoded from.
-fn quant_scratch(x_rows: usize, inputs: usize, format: WeightFormat) -> Option<usize> {
+/// Scratch of a quantised matmul over `rows` rows of `x_slots` activations: permuted codes, their
+/// integer group sums, four arranged rows, two unpacked panels of at most sixteen weight rows, the
+/// panels' scales and biases, what these are decoded from, and what a matrix unit takes.
+fn quant_scratch(rows: usize, x_slots: usize, inputs: usize, format: WeightFormat) -> Option<usize> {
+    let x_rows = rows.checked_mul(x_slots)?;
     let group = format.group().unwrap_or(32) as usize;
     let padded = inputs.checked_next_multiple_of(128)?;
     let groups = inputs.div_ceil(group).checked_next_multiple_of(16)?;
@@ -85,7 +86,8 @@ fn quant_scratch(x_rows: usize, inputs: usize, format: WeightFormat) -> Option<u
     let panels = padded.checked_mul(2 * QUANT_ROWS + 4 * rows::ARRANGED)?;
     let [words, supers] = blocks::scratch_lanes(format, inputs);
     let lanes = groups.checked_mul(4)?.checked_add(words)?.checked_add(supers)?;
-    codes.checked_add(panels)?.checked_add(lanes.checked_mul(QUANT_ROWS * 4)?)
+    let stage = unit::Stage::bytes(rows, padded, groups)?;
+    codes.checked_add(panels)?.checked_add(lanes.checked_mul(QUANT_ROWS * 4)?)?.checked_add(stage)
 }
 
 /// Rough cost of an op in bytes touched (a multiply-add counts a quarter), so that a caller runs

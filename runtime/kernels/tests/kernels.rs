@@ -793,6 +793,7 @@ suite! {
     avx2 = Kernels::avx2();
     avx_vnni = Kernels::avx_vnni();
     avx512 = Kernels::avx512();
+    amx = Kernels::amx();
     #[cfg(target_arch = "aarch64")]
     neon = Kernels::neon();
 }
@@ -815,7 +816,7 @@ fn embedding_reads_codes_least_significant_bit_first() {
         case.buffers[1].as_mut().unwrap().memory.bytes_mut()[..stream.len()].copy_from_slice(&stream);
         case.buffers[2].as_mut().unwrap().fill(|| 1.0);
         case.buffers[3].as_mut().unwrap().fill(|| 0.0);
-        let fast = [Kernels::avx2(), Kernels::avx_vnni(), Kernels::avx512(), Kernels::neon()];
+        let fast = [Kernels::avx2(), Kernels::avx_vnni(), Kernels::avx512(), Kernels::amx(), Kernels::neon()];
         for kernels in [Kernels::naive(), Kernels::scalar()].into_iter().chain(fast.into_iter().flatten()) {
             case.run(&kernels, 1);
             let out = case.buffers.last().unwrap().as_ref().unwrap().memory.bytes();
