@@ -52,6 +52,8 @@ mod rows;
 mod scalar;
 mod scratch;
 mod simd;
+// No other architecture has one that is used.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod unit;
 mod wide;
 mod work;
