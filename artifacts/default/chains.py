@@ -213,7 +213,7 @@ def read_scenes(text):
     return scenes
 
 
-PIPED = re.compile(r" \| (?:sort|head|tail|wc|grep|uniq|awk|tee|less|xargs|crontab)\b")
+PIPED = re.compile(r" \| (?:sort|head|tail|wc|grep|uniq|awk|tee|less|xargs|crontab|tar)\b")
 
 
 def load_scenes(kinds):
