@@ -2,7 +2,7 @@
 """Checks the task files: every pattern parses, says all that its command needs, and every command is one for bash.
 
     python3 check_tasks.py            # exit code 1 and a line for each fault
-    NEXT=1 python3 check_tasks.py     # with the new_* files, which the next training reads
+    NEXT=0 python3 check_tasks.py     # without the new_* files, which only the next training reads
     python3 check_tasks.py --canary   # the same over faulty tasks: every fault must be found
 
 A pattern is worded several times, the slots of its command are filled from it, and `bash -n` reads the result. The steps of scenes.txt are

@@ -13,7 +13,7 @@ Splits, all disjoint from `train` by a CRC-32 of what is held out:
     phrasings     the task's wording (after choosing alternatives) is one of the held-out twelfth of its wordings
     patterns      the task's sentence pattern, as written in the task file, was never used in training (harder);
                   one task in four gives up a pattern, those of every day give up none but one in ten of
-                  what told_*.tasks say (with NEXT=1 in the environment, new_*.tasks as well)
+                  what told_*.tasks and new_*.tasks say (these are left out with NEXT=0 in the environment)
     combinations  a pair of parts (task and pipe stage, file attribute and action, two chained tasks) never seen together
     outside       requests outside the domain, with the learned answer REFUSAL (patterns of outside.txt, one in ten held out)
     ood           requests outside the domain, without a command (ood.txt), never trained on

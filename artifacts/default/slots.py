@@ -463,6 +463,16 @@ def hours_article(ctx):
     return {"hour": "an hour", "hour and a half": "an hour and a half", "half hour": "half an hour", "quarter of an hour": "a quarter of an hour", "half day": "half a day", "quarter hour": "a quarter hour"}.get(text, text), n
 
 
+def device(parts):
+    """A disk, or a part of one: sdb1, /dev/nvme0n1p2."""
+    def draw(ctx):
+        name = ctx.rng.choice(["sda", "sdb", "sdc", "sdd", "nvme0n1", "vda", "mmcblk0"])
+        if parts:
+            name += ("p" if name[-1].isdigit() else "") + str(ctx.rng.randint(1, 5))
+        return fenced(ctx.rng.choice(["/dev/{}", "/dev/{}", "{}"]).format(name), "/dev/" + name)
+    return draw
+
+
 LONG = [("half year", "180"), ("fortnight", "14"), ("quarter", "90"), ("decade", "3650")]
 
 
@@ -765,6 +775,6 @@ KINDS = {
     "shurl": opened(web_file("sh"), quotes=["{}"]), "pyurl": opened(web_file("py"), quotes=["{}"]), "deburl": opened(web_file("deb"), quotes=["{}"]),
     "fileurl": opened(web_file(*COMMON_EXTENSIONS, "zip", "tar.gz", "iso", "deb"), quotes=["{}"]), "shfile": opened(lambda r: stem(r) + ".sh"),
     "nonsense": opened(nonsense, quotes=["{}"]), "keys": opened(keys, quotes=["{}"]), "number": opened(lambda r: str(r.randint(3, 99999)), quotes=["{}"]),
-    "hrs": hours, "hrsa": hours_article, "days": days, "daysa": days_article, "anysize": any_size, "bytes": ranged(2, 9999, words=False), "upto": ranged(2, 90, words=False),
+    "hrs": hours, "hrsa": hours_article, "days": days, "daysa": days_article, "anysize": any_size, "bytes": ranged(2, 9999, words=False), "upto": ranged(2, 90, words=False), "disk": device(False), "part": device(True),
     "cmd": command, "spaced": opened(spaced), "cn": ranged(1, 9, words=False), "times": ranged(2, 30),
 }
