@@ -177,9 +177,9 @@ def load_patterns(name):
 
 
 def load_closed():
-    """The requests of the closed test set, as `plain` writes them."""
+    """The requests of the closed test sets, as `plain` writes them."""
     closed = set()
-    for path in glob.glob(os.path.join(HERE, "requests", "*.requests")):
+    for path in glob.glob(os.path.join(HERE, "requests", "**", "*.requests"), recursive=True):
         with open(path) as f:
             lines = f.read().splitlines()
         closed.update(plain(b) for a, b in zip(lines, lines[1:]) if re.match(r"\[[a-z]+-\d+\] ", a))
