@@ -1,7 +1,8 @@
 """Measures a program that answers requests with shell commands, on the requests written by hand in requests/.
 
     python3 judge.py --program target/release/loaf            table; --failures lists what went wrong, --json for programs
-    python3 judge.py --self-test [--quick]                    the judge on itself
+    python3 judge.py --program ... --set second               the same on the second set, requests/second/
+    python3 judge.py --self-test [--quick]                    the judge on itself, with both sets
 
 requests/README.md describes the files. A request is *right* if the program's command does what one of the accepted commands does
 (executed in prepared trees, sandbox.py), or, where commands cannot be executed, if it says the same (compare.py). Reported:
@@ -13,6 +14,7 @@ requests/README.md describes the files. A request is *right* if the program's co
 
 An answer counts as marked if the program says so on standard error, or if it is empty or a comment. Nothing here trains anything,
 and nobody may train on requests/.
+Who writes training data may not even read requests/second/.
 """
 
 import argparse
@@ -33,7 +35,8 @@ import sandbox
 import trees
 
 REQUESTS = Path(__file__).resolve().parent / "requests"
-LEAST = {"one": 500, "two": 130, "outside": 130}
+SETS = {"first": REQUESTS, "second": REQUESTS / "second"}
+LEAST = {"first": {"one": 500, "two": 130, "outside": 130}, "second": {"one": 400, "two": 115, "outside": 95}}
 MODES = {"run", "text", "names", "ordered", "number", "cwd", "git", "dirty"}
 CHOICE = re.compile(r"\[\[([^\[\]]*\|[^\[\]]*)\]\]")
 
@@ -204,10 +207,22 @@ def table(result):
     return "\n".join(lines)
 
 
-def self_test(requests, judge, quick):
+def in_two_sets(sets):
+    """The ids of requests that stand in more than one set, word for word."""
+    seen, found = {}, []
+    for name, requests in sets.items():
+        for r in requests:
+            words = tuple(re.findall(r"\w+", r.text.lower())) or r.text
+            if words in seen and seen[words][0] != name:
+                found.append(f"{seen[words][0]} {seen[words][1]} and {name} {r.id} are one request")
+            seen[words] = (name, r.id)
+    return found
+
+
+def self_test(requests, judge, quick, least):
     """What is wrong with the requests or with the judge, one line each."""
-    faults, counts = [], {s: sum(r.steps == s for r in requests) for s in LEAST}
-    faults += [f"expected at least {LEAST[s]} requests of sort {s!r}, found {n}" for s, n in counts.items() if n < LEAST[s]]
+    faults, counts = [], {s: sum(r.steps == s for r in requests) for s in least}
+    faults += [f"expected at least {least[s]} requests of sort {s!r}, found {n}" for s, n in counts.items() if n < least[s]]
     inside = [r for r in requests if r.steps != "outside"][:: 12 if quick else 1]
     ran = lacking = 0
     for i, request in enumerate(inside):
@@ -231,7 +246,7 @@ def self_test(requests, judge, quick):
         for command, effects in zip(request.reference, expected):
             if any(isinstance(e, str) for e in effects):
                 continue
-            if all(not normal(e["out"], request.modes) and not e["changed"] and not e["touched"] for e in effects):
+            if "cwd" not in request.modes and all(not normal(e["out"], request.modes) and not e["changed"] and not e["touched"] for e in effects):
                 faults.append(f"{request.id}: {command!r} has no effect: {effects[0]['err'].strip()!r}")
             again = judge.box.effect(f"{command} ", request.kind, trees.VARIANTS[0], "\n".join(request.setup), True)
             if not does(effects[0], again, request.modes):
@@ -248,10 +263,12 @@ def main():
     parser.add_argument("--answers", type=Path, help="judge these instead: JSON lines with id, answer, unsure")
     parser.add_argument("--json", action="store_true", help="figures and rows as JSON")
     parser.add_argument("--failures", action="store_true", help="list every request that went wrong")
+    parser.add_argument("--set", choices=SETS, help="the requests to ask (default: first; with --self-test: both)")
     parser.add_argument("--self-test", action="store_true", help="check the requests and the judge; exit code 1 for a fault")
     parser.add_argument("--quick", action="store_true", help="with --self-test: every twelfth request")
     args = parser.parse_args()
-    requests = read()
+    sets = {name: read(folder) for name, folder in SETS.items()} if args.self_test else {}
+    requests = read(SETS[args.set or "first"])
     no_namespaces = sandbox.enter()
     if no_namespaces and not args.self_test:
         sys.exit(f"judge: {no_namespaces}, so nothing can be run safely")
@@ -272,9 +289,13 @@ def main():
         judge = Judge(sandbox.Sandbox(folder, sealed=False))
     try:
         if args.self_test:
-            faults, summary = self_test(requests, judge, args.quick)
-            print("\n".join(faults + [f"{'FAILED' if faults else 'ok'}: {summary}"]))
-            return 1 if faults else 0
+            all_faults = in_two_sets(sets)
+            print("".join(f"{fault}\n" for fault in all_faults), end="")
+            for name in [args.set] if args.set else sets:
+                faults, summary = self_test(sets[name], judge, args.quick, LEAST[name])
+                print("\n".join(faults + [f"{'FAILED' if faults else 'ok'}: {name} set: {summary}"]), flush=True)
+                all_faults += faults
+            return 1 if all_faults else 0
         rows, result = measure(requests, answers, judge)
         if args.json:
             print(json.dumps({"figures": result, "rows": rows}, indent=1))
