@@ -376,29 +376,28 @@ fn weigh(candidates: &mut [Candidate], max: f32, temperature: f32) {
 ///
 /// Minus infinity for an id that has none; `None` if all logits are NaN or minus infinity.
 pub fn log_prob(logits: &[f32], id: u32) -> Option<f64> {
-    Some(LogProbs::of(logits)?.of_id(id))
+    Some(LogProbs::of(logits)?.of_id(logits, id))
 }
 
-/// Log-probabilities of several ids under the same logits, whose sum is taken once; each as
+/// What log-probabilities of several ids under the same logits share, taken once; each is as
 /// [`log_prob`] says.
 #[derive(Clone, Copy, Debug)]
-pub struct LogProbs<'l> {
-    logits: &'l [f32],
+pub struct LogProbs {
     max: f32,
     log_sum: f64,
 }
 
-impl<'l> LogProbs<'l> {
+impl LogProbs {
     /// Of these logits; `None` if all are NaN or minus infinity.
-    pub fn of(logits: &'l [f32]) -> Option<LogProbs<'l>> {
+    pub fn of(logits: &[f32]) -> Option<LogProbs> {
         let (_, max) = best(logits)?;
         let sum: f64 = fused!(sum_exp(logits: &[f32], max: f32) -> [f64; 8]).iter().sum();
-        Some(LogProbs { logits, max, log_sum: libm::log(sum) })
+        Some(LogProbs { max, log_sum: libm::log(sum) })
     }
 
-    /// Of one id.
-    pub fn of_id(&self, id: u32) -> f64 {
-        let x = self.logits.get(id as usize).map_or(f32::NEG_INFINITY, |x| tame(*x));
+    /// Of one id; `logits` are the same.
+    pub fn of_id(&self, logits: &[f32], id: u32) -> f64 {
+        let x = logits.get(id as usize).map_or(f32::NEG_INFINITY, |x| tame(*x));
         f64::from(x) - f64::from(self.max) - self.log_sum
     }
 }

@@ -299,7 +299,7 @@ pub(super) fn choose(task: &mut Task, by: By<'_>, vocab: usize, metrics: &Metric
 fn probs(logits: &[f32], id: u32, n: usize, vocab: usize) -> TokenProbs {
     let top = top(&logits[..vocab.min(logits.len())], n);
     let all = LogProbs::of(logits);
-    let of = |id| all.map_or(f64::NEG_INFINITY, |all| all.of_id(id));
+    let of = |id| all.map_or(f64::NEG_INFINITY, |all| all.of_id(logits, id));
     TokenProbs { id, log_prob: Some(of(id)), top: top.into_iter().map(|id| (id, of(id))).collect() }
 }
 
