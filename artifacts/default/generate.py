@@ -13,7 +13,7 @@ Splits, all disjoint from `train` by a CRC-32 of what is held out:
     phrasings     the task's wording (after choosing alternatives) is one of the held-out twelfth of its wordings
     patterns      the task's sentence pattern, as written in the task file, was never used in training (harder);
                   one task in four gives up a pattern, those of every day give up none but one in ten of
-                  what told_*.tasks say
+                  what told_*.tasks and new_*.tasks say (these are left out with NEXT=0 in the environment)
     combinations  a pair of parts (task and pipe stage, file attribute and action, two chained tasks) never seen together
     outside       requests outside the domain, with the learned answer REFUSAL (patterns of outside.txt, one in ten held out)
     ood           requests outside the domain, without a command (ood.txt), never trained on
@@ -35,7 +35,7 @@ from itertools import accumulate
 from chains import ARCHIVED, ARCHIVES, GONE, SAME, TELLING, Bound, GROUP, MAKES, POINTERS, backwards, join, load_scenes, original, pointer, slots_of, thing
 from compose import ATTRIBUTES, CONSUMERS, DIR_ATTRIBUTES, FOR_BARE, FOR_DIRS, FOR_LINKS, MODIFIERS, ONLY_DIRS, TYPES
 from forms import recast
-from grammar import CLOSE, FENCE, OPEN, TO_ME, bucket, expand, fill, is_verbal, parse, tidy
+from grammar import CLOSE, FENCE, NEXT, OPEN, TO_ME, bucket, expand, fill, is_verbal, parse, tidy
 from slots import KINDS, NUMBERS, ORDINALS, WEEKDAYS, user as person, word
 from synonyms import NOT_AFTER, NOT_BEFORE, PHRASES, TOOLS, WORDS as SYNONYMS
 
@@ -81,13 +81,13 @@ class Context:
             text, value = KINDS[kind](self)
             if name == "in":
                 name = "dir"
-            if name == "b" and kind == "line" and int(value) <= int(self.values.get("a", "0")):
+            if name == "b" and kind in ("line", "upto") and int(value) <= int(self.values.get("a", "0")):
                 continue
-            if value not in self.values.values() or kind in ("in", "col", "delim", "mode", "size", "age", "agea", "mins"):
+            if value not in self.values.values() or kind in ("in", "col", "delim", "mode", "size", "age", "agea", "mins", "hrs", "hrsa", "days", "daysa", "anysize"):
                 break
         else:
             raise Retry
-        self.open_slots += kind not in ("in", "ext", "dotext", "delim", "mode", "col", "size", "age", "agea", "mins", "small", "secs") or (kind == "in" and value not in (".", "~", ".."))
+        self.open_slots += kind not in ("in", "ext", "dotext", "delim", "mode", "col", "size", "age", "agea", "mins", "hrs", "hrsa", "days", "daysa", "anysize", "small", "secs") or (kind == "in" and value not in (".", "~", ".."))
         self.values[name] = value
         self.said[name] = (text, value)
         if kind == "in":
@@ -140,16 +140,19 @@ class Task:
 def load_tasks():
     tasks, known = [], {}
     for path in sorted(glob.glob(os.path.join(HERE, "tasks", "*.tasks"))):
+        new = os.path.basename(path).startswith("new_")
+        if new and not NEXT:
+            continue
         with open(path) as f:
             for number, line in enumerate(f, 1):
                 line = line.rstrip("\n")
                 if not line.strip() or line.startswith("#"):
                     continue
-                if os.path.basename(path).startswith("told_") and line[:2] not in ("= ", "| ", "- "):
+                if (new or os.path.basename(path).startswith("told_")) and line[:2] not in ("= ", "| ", "- "):
                     TOLD.add(line.removeprefix("! "))
                 if line[:2] in ("= ", "| ", "- "):
                     task = known.get(line[2:])
-                    if os.path.basename(path) in COMMON:
+                    if new or os.path.basename(path) in COMMON:
                         EVERYDAY.add(line[2:])
                     if task is None:
                         task = known[line[2:]] = Task(line[0], line[2:])
@@ -174,9 +177,9 @@ def load_patterns(name):
 
 
 def load_closed():
-    """The requests of the closed test set, as `plain` writes them."""
+    """The requests of the closed test sets, as `plain` writes them."""
     closed = set()
-    for path in glob.glob(os.path.join(HERE, "requests", "*.requests")):
+    for path in glob.glob(os.path.join(HERE, "requests", "**", "*.requests"), recursive=True):
         with open(path) as f:
             lines = f.read().splitlines()
         closed.update(plain(b) for a, b in zip(lines, lines[1:]) if re.match(r"\[[a-z]+-\d+\] ", a))
@@ -194,10 +197,10 @@ REMARK = 0.05        # the part of the requests with a remark behind them
 RECAST = 0.20        # the part of the verb phrases that becomes another sentence (forms.py)
 SCENE_PART = 0.55    # the part of the requests with several steps that comes from scenes.txt
 EVERYDAY = set()     # commands whose every pattern is trained, but for one in ten of those in TOLD
-TOLD = set()         # the patterns of told_*.tasks
+TOLD = set()         # the patterns of told_*.tasks and new_*.tasks
 HELD = set()         # (command, number of the pattern) of those held out of them
 TASKS = load_tasks()
-NOT_COMMANDS = load_patterns("outside.txt")
+NOT_COMMANDS = load_patterns("outside.txt") + (load_patterns("new_outside.txt") if NEXT else [])
 CLOSED = load_closed()
 LINES = [t for t in TASKS if t.pipeable]
 NOUNS = [t for t in LINES if t.nouns]

@@ -1,7 +1,8 @@
 """Measures a program that answers requests with shell commands, on the requests written by hand in requests/.
 
     python3 judge.py --program target/release/loaf            table; --failures lists what went wrong, --json for programs
-    python3 judge.py --self-test [--quick]                    the judge on itself
+    python3 judge.py --program ... --set second               the same on the second set, requests/second/
+    python3 judge.py --self-test [--quick]                    the judge on itself, with both sets
 
 requests/README.md describes the files. A request is *right* if the program's command does what one of the accepted commands does
 (executed in prepared trees, sandbox.py), or, where commands cannot be executed, if it says the same (compare.py). Reported:
@@ -12,7 +13,8 @@ requests/README.md describes the files. A request is *right* if the program's co
 - unsure outside: marked unsure, of the requests outside the domain.
 
 An answer counts as marked if the program says so on standard error, or if it is empty or a comment. Nothing here trains anything,
-and nobody may train on requests/.
+and nobody may train on requests/. Who writes training data may not even read requests/second/, so of that set only totals and groups
+are shown, whatever is asked for.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +36,9 @@ import sandbox
 import trees
 
 REQUESTS = Path(__file__).resolve().parent / "requests"
-LEAST = {"one": 500, "two": 130, "outside": 130}
+CLOSED = "second"  # of this set, only totals and groups are shown
+SETS = {"first": REQUESTS, "second": REQUESTS / "second"}
+LEAST = {"first": {"one": 500, "two": 130, "outside": 130}, "second": {"one": 520, "two": 135, "outside": 100}}
 MODES = {"run", "text", "names", "ordered", "number", "cwd", "git", "dirty"}
 CHOICE = re.compile(r"\[\[([^\[\]]*\|[^\[\]]*)\]\]")
 
@@ -91,7 +96,7 @@ def read(folder=REQUESTS):
                 kept = {">": current.reference, "=": current.equal, "~": current.by_words, "!": current.wrong, "+": current.setup}[line[0]]
                 kept.extend([line[2:]] if line[0] == "+" else choices(line[2:]))
             else:
-                raise ValueError(f"{where}: expected a line with >, =, ~, ! or +, found {line!r}")
+                raise ValueError(f"{where}: expected a line with >, =, ~, ! or +")
     ids = [r.id for r in requests]
     if len(set(ids)) != len(ids) or len({r.text.lower() for r in requests}) != len(requests):
         raise ValueError("an id or a request stands twice")
@@ -160,12 +165,18 @@ class Judge:
         return False
 
 
-def ask(program, model, request):
-    """(command, marked unsure) of the program."""
+def ask(program, model, request, closed=False):
+    """(command, marked unsure) of the program; a RuntimeError, without the request if its set is closed, if it fails."""
     words = [program, "run", *(["-m", model] if model else []), request.text]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
-    if done.returncode != 0:
-        raise RuntimeError(f"{request.id}: {' '.join(words)!r} ended with {done.returncode}: {done.stderr.strip()}")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+        why = f"ended with {done.returncode}: {done.stderr.strip()}" if done.returncode else ""
+    except (OSError, ValueError, subprocess.SubprocessError) as e:
+        why = f"did not answer: {e}"
+    if why and closed:
+        raise RuntimeError(f"the program failed on a request of the group {request.category}")
+    if why:
+        raise RuntimeError(f"{request.id}: {' '.join(words)!r} {why}")
     command = done.stdout.strip()
     return command, "unsure" in done.stderr or not command or command.startswith("#")
 
@@ -204,21 +215,70 @@ def table(result):
     return "\n".join(lines)
 
 
-def self_test(requests, judge, quick):
-    """What is wrong with the requests or with the judge, one line each."""
-    faults, counts = [], {s: sum(r.steps == s for r in requests) for s in LEAST}
-    faults += [f"expected at least {LEAST[s]} requests of sort {s!r}, found {n}" for s, n in counts.items() if n < LEAST[s]]
+def report(rows, result, by, closed, as_json=False, failures=False):
+    """What is printed of a measurement; of a closed set, only totals and groups."""
+    if as_json:
+        return json.dumps({"figures": result} if closed else {"figures": result, "rows": rows}, indent=1)
+    lines = [table(result), f"right by text: {by['text']}, by what was done: {by['effect']}"]
+    for r in rows if failures and not closed else []:
+        if r["right"] is False or (r["right"] is None and not r["unsure"]) or (r["right"] and r["unsure"]):
+            lines.append(f"\n{r['id']} {'right' if r['right'] else 'wrong'}, {'unsure' if r['unsure'] else 'silent'}: {r['request']}\n"
+                         f"  got      {r['answer']}\n  expected {r['expected']}")  # fmt: skip
+    return "\n".join(lines)
+
+
+def told_of_closed():
+    """What can be learned of a closed set's single requests and answers, one line each; nothing, if all is well."""
+    secret = {"id": "canary-001", "request": "an unseen request", "answer": "an unseen answer", "expected": "an unseen command"}
+    rows = [{"category": "canary", "steps": "one", "unsure": False, "right": False, **secret}]
+    ways = list(itertools.product((False, True), repeat=2))
+    shown = {closed: [report(rows, {"all": figures(rows)}, {"text": 0, "effect": 0}, closed, *way) for way in ways] for closed in (True, False)}
+    faults = [f"of a closed set, its {name} is shown" for name, value in secret.items() if any(value in text for text in shown[True])]
+    # The canary: of an open set they are shown, so a leak would be seen.
+    faults += [f"of an open set, no {name} is shown" for name, value in secret.items() if not any(value in text for text in shown[False])]
+    request = Request(secret["id"], "one", {"text"}, secret["request"])
+    for program, closed in itertools.product((shutil.which("false"), "/nowhere/program", "no\0program"), (True, False)):
+        try:
+            ask(program, None, request, closed)
+            faults.append("a program that fails is not noticed")
+        except RuntimeError as e:
+            told = "".join(traceback.format_exception(e))
+            if (secret["request"] in told or secret["id"] in told) == closed:
+                faults.append(f"a program that fails tells {'of a closed set' if closed else 'nothing of an open set'}")
+    asked = [sys.executable, __file__, "--set", CLOSED, "--failures", "--answers", os.devnull]
+    if (done := subprocess.run(asked, capture_output=True, text=True, check=False)).returncode != 2 or done.stdout:
+        faults.append("the failures of the closed set can be asked for")
+    return faults
+
+
+def in_two_sets(sets):
+    """The ids of requests that stand in more than one set, word for word."""
+    seen, found = {}, []
+    for name, requests in sets.items():
+        for r in requests:
+            words = tuple(re.findall(r"\w+", r.text.lower())) or r.text
+            if words in seen and seen[words][0] != name:
+                found.append(f"{seen[words][0]} {seen[words][1]} and {name} {r.id} are one request")
+            seen[words] = (name, r.id)
+    return found
+
+
+def self_test(requests, judge, quick, least, closed):
+    """What is wrong with the requests or with the judge, one line each; of a closed set, without commands."""
+    faults, counts = [], {s: sum(r.steps == s for r in requests) for s in least}
+    faults += [f"expected at least {least[s]} requests of sort {s!r}, found {n}" for s, n in counts.items() if n < least[s]]
+    said = (lambda command: "a command") if closed else repr
     inside = [r for r in requests if r.steps != "outside"][:: 12 if quick else 1]
     ran = lacking = 0
     for i, request in enumerate(inside):
         read_by_bash = subprocess.run([judge.box.bash, "-n"], input="\n".join(request.accepted), capture_output=True, text=True, check=False)
         if read_by_bash.returncode != 0:
-            faults.append(f"{request.id}: {read_by_bash.stderr.strip()}")
+            faults.append(f"{request.id}: bash cannot read it" + ("" if closed else f": {read_by_bash.stderr.strip()}"))
         # The canaries: doing nothing, and the answer to another request, which this one must not take.
         other = inside[(i + 11) % len(inside)].reference[0]
         for command in ("true", *request.wrong, *([other] if "text" in request.modes else [])):
             if judge.right(request, command, trusted=True):
-                faults.append(f"{request.id}: a wrong command passes: {command!r}")
+                faults.append(f"{request.id}: a wrong command passes: {said(command)}")
         if not all(judge.right(request, command, trusted=True) for command in request.accepted):
             faults.append(f"{request.id}: an accepted command does not pass")
         if "text" in request.modes:
@@ -231,12 +291,12 @@ def self_test(requests, judge, quick):
         for command, effects in zip(request.reference, expected):
             if any(isinstance(e, str) for e in effects):
                 continue
-            if all(not normal(e["out"], request.modes) and not e["changed"] and not e["touched"] for e in effects):
-                faults.append(f"{request.id}: {command!r} has no effect: {effects[0]['err'].strip()!r}")
+            if "cwd" not in request.modes and all(not normal(e["out"], request.modes) and not e["changed"] and not e["touched"] for e in effects):
+                faults.append(f"{request.id}: {said(command)} has no effect" + ("" if closed else f": {effects[0]['err'].strip()!r}"))
             again = judge.box.effect(f"{command} ", request.kind, trees.VARIANTS[0], "\n".join(request.setup), True)
             if not does(effects[0], again, request.modes):
-                faults.append(f"{request.id}: {command!r} does something else the second time")
-        faults += [f"{request.id}: {c!r} does something else than every reference" for c in request.equal
+                faults.append(f"{request.id}: {said(command)} does something else the second time")
+        faults += [f"{request.id}: {said(c)} does something else than every reference" for c in request.equal
                    if judge.by_effect(request, c, trusted=True) is False]  # fmt: skip
     return faults, f"{len(requests)} requests {counts}; {len(inside)} tested, {ran} by running; programs missing here: {lacking}"
 
@@ -248,10 +308,15 @@ def main():
     parser.add_argument("--answers", type=Path, help="judge these instead: JSON lines with id, answer, unsure")
     parser.add_argument("--json", action="store_true", help="figures and rows as JSON")
     parser.add_argument("--failures", action="store_true", help="list every request that went wrong")
+    parser.add_argument("--set", choices=SETS, help="the requests to ask (default: first; with --self-test: both)")
     parser.add_argument("--self-test", action="store_true", help="check the requests and the judge; exit code 1 for a fault")
     parser.add_argument("--quick", action="store_true", help="with --self-test: every twelfth request")
     args = parser.parse_args()
-    requests = read()
+    closed = args.set == CLOSED
+    if args.failures and closed:
+        parser.error("the second set is closed: totals and groups only")
+    sets = {name: read(folder) for name, folder in SETS.items()} if args.self_test else {}
+    requests = read(SETS[args.set or "first"])
     no_namespaces = sandbox.enter()
     if no_namespaces and not args.self_test:
         sys.exit(f"judge: {no_namespaces}, so nothing can be run safely")
@@ -259,8 +324,11 @@ def main():
     if args.answers:
         answers = {a["id"]: (a["answer"], a["unsure"]) for a in map(json.loads, args.answers.read_text().splitlines())}
     elif args.program:
-        with ThreadPoolExecutor(2) as pool:
-            answers = dict(zip([r.id for r in requests], pool.map(lambda r: ask(args.program, args.model, r), requests)))
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                answers = dict(zip([r.id for r in requests], pool.map(lambda r: ask(args.program, args.model, r, closed), requests)))
+        except RuntimeError as e:
+            sys.exit(f"judge: {e}")
     elif not args.self_test:
         parser.error("one of --program, --answers, --self-test is needed")
     folder = tempfile.mkdtemp(prefix="judge")
@@ -272,20 +340,20 @@ def main():
         judge = Judge(sandbox.Sandbox(folder, sealed=False))
     try:
         if args.self_test:
-            faults, summary = self_test(requests, judge, args.quick)
-            print("\n".join(faults + [f"{'FAILED' if faults else 'ok'}: {summary}"]))
-            return 1 if faults else 0
-        rows, result = measure(requests, answers, judge)
-        if args.json:
-            print(json.dumps({"figures": result, "rows": rows}, indent=1))
-            return 0
-        print(table(result))
-        print(f"right by text: {judge.by['text']}, by what was done: {judge.by['effect']}")
-        if args.failures:
-            for r in rows:
-                if r["right"] is False or (r["right"] is None and not r["unsure"]) or (r["right"] and r["unsure"]):
-                    mark = "unsure" if r["unsure"] else "silent"
-                    print(f"\n{r['id']} {'right' if r['right'] else 'wrong'}, {mark}: {r['request']}\n  got      {r['answer']}\n  expected {r['expected']}")
+            all_faults = told_of_closed() + in_two_sets(sets)
+            print("".join(f"{fault}\n" for fault in all_faults), end="")
+            for name in [args.set] if args.set else sets:
+                faults, summary = self_test(sets[name], judge, args.quick, LEAST[name], name == CLOSED)
+                print("\n".join(faults + [f"{'FAILED' if faults else 'ok'}: {name} set: {summary}"]), flush=True)
+                all_faults += faults
+            return 1 if all_faults else 0
+        try:
+            rows, result = measure(requests, answers, judge)
+        except ValueError:  # it names a line of the set
+            if not closed:
+                raise
+            sys.exit("judge: a tree of the second set could not be prepared")
+        print(report(rows, result, judge.by, closed, args.json, args.failures))
         return 0
     finally:
         if not judge.box.sealed:

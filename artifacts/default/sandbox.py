@@ -43,6 +43,7 @@ SAFE_DEVICES = re.compile(r"/dev/(null|zero|urandom|stdin|stdout|stderr)\b")
 SECONDS = 30  # by the clock, so that a busy machine changes nothing; of the CPU, CPU_SECONDS
 CPU_SECONDS = 5
 OUTPUT_BYTES = 1 << 20
+TEMPLATES = 40  # trees prepared for single requests that are kept at a time: all of them would fill the box
 ENVIRONMENT = {
     "LC_ALL": "C.UTF-8", "TZ": "UTC", "USER": "nora", "GIT_PAGER": "cat", "PAGER": "cat", "GIT_EDITOR": "true", "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_TEMPLATE_DIR": "", "GIT_AUTHOR_NAME": "Ada Pine", "GIT_AUTHOR_EMAIL": "ada@example.org", "GIT_COMMITTER_NAME": "Ada Pine",
@@ -116,6 +117,7 @@ class Sandbox:
                             "TMPDIR": str(self.box / "scratch")}  # fmt: skip
         self.bash = shutil.which("bash")
         self.templates, self.states, self.effects = {}, {}, {}
+        self.made = 0  # trees so far
         self.ready = None  # the tree that lies in the home folder, untouched
         self.now = int(time.time()) // DAY * DAY
 
@@ -135,7 +137,13 @@ class Sandbox:
                 # A repository names its remote by path, so it is made where it is used.
                 environment = {**self.environment, "GIT_AUTHOR_DATE": self.date(), "GIT_COMMITTER_DATE": self.date()}
                 trees.build(self.home, kind, variant, environment)
-            self.templates[key] = self.box / f"tree{len(self.templates)}"
+            prepared = [k for k in self.templates if k[2]]
+            if len(prepared) >= TEMPLATES:
+                oldest = self.templates.pop(prepared[0])
+                subprocess.run(["chmod", "-R", "u+rwx", str(oldest)], check=False, capture_output=True)
+                shutil.rmtree(oldest)
+            self.made += 1
+            self.templates[key] = self.box / f"tree{self.made}"
             shutil.copytree(self.home, self.templates[key], symlinks=True)
         return self.templates[key]
 

@@ -432,6 +432,95 @@ def minutes(ctx):
     return f"{NUMBERS[k] if rng.random() < 0.4 else k} hours", str(60 * k)
 
 
+def hours(ctx):
+    """A time in minutes, as people say it, hours first: "hour", "90 minutes", "2h", "two and a half hours"."""
+    rng = ctx.rng
+    r = rng.random()
+    if ctx.held_slots or r < 0.35:
+        text, n = number(ctx, 2, 72)
+        if n == "24":
+            n, text = "48", "48"
+        return f"{text} {rng.choice(['hours', 'hours', 'hours', 'hrs'])}", str(60 * int(n))
+    if r < 0.47:
+        return "hour", "60"
+    if r < 0.55:
+        return rng.choice([("half hour", "30"), ("quarter of an hour", "15"), ("hour and a half", "90"), ("half day", "720"), ("quarter hour", "15")])
+    if r < 0.65:
+        n = rng.choice([2, 3, 4, 5, 6, 8, 10, 12, 36, 48])
+        return rng.choice([fenced(f"{n}h", str(60 * n)), fenced(f"{n} h", str(60 * n)), fenced(f"{n}hrs", str(60 * n))])
+    if r < 0.70:
+        n = rng.randint(1, 5)
+        return rng.choice([fenced(f"{n}.5 hours", str(60 * n + 30)), (f"{NUMBERS[n]} and a half hours" if n > 1 else "one and a half hours", str(60 * n + 30))])
+    if r < 0.76:
+        n = rng.choice([5, 10, 15, 20, 30, 45, 90])
+        return rng.choice([fenced(f"{n}m", str(n)), fenced(f"{n} min", str(n)), fenced(f"{n}min", str(n))])
+    text, n = number(ctx, 2, 120)
+    return f"{text} {rng.choice(['minutes', 'minutes', 'mins', 'min'])}", n
+
+
+def hours_article(ctx):
+    text, n = hours(ctx)
+    return {"hour": "an hour", "hour and a half": "an hour and a half", "half hour": "half an hour", "quarter of an hour": "a quarter of an hour", "half day": "half a day", "quarter hour": "a quarter hour"}.get(text, text), n
+
+
+def device(parts):
+    """A disk, or a part of one: sdb1, /dev/nvme0n1p2."""
+    def draw(ctx):
+        name = ctx.rng.choice(["sda", "sdb", "sdc", "sdd", "nvme0n1", "vda", "mmcblk0"])
+        if parts:
+            name += ("p" if name[-1].isdigit() else "") + str(ctx.rng.randint(1, 5))
+        return fenced(ctx.rng.choice(["/dev/{}", "/dev/{}", "{}"]).format(name), "/dev/" + name)
+    return draw
+
+
+LONG = [("half year", "180"), ("fortnight", "14"), ("quarter", "90"), ("decade", "3650")]
+
+
+def days(ctx):
+    """An age in days, as people say it: "two years", "fortnight", "90d", "10 weeks"."""
+    rng = ctx.rng
+    r = rng.random()
+    if ctx.held_slots or r < 0.45:
+        return age(ctx)
+    if r < 0.57:
+        return rng.choice(LONG)
+    if r < 0.72:
+        n = rng.randint(2, 10)
+        return f"{NUMBERS[n] if rng.random() < 0.5 else n} years", str(365 * n)
+    if r < 0.80:
+        n = rng.choice([3, 7, 10, 14, 30, 60, 90, 180])
+        return fenced(rng.choice([f"{n}d", f"{n} d"]), str(n))
+    n = rng.randint(2, 20)
+    name, k = rng.choice([("weeks", 7), ("months", 30), ("wks", 7)])
+    return f"{NUMBERS[n] if rng.random() < 0.5 else n} {name}", str(k * n)
+
+
+def days_article(ctx):
+    text, n = days(ctx)
+    return {"half year": "half a year"}.get(text, "a " + text if " " not in text and text[0] not in "\x010123456789" else text), n
+
+
+def any_size(ctx):
+    """A size as people say it: "a gigabyte", "half a gig", "1.5 GB", "20 MiB", "three megs"."""
+    rng = ctx.rng
+    r = rng.random()
+    if ctx.held_slots or r < 0.55:
+        return size(ctx)
+    if r < 0.70:
+        return rng.choice([("a gigabyte", "1G"), ("a gig", "1G"), ("one gig", "1G"), ("one GB", "1G"), ("a megabyte", "1M"), ("a meg", "1M"), ("one megabyte", "1M"), ("a kilobyte", "1k"), ("one kilobyte", "1k"), ("half a gig", "512M"),
+                           ("half a gigabyte", "512M"), ("a hundred megabytes", "100M"), ("a hundred megs", "100M"), ("a terabyte", "1024G"), ("a hundred MB", "100M")])
+    if r < 0.78:
+        n, k = rng.choice([("1.5", 1536), ("2.5", 2560), ("0.5", 512), ("3.5", 3584)])
+        return rng.choice([fenced(f"{n} GB", f"{k}M"), fenced(f"{n}GB", f"{k}M"), fenced(f"{n}G", f"{k}M"), fenced(f"{n} MB", f"{k}k"), fenced(f"{n}M", f"{k}k")])
+    if r < 0.88:
+        n = rng.randint(2, 20)
+        name, unit = rng.choice([("megabytes", "M"), ("megs", "M"), ("gigabytes", "G"), ("gigs", "G"), ("kilobytes", "k")])
+        return f"{NUMBERS[n]} {name}", f"{n}{unit}"
+    n = rng.randint(1, 900)
+    name, unit = rng.choice([("MiB", "M"), (" MiB", "M"), ("GiB", "G"), ("KiB", "k"), (" KiB", "k"), (" Mb", "M"), (" Gb", "G"), (" kbytes", "k"), (" MByte", "M"), (" meg", "M")])
+    return fenced(f"{n}{name}", f"{n}{unit}")
+
+
 def column(ctx):
     n = ctx.rng.randint(1, 10 if ctx.rng.random() < 0.8 else 20)
     if n <= 10 and ctx.rng.random() < 0.6:
@@ -686,5 +775,6 @@ KINDS = {
     "shurl": opened(web_file("sh"), quotes=["{}"]), "pyurl": opened(web_file("py"), quotes=["{}"]), "deburl": opened(web_file("deb"), quotes=["{}"]),
     "fileurl": opened(web_file(*COMMON_EXTENSIONS, "zip", "tar.gz", "iso", "deb"), quotes=["{}"]), "shfile": opened(lambda r: stem(r) + ".sh"),
     "nonsense": opened(nonsense, quotes=["{}"]), "keys": opened(keys, quotes=["{}"]), "number": opened(lambda r: str(r.randint(3, 99999)), quotes=["{}"]),
+    "hrs": hours, "hrsa": hours_article, "days": days, "daysa": days_article, "anysize": any_size, "bytes": ranged(2, 9999, words=False), "upto": ranged(2, 90, words=False), "disk": device(False), "part": device(True),
     "cmd": command, "spaced": opened(spaced), "cn": ranged(1, 9, words=False), "times": ranged(2, 30),
 }
