@@ -134,7 +134,7 @@ pub enum Op {
     /// Vector width.
     Ld(u8),
     St(u8),
-    /// 16 bytes from global to shared memory.
+    /// So many bytes from global to shared memory, of which some may be zeros.
     CpAsync,
     AtomInc,
     AtomAdd,
@@ -144,6 +144,14 @@ pub enum Op {
     /// Which lanes' condition holds.
     Ballot,
     Mma,
+    /// On halves, with sums in f32.
+    MmaHalves,
+    /// Four matrices of 8 by 8 halves; whether turned.
+    LdMatrix(bool),
+    /// Two floats as halves.
+    Halves,
+    /// A power of two.
+    Ex2,
     Bra,
     Bar,
     BarWarp,
@@ -414,6 +422,18 @@ impl<'a> Body<'a> {
                 };
                 one(self, Op::Setp(cmp), ty(1))
             }
+            "cvt" if parts.contains(&"f16x2") => one(self, Op::Halves, Ty::U(4)),
+            "ex2" => one(self, Op::Ex2, Ty::F32),
+            "ldmatrix" => {
+                assert!(
+                    name.starts_with("ldmatrix.sync.aligned.m8n8.x4.") && name.ends_with("shared.b16"),
+                    "PTX: {text}"
+                );
+                let d = vector(fields[0]).0.into_iter().map(|r| self.reg(r)).collect();
+                let (s, at) = self.address(fields[1]);
+                let turned = parts.contains(&"trans");
+                Instr { guard: None, op: Op::LdMatrix(turned), ty: Ty::U(4), d, s: vec![s], at, line }
+            }
             "cvt" => one(self, Op::Cvt(ty(1), parts.contains(&"rni")), ty(2)),
             "ld" => {
                 let (d, width) = vector(fields[0]);
@@ -427,10 +447,12 @@ impl<'a> Body<'a> {
                 let s = std::iter::once(base).chain(values.into_iter().map(|v| self.src(v))).collect();
                 Instr { guard: None, op: Op::St(width), ty: ty(1), d: vec![], s, at, line }
             }
-            "cp" if parts.contains(&"cg") => {
+            "cp" if parts.contains(&"shared") => {
                 let (to, at) = self.address(fields[0]);
                 let (from, more) = self.address(fields[1]);
-                let s = vec![to, from, Src::Imm(more as u64)];
+                let bytes = self.src(fields[2]);
+                let there = fields.get(3).map_or(bytes, |n| self.src(n));
+                let s = vec![to, from, Src::Imm(more as u64), bytes, there];
                 Instr { guard: None, op: Op::CpAsync, ty: Ty::U(4), d: vec![], s, at, line }
             }
             "cp" => empty(Op::Nop),
@@ -463,6 +485,11 @@ impl<'a> Body<'a> {
             "vote" => {
                 assert_eq!(parts[2], "ballot", "PTX: {text}");
                 one(self, Op::Ballot, ty(1))
+            }
+            "mma" if name == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => {
+                let d: Vec<u32> = vector(fields[0]).0.into_iter().map(|r| self.reg(r)).collect();
+                let s = fields[1..4].iter().flat_map(|f| vector(f).0).map(|v| self.src(v)).collect();
+                Instr { guard: None, op: Op::MmaHalves, ty: Ty::F32, d, s, at: 0, line }
             }
             "mma" => {
                 assert!(

@@ -162,6 +162,8 @@ impl Block<'_> {
                 }
             }
             Op::Mma => mma(i, warp),
+            Op::MmaHalves => mma_halves(i, warp),
+            Op::LdMatrix(turned) => self.matrices(i, warp, turned),
             Op::Redux(largest) => {
                 let values = live.iter().map(|l| value(&warp[*l], i.s[0]) as u32);
                 let v = if largest { values.max().unwrap_or(0) } else { values.fold(0, u32::wrapping_add) };
@@ -176,6 +178,26 @@ impl Block<'_> {
         for l in live {
             warp[l].pc += 1;
             warp[l].state = State::Ready;
+        }
+    }
+
+    /// `ldmatrix`: lane l names row l % 8 of matrix l / 8, and has of each a pair of a row, or,
+    /// turned, of a column.
+    fn matrices(&mut self, i: &Instr, warp: &mut [Thread], turned: bool) {
+        let mut rows = [[0u16; 8]; 32];
+        for (lane, row) in rows.iter_mut().enumerate() {
+            let at = value(&warp[lane], i.s[0]).wrapping_add_signed(i.at);
+            self.bytes(&mut warp[lane], at, 16, i, false);
+            for (k, half) in row.iter_mut().enumerate() {
+                *half = self.load(&mut warp[lane], at + 2 * k as u64, 2, i) as u16;
+            }
+        }
+        for (lane, t) in warp.iter_mut().enumerate() {
+            let (g, q) = (lane / 4, lane % 4 * 2);
+            for (m, d) in i.d.iter().enumerate() {
+                let half = |e: usize| if turned { rows[8 * m + q + e][g] } else { rows[8 * m + g][q + e] };
+                t.registers[*d as usize] = u64::from(half(0)) | u64::from(half(1)) << 16;
+            }
         }
     }
 
@@ -239,7 +261,7 @@ impl Block<'_> {
                     t.state = State::Barrier;
                     return;
                 }
-                Op::Shfl(_) | Op::Redux(_) | Op::Ballot | Op::Mma | Op::BarWarp => {
+                Op::Shfl(_) | Op::Redux(_) | Op::Ballot | Op::Mma | Op::MmaHalves | Op::LdMatrix(_) | Op::BarWarp => {
                     t.state = State::Together;
                     return;
                 }
@@ -264,11 +286,14 @@ impl Block<'_> {
                 }
                 Op::CpAsync => {
                     let (to, from) = (value(t, i.s[0]).wrapping_add_signed(i.at), value(t, i.s[1]) + value(t, i.s[2]));
-                    self.bytes(t, to, 16, i, true);
-                    self.bytes(t, from, 16, i, false);
-                    for k in [0, 8] {
-                        let v = self.load(t, from + k, 8, i);
-                        self.store(t, to + k, 8, v, i);
+                    let (bytes, there) = (value(t, i.s[3]) as usize, value(t, i.s[4]) as u32 as usize);
+                    self.bytes(t, to, bytes, i, true);
+                    if there > 0 {
+                        self.bytes(t, from, there, i, false);
+                    }
+                    for k in (0..bytes as u64).step_by(4) {
+                        let v = if k < there as u64 { self.load(t, from + k, 4, i) } else { 0 };
+                        self.store(t, to + k, 4, v, i);
                     }
                 }
                 Op::AtomInc | Op::AtomAdd => {
@@ -316,6 +341,8 @@ fn compute(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
             Op::Div => bits(f(a) / f(b)),
             Op::Rcp => bits(1.0 / f(a)),
             Op::Sqrt => bits(f(a).sqrt()),
+            // The card's is within two units in the last place of it.
+            Op::Ex2 => bits(f(a).exp2()),
             Op::Neg => a ^ 0x8000_0000,
             Op::Abs => a & 0x7fff_ffff,
             Op::Max => bits(largest(f(a), f(b))),
@@ -469,6 +496,8 @@ fn integer(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
                 v | byte << (8 * k)
             })
         }
+        // The first is the upper one.
+        Op::Halves => u64::from(f16::from_f32(f(a)).to_bits()) << 16 | u64::from(f16::from_f32(f(b)).to_bits()),
         Op::Popc => ua.count_ones().into(),
         Op::Clz => (ua.leading_zeros() - (64 - width)).into(),
         Op::Dp4a(x, y) => {
@@ -537,6 +566,34 @@ fn mma(i: &Instr, warp: &mut [Thread]) {
             let sum = (0..32)
                 .fold(value(&warp[lane], i.s[6 + r]) as i32, |s, k| s.wrapping_add(a[row][k].wrapping_mul(b[k][col])));
             warp[lane].registers[i.d[r] as usize] = u64::from(sum as u32);
+        }
+    }
+}
+
+/// `mma.m16n8k16` on halves. The card adds its products in some order of its own, with more bits than
+/// an f32 has; here they are exact but for one rounding.
+fn mma_halves(i: &Instr, warp: &mut [Thread]) {
+    let half = |v: u64, k: usize| f16::from_bits((v >> (16 * k)) as u16).to_f64();
+    let (mut a, mut b) = ([[0f64; 16]; 16], [[0f64; 8]; 16]);
+    for (lane, t) in warp.iter().enumerate() {
+        let (g, q) = (lane / 4, lane % 4);
+        for r in 0..4 {
+            for k in 0..2 {
+                a[g + 8 * (r % 2)][q * 2 + k + 8 * (r / 2)] = half(value(t, i.s[r]), k);
+            }
+        }
+        for r in 0..2 {
+            for k in 0..2 {
+                b[q * 2 + k + 8 * r][g] = half(value(t, i.s[4 + r]), k);
+            }
+        }
+    }
+    for (lane, t) in warp.iter_mut().enumerate() {
+        let (g, q) = (lane / 4, lane % 4);
+        for r in 0..4 {
+            let (row, col) = (g + 8 * (r / 2), q * 2 + r % 2);
+            let sum = (0..16).fold(f64::from(f(value(t, i.s[6 + r]))), |s, k| s + a[row][k] * b[k][col]);
+            t.registers[i.d[r] as usize] = bits(sum as f32);
         }
     }
 }
