@@ -499,7 +499,9 @@ fn what_auto_takes_is_not_held_to_itself() {
 #[test]
 fn usage_errors_are_one_line_and_code_2() {
     let model = text(&models().plain);
-    let cases: [(&[&str], &str); 18] = [
+    let cases: [(&[&str], &str); 20] = [
+        (&["run", "-m", model, "--fast", "x"], "--fast: expected --backend cuda beside it, found --backend cpu"),
+        (&["bench", "-m", model, "--fast", "--backend", "auto"], "--fast: expected --backend cuda beside it"),
         (&["chta"], "did you mean 'loaf chat'"),
         (&["list", "the", "files"], "wants quotes"),
         (&["run", "-m", model, "  "], "the prompt is empty"),

@@ -9,11 +9,11 @@ use loaf_bake::build::BuildOptions;
 use loaf_bake::weights::QuantOptions;
 use loaf_formats::dtype::DType;
 use loaf_formats::op::OpKind;
-use loaf_runtime::backend::DeviceError;
 use loaf_runtime::backend::cuda::driver::Driver;
-use loaf_runtime::backend::cuda::launch::{CHOICE_ROOM, Choose, Kernel, Launch};
+use loaf_runtime::backend::cuda::launch::{ASK_SHARED, CHOICE_ROOM, Choose, Kernel, Launch, OWN_SHARED};
 use loaf_runtime::backend::cuda::nvidia::Nvidia;
 use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions, PTX};
+use loaf_runtime::backend::{DeviceError, Trace as _};
 use loaf_runtime::generate;
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::best;
@@ -209,6 +209,148 @@ fn attention_by_tiles_has_the_bits_of_the_cpu() {
     for (sequence, n) in all.iter_mut().zip(lengths) {
         let got = engine.decode_one(sequence, ids[n]).expect("one token").to_vec();
         assert_bits("prompts together", &[got], &want[n..n + 1]);
+    }
+}
+
+/// Prompts whose products are the larger tiles, in steps that make norms, int8 forms and heads as
+/// those of few rows do: tiles that rows and outputs do not fill, and slots of experts.
+#[test]
+fn prompts_by_larger_tiles_have_the_bits_of_the_cpu() {
+    let options = BuildOptions { quant: four_bits(64), chunks: vec![256], ..BuildOptions::default() };
+    let mixture = [
+        ("hidden_size", 128),
+        ("num_hidden_layers", 2),
+        ("full_attention_interval", 2),
+        ("num_attention_heads", 2),
+        ("num_key_value_heads", 1),
+        ("head_dim", 64),
+        ("num_experts", 4),
+        ("num_experts_per_tok", 2),
+        ("moe_intermediate_size", 128),
+        ("shared_expert_intermediate_size", 128),
+        ("linear_num_key_heads", 2),
+        ("linear_num_value_heads", 4),
+        ("linear_key_head_dim", 32),
+        ("linear_value_head_dim", 32),
+        ("vocab_size", 512),
+        ("max_position_embeddings", 600),
+    ];
+    let cases: [(&str, Baked, usize, &[&str]); 3] = [
+        (
+            "1,024",
+            one_layer(1024, 1024, [3, 1, 64], &options),
+            30,
+            &["few_norm_1", "few_heads_64", "few_codes", "wide_32", "wide_128"],
+        ),
+        ("rows of two tiles", one_layer(128, 256, [5, 1, 64], &options), 200, &["wide_64", "wide_128"]),
+        ("a mixture", random("configs/qwen3_coder_next", &mixture, &options), 140, &["wide_32", "wide_64"]),
+    ];
+    for (name, baked, n, kernels) in cases {
+        let ids = text(512, n);
+        let want = session(&baked.loaf, Kernels::detect(), 2).eval(&ids).expect("a prompt").to_vec();
+        if has_card() {
+            let got = cuda(&baked.loaf, self::options()).eval(&ids).expect("a prompt").to_vec();
+            assert_bits(name, &[got], &[want]);
+            continue;
+        }
+        let (mut engine, record) = recorded(&baked.loaf, self::options()).expect("room");
+        let mut sequence = engine.sequence().expect("a slot");
+        let got = engine.eval(&mut sequence, &ids).expect("a prompt").to_vec();
+        assert_bits(name, &[got], &[want]);
+        let launched = launched(&record);
+        for kernel in kernels {
+            assert!(launched.contains(&(*kernel).to_owned()), "{name}: expected {kernel}, found {launched:?}");
+        }
+    }
+}
+
+/// What a prompt's first layer computes, by name.
+struct Played {
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    most_value: f32,
+    attention: Vec<f32>,
+}
+
+fn played(model: &Model, ids: &[u32], fast: bool) -> Played {
+    let mut device =
+        CudaDevice::on(model, driver(), CudaOptions { fast, ..options() }).unwrap_or_else(|e| panic!("{e}"));
+    let (mut turned, mut most_value, mut attention) = (Vec::new(), 0f32, Vec::new());
+    device
+        .play(0, ids, &mut |record, _, values| match record.kind {
+            OpKind::Rope => turned.push(values.to_vec()),
+            // Values are among the outputs of the products before attention.
+            OpKind::LinearQuant | OpKind::LinearDense if attention.is_empty() => {
+                most_value = values.iter().fold(most_value, |m, x| m.max(x.abs()));
+            }
+            OpKind::Attention => attention = values.to_vec(),
+            _ => {}
+        })
+        .expect("a prompt");
+    let [queries, keys] = <[Vec<f32>; 2]>::try_from(turned).expect("queries and keys are rotated");
+    Played { queries, keys, most_value, attention }
+}
+
+/// `--fast`: attention of prompts by tensor cores. Queries are rounded to F16, so a score is off by
+/// 2^-11 of the sum of its products' magnitudes at most, d; weights are then off by e^(2d) - 1 of
+/// all of them, and by 2^-11 once more as they are rounded; values are what the cache has. What
+/// f32 adds is far below. Logits come after four int8 forms (output, gate and up, down, head), in
+/// each of which values that moved may be rounded to another step, 1/127 of their group's largest:
+/// all of them at worst, since what moved a little makes more of the next move. Two roundings that
+/// have nothing to do with each other differ by a step over the root of six in the mean square, and
+/// the largest of 64 values is some four times their mean square's root at most; four of these add
+/// as squares do.
+#[test]
+fn fast_attention_of_prompts_is_near_the_exact() {
+    let options =
+        |kv| BuildOptions { quant: four_bits(64), kv: Some(kv), chunks: vec![256], ..BuildOptions::default() };
+    let window = [("num_hidden_layers", 1), ("sliding_window", 70), ("head_dim", 32), ("max_position_embeddings", 600)];
+    let cases = [
+        ("64", one_layer(64, 64, [2, 1, 64], &options(DType::F16)), [2, 1, 64], 0, 150, "fast_attention_64"),
+        ("three heads", one_layer(64, 64, [3, 1, 128], &options(DType::F16)), [3, 1, 128], 0, 50, "fast_attention_128"),
+        ("256", one_layer(64, 64, [2, 1, 256], &options(DType::F16)), [2, 1, 256], 0, 20, "fast_attention_256"),
+        ("window", random("hf/mistral", &window, &options(DType::F16)), [4, 1, 32], 70, 150, "fast_attention_64"),
+    ];
+    for (name, baked, [heads, kv, dim], window, n, kernel) in cases {
+        let ids = text(baked.loaf.plan().vocab, n);
+        let (exact, fast) = (played(&baked.loaf, &ids, false), played(&baked.loaf, &ids, true));
+        assert_eq!((&exact.queries, &exact.keys), (&fast.queries, &fast.keys), "{name}: what attention is of");
+        assert_eq!(exact.queries.len(), n * heads * dim, "{name}");
+        let (scale, mut largest) = (1.0 / (dim as f64).sqrt(), 0f64);
+        for row in 0..n {
+            for head in 0..heads {
+                let q = &exact.queries[(row * heads + head) * dim..][..dim];
+                let first = if window > 0 { (row + 1).saturating_sub(window) } else { 0 };
+                let magnitude = |at: usize| -> f64 {
+                    let k = &exact.keys[(at * kv + head * kv / heads) * dim..][..dim];
+                    q.iter().zip(k).map(|(a, b)| f64::from(a * b).abs()).sum()
+                };
+                let most = (first..=row).map(magnitude).fold(0.0, f64::max);
+                // Keys in the cache are rounded themselves, in both.
+                let step = 1.0 / 2048.0;
+                let allowed = ((2.0 * 1.01 * most * scale * step).exp_m1() + step + 1e-5) * f64::from(exact.most_value);
+                for i in 0..dim {
+                    let at = (row * heads + head) * dim + i;
+                    let off = f64::from(exact.attention[at] - fast.attention[at]).abs();
+                    assert!(off <= allowed, "{name}: row {row}, head {head}: {off} off, {allowed} allowed");
+                    largest = largest.max(off / allowed);
+                }
+            }
+        }
+        assert!(largest > 0.0, "{name}: tensor cores give other bits");
+        println!("{name}: at most {largest:.3} of what is allowed");
+        let ways = [false, true].map(|fast| CudaOptions { fast, ..self::options() });
+        let [want, got] = ways.map(|o| cuda(&baked.loaf, o).eval(&ids).expect("a prompt").to_vec());
+        let square = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+        let off = square(&mut want.iter().zip(&got).map(|(a, b)| a - b)) / square(&mut want.iter().copied());
+        assert!(off < 2.0 * 4.0 / 127.0 / 6f64.sqrt(), "{name}: logits are {off} off");
+        if !has_card() {
+            let fast = CudaOptions { fast: true, ..self::options() };
+            let (mut engine, record) = recorded(&baked.loaf, fast).expect("room");
+            let mut sequence = engine.sequence().expect("a slot");
+            engine.eval(&mut sequence, &ids[..17]).expect("a prompt");
+            assert!(launched(&record).contains(&kernel.to_owned()), "{name}: expected {kernel}");
+        }
     }
 }
 
@@ -737,8 +879,9 @@ fn no_driver_is_one_line() {
     }
 }
 
-/// What the compiled kernels take: name, registers of a thread, bytes of stack of a thread.
-fn resources(cubin: &[u8]) -> Vec<(String, u32, u32)> {
+/// What the compiled kernels take: name, registers of a thread, bytes of stack of a thread, bytes of
+/// shared memory of a block's own.
+fn resources(cubin: &[u8]) -> Vec<(String, u32, u32, u32)> {
     let u = |at: usize, n: usize| cubin[at..at + n].iter().rev().fold(0usize, |v, b| v << 8 | usize::from(*b));
     let name = |at: usize| {
         let end = at + cubin[at..].iter().position(|b| *b == 0).expect("a string that ends");
@@ -754,14 +897,14 @@ fn resources(cubin: &[u8]) -> Vec<(String, u32, u32)> {
     let info =
         (0..count).find(|i| name(place(strings) + u(section(*i), 4)) == ".nv.info").expect("what the driver is told");
     let (mut at, end) = (place(info), place(info) + size(info));
-    let mut out: Vec<(String, u32, u32)> = Vec::new();
+    let mut out: Vec<(String, u32, u32, u32)> = Vec::new();
     while at < end {
         let (form, kind, len) = (cubin[at], cubin[at + 1], u(at + 2, 2));
         at += 4;
         if form == 4 {
             let which = if len >= 8 { symbol(u(at, 4)) } else { String::new() };
             let entry = out.iter().position(|e| e.0 == which).unwrap_or_else(|| {
-                out.push((which, 0, 0));
+                out.push((which, 0, 0, 0));
                 out.len() - 1
             });
             match kind {
@@ -773,6 +916,14 @@ fn resources(cubin: &[u8]) -> Vec<(String, u32, u32)> {
         }
     }
     out.retain(|e| Kernel::NAMES.contains(&e.0.as_str()));
+    for i in 0..count {
+        let section_name = name(place(strings) + u(section(i), 4));
+        let own = section_name.strip_prefix(".nv.shared.");
+        if let Some(entry) = own.and_then(|kernel| out.iter_mut().find(|e| e.0 == kernel)) {
+            // The first 1,024 bytes are the driver's there, and no part of what a block may have.
+            entry.3 = (size(i) as u32).saturating_sub(1024);
+        }
+    }
     out
 }
 
@@ -781,7 +932,11 @@ fn compiled_kernels_keep_to_their_registers_and_stack() {
     let cubin = include_bytes!("../../runtime/src/backend/cuda/kernels/loaf.sm_90a.cubin");
     let all = resources(cubin);
     assert_eq!(all.len(), Kernel::NAMES.len(), "{all:?}");
-    for (name, registers, stack) in all {
+    let larger = all.iter().find(|e| e.0 == "wide_128").expect("larger tiles");
+    assert!(larger.3 > 1024, "tables of their own: {larger:?}");
+    for (name, registers, stack, own) in all {
+        let asks = ASK_SHARED.iter().any(|with| name.starts_with(with));
+        assert!(!asks || own <= OWN_SHARED, "{name}: {own} bytes of shared memory besides what launches may ask for");
         // Threads of a block: what the launches ask for.
         let threads = match name.as_str() {
             "expert_sort" => 1024,
@@ -791,12 +946,13 @@ fn compiled_kernels_keep_to_their_registers_and_stack() {
         };
         assert!(registers > 0 && registers * threads <= 65536, "{name}: {registers} registers of {threads} threads");
         // The scan holds 128 rows of state in registers, and the convolution its taps, of which it
-        // knows no number; tiles of attention put some aside that they need once a block, so that
-        // two blocks fit on a multiprocessor.
+        // knows no number; tiles of attention and of products put some aside that they need once a
+        // block, so that two blocks fit on a multiprocessor.
         let most = match name.as_str() {
             "gdn_scan_128" => 128,
             name if name.starts_with("conv") => 128,
             name if name.starts_with("attention_tile") => 64,
+            name if name.starts_with("wide_") => 96,
             name if ["attention_row", "attention_late"].iter().any(|with| name.starts_with(with)) => 32,
             _ => 16,
         };

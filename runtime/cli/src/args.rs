@@ -210,6 +210,10 @@ pub(crate) struct ComputeArgs {
     /// What to compute with
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     pub backend: BackendArg,
+    /// Compute attention of prompts by tensor cores, near the CPU's bits and not with them (with
+    /// --backend cuda alone)
+    #[arg(long)]
+    pub fast: bool,
     /// Threads of the CPU backend; results do not depend on it [default: one per physical core,
     /// fewer for small models]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]

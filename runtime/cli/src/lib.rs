@@ -55,8 +55,8 @@ use style::Style;
 /// Opens the editor of a terminal.
 pub type OpenEditor = fn() -> io::Result<Box<dyn Editor>>;
 
-/// Opens an NVIDIA GPU for a model.
-pub type OpenGpu = fn(&Model) -> Result<Box<dyn Gpu>, DeviceError>;
+/// Opens an NVIDIA GPU for a model; with `true`, attention of prompts is near the CPU's bits.
+pub type OpenGpu = fn(&Model, bool) -> Result<Box<dyn Gpu>, DeviceError>;
 
 /// What an NVIDIA GPU is to the commands: something that computes, and something that can be
 /// watched.
@@ -80,9 +80,9 @@ impl Gpu for loaf_runtime::backend::cuda::CudaDevice {
 
 /// Opens the first NVIDIA GPU there is.
 #[cfg(target_os = "linux")]
-const GPU: Option<OpenGpu> = Some(|model| {
+const GPU: Option<OpenGpu> = Some(|model, fast| {
     use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions};
-    Ok(Box::new(CudaDevice::open(model, CudaOptions::default())?))
+    Ok(Box::new(CudaDevice::open(model, CudaOptions { fast, ..CudaOptions::default() })?))
 });
 #[cfg(not(target_os = "linux"))]
 const GPU: Option<OpenGpu> = None;

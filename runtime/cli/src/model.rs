@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum as _;
+
 use crate::args::{BackendArg, ComputeArgs, ModelArgs};
 use crate::{Failure, Gpu, Io, OpenGpu, models};
 use loaf_runtime::Session;
@@ -128,6 +130,7 @@ pub(crate) fn kernels(io: &Io<'_>) -> Result<Kernels, Failure> {
 /// any.
 pub(crate) struct Compute {
     backend: BackendArg,
+    fast: bool,
     threads: Option<usize>,
     kernels: Kernels,
     prefetch_pages: bool,
@@ -136,9 +139,13 @@ pub(crate) struct Compute {
 
 impl Compute {
     pub(crate) fn of(args: &ComputeArgs, io: &Io<'_>) -> Result<Compute, Failure> {
+        if args.fast && args.backend != BackendArg::Cuda {
+            let name = args.backend.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned());
+            return Err(Failure::Usage(format!("--fast: expected --backend cuda beside it, found --backend {name}")));
+        }
         let threads = args.threads.map(usize::from);
         let (kernels, prefetch_pages) = (kernels(io)?, !args.no_prefetch);
-        Ok(Compute { backend: args.backend, threads, kernels, prefetch_pages, gpu: io.gpu })
+        Ok(Compute { backend: args.backend, fast: args.fast, threads, kernels, prefetch_pages, gpu: io.gpu })
     }
 
     /// An engine with so many slots. Beside it stands why it is the CPU's, where a GPU would have
@@ -146,11 +153,11 @@ impl Compute {
     pub(crate) fn engine(&self, loaf: &Model, slots: u32) -> Result<(Engine, Option<String>), String> {
         let device = match self.backend {
             BackendArg::Cpu => return Ok((self.cpu(loaf, slots)?, None)),
-            BackendArg::Auto => match open_gpu(loaf, self.gpu) {
+            BackendArg::Auto => match open_gpu(loaf, self.gpu, false) {
                 Ok(gpu) => gpu.into_device(),
                 Err(why) => return Ok((self.cpu(loaf, slots)?, Some(why))),
             },
-            BackendArg::Cuda => open_gpu(loaf, self.gpu)?.into_device(),
+            BackendArg::Cuda => open_gpu(loaf, self.gpu, self.fast)?.into_device(),
             BackendArg::Mlx => device(loaf, true)?,
             BackendArg::MlxCpu => device(loaf, false)?,
         };
@@ -179,12 +186,12 @@ pub(crate) fn session(loaf: &Model, compute: &ComputeArgs, io: &mut Io<'_>) -> R
 
 /// The NVIDIA GPU, with the model on it.
 pub(crate) fn gpu(loaf: &Model, io: &Io<'_>) -> Result<Box<dyn Gpu>, Failure> {
-    open_gpu(loaf, io.gpu).map_err(Failure::Runtime)
+    open_gpu(loaf, io.gpu, false).map_err(Failure::Runtime)
 }
 
-fn open_gpu(loaf: &Model, open: Option<OpenGpu>) -> Result<Box<dyn Gpu>, String> {
+fn open_gpu(loaf: &Model, open: Option<OpenGpu>, fast: bool) -> Result<Box<dyn Gpu>, String> {
     let open = open.ok_or_else(|| format!("CUDA: this program was built without it; {USE_CPU}"))?;
-    open(loaf).map_err(|e| format!("{e}; {USE_CPU}"))
+    open(loaf, fast).map_err(|e| format!("{e}; {USE_CPU}"))
 }
 
 /// What to do where another backend is not to be had.

@@ -64,6 +64,12 @@ kernels! {
     TilesQ4 = "tiles_q4",
     TilesE2m1 = "tiles_e2m1",
     TilesAny = "tiles_any",
+    Wide32 = "wide_32",
+    Wide64 = "wide_64",
+    Wide128 = "wide_128",
+    FastAttention64 = "fast_attention_64",
+    FastAttention128 = "fast_attention_128",
+    FastAttention256 = "fast_attention_256",
     AttentionTile64 = "attention_tile_64",
     AttentionTile128 = "attention_tile_128",
     AttentionTile256 = "attention_tile_256",
@@ -598,6 +604,8 @@ pub struct Bases {
     pub shared: u32,
     /// Most runs of a step.
     pub runs: u32,
+    /// Whether attention of many rows may be near the contract's, and not its bits.
+    pub fast: bool,
     /// Blocks of positions that attention is cut into at most: a power of two that the rows'
     /// positions need.
     pub blocks: u32,
@@ -625,12 +633,25 @@ impl Bases {
 pub const THREADS: u32 = 256;
 /// Most bytes of shared memory that a product takes, so that two kernels in a row fit side by side.
 const MOST_SHARED: u32 = 100 << 10;
+/// What the names begin with of kernels whose launches may ask for as much shared memory as there
+/// is.
+pub const ASK_SHARED: [&str; 7] = ["linear_", "attention", "fast_", "wide_", "top_k", "expert_sort", "few_"];
+/// Bytes of shared memory that such a kernel has of its own at most, besides what a launch asks for.
+pub const OWN_SHARED: u32 = 2048;
 /// Query heads that one block of attention takes.
 const ATTENTION_HEADS: u32 = 4;
 /// Blocks that a row and group of heads is cut into where few rows are computed.
 pub const ATTENTION_SPLIT: u32 = 32;
 /// Rows, and outputs, of a tile of tensor cores.
 const TILE: u32 = 64;
+/// Outputs of the larger tiles, and bytes of a stage of so many rows of them (`wide_stage` of the
+/// kernels); they have four stages, or three.
+const WIDE_OUTS: u32 = 128;
+const fn wide_shared(rows: u32) -> u32 {
+    (if rows == 128 { 3 } else { 4 }) * (rows * (128 + 16) + WIDE_OUTS * (64 + 8) + 256)
+}
+/// Queries of a tile of the attention that is near the contract's.
+const FAST_QUERIES: u32 = 128;
 /// Rows from which on tiles are used.
 const TILES_FROM: u32 = 24;
 /// Threads of a block of the short attention.
@@ -986,42 +1007,7 @@ impl Linear {
         let small = |n: u64| u32::try_from(n).ok();
         let mut launches = Vec::new();
         if !made {
-            let parameter = FewCodes {
-                x: self.x[0],
-                x2: self.x2,
-                y: self.y,
-                sum: self.sum,
-                normed: self.normed,
-                codes: codes[0],
-                scales: codes[1],
-                sums: codes[2],
-                x_row: small(self.x_row)?,
-                x2_row: small(self.x2_row)?,
-                sum_row: small(self.sum_row)?,
-                normed_row: small(self.normed_row)?,
-                codes_row: small(rows[0])?,
-                scales_row: small(rows[1])?,
-                eps: self.eps,
-                offset: self.offset,
-            };
-            // Four values are loaded at once, and as many factors of the norm.
-            let bytes16 = [self.x[0], self.x2, self.sum, self.normed];
-            let rows16 = [self.x_row, self.x2_row, self.sum_row, self.normed_row];
-            let norm = self.stage == stage::NORM;
-            let (kernel, cut, shared) = match (norm, self.inputs) {
-                (false, inputs) => (K::FewCodes, inputs / 1024, 0),
-                (true, 1024) => (K::FewNorm1, 1, 0),
-                (true, 2048) => (K::FewNorm2, 1, 4 * self.inputs),
-                (true, _) => return None,
-            };
-            let fits = bytes16.iter().all(|n| n.is_multiple_of(16))
-                && rows16.iter().all(|n| n.is_multiple_of(4))
-                && (!norm || self.y_dtype == DType::BF16 as u32 && self.y.is_multiple_of(8));
-            if !fits {
-                return None;
-            }
-            let shape = shape([self.rows, cut, 1], THREADS, shared);
-            launches.push(Launch { kernel, shape, parameter: Parameter::FewCodes(parameter) });
+            launches.push(self.form(codes, rows)?);
         }
         let parameter = FewProduct {
             planes: self.planes,
@@ -1053,6 +1039,93 @@ impl Linear {
         Some(launches)
     }
 
+    /// What makes the activations of several rows, in groups of 64, if there is a kernel for it.
+    fn form(&self, codes: [Address; 3], rows: [u64; 2]) -> Option<Launch> {
+        use Kernel as K;
+        let small = |n: u64| u32::try_from(n).ok();
+        let parameter = FewCodes {
+            x: self.x[0],
+            x2: self.x2,
+            y: self.y,
+            sum: self.sum,
+            normed: self.normed,
+            codes: codes[0],
+            scales: codes[1],
+            sums: codes[2],
+            x_row: small(self.x_row)?,
+            x2_row: small(self.x2_row)?,
+            sum_row: small(self.sum_row)?,
+            normed_row: small(self.normed_row)?,
+            codes_row: small(rows[0])?,
+            scales_row: small(rows[1])?,
+            eps: self.eps,
+            offset: self.offset,
+        };
+        // Four values are loaded at once, and as many factors of the norm.
+        let bytes16 = [self.x[0], self.x2, self.sum, self.normed];
+        let rows16 = [self.x_row, self.x2_row, self.sum_row, self.normed_row];
+        let norm = self.stage == stage::NORM;
+        let (kernel, cut, shared) = match (norm, self.inputs) {
+            (false, inputs) if inputs.is_multiple_of(1024) => (K::FewCodes, inputs / 1024, 0),
+            (true, 1024) => (K::FewNorm1, 1, 0),
+            (true, 2048) => (K::FewNorm2, 1, 4 * self.inputs),
+            _ => return None,
+        };
+        let fits = bytes16.iter().all(|n| n.is_multiple_of(16))
+            && rows16.iter().all(|n| n.is_multiple_of(4))
+            && codes[0].is_multiple_of(16)
+            && rows[0].is_multiple_of(16)
+            && (!norm || self.y_dtype == DType::BF16 as u32 && self.y.is_multiple_of(8));
+        let shape = shape([self.rows, cut, 1], THREADS, shared);
+        fits.then_some(Launch { kernel, shape, parameter: Parameter::FewCodes(parameter) })
+    }
+
+    /// The launches of a product of many rows whose activations are made first, as for
+    /// [`Linear::few`].
+    pub fn many(
+        mut self,
+        codes: [Address; 3],
+        rows: [u64; 2],
+        group: u32,
+        made: bool,
+        bases: &Bases,
+    ) -> Option<Vec<Launch>> {
+        let usual = group == 64 && WeightFormat::from_code(self.format)?.activation_group() == Some(64);
+        let form = if made { None } else { Some(self.form(codes, rows).filter(|_| usual)?) };
+        (self.stage, self.flags, self.x) = (stage::CODES, 0, codes);
+        (self.x_row, self.xs_row) = (rows[0], rows[1]);
+        Some(form.into_iter().chain([self.launch(bases)]).collect())
+    }
+
+    /// The larger tiles, if the weight is of the usual kind: a kernel, and the rows of its tiles
+    /// and threads of its blocks. Offsets within an operand have 32 bits there.
+    fn wide(&self, slots: u32, bases: &Bases) -> Option<(Kernel, u32, u32)> {
+        // So many bytes are brought at once.
+        let bytes16 = [self.planes[0], self.plane_row[0], self.plane_expert[0], self.x_row, self.x_slot];
+        let bytes8 = [self.x[1], self.x[2], 4 * self.xs_row, 4 * self.xs_slot];
+        let bytes4 = [&self.planes[1..], &self.plane_row[1..], &self.plane_expert[1..]].concat();
+        let within = |rows: u32, row: u64| u64::from(rows) * row < 1 << 32;
+        let last = u64::from(self.x_slots) * self.x_slot.max(4 * self.xs_slot);
+        let fits = self.format == usual(4)
+            && self.inputs.is_multiple_of(128)
+            && bytes16.iter().all(|n| n.is_multiple_of(16))
+            && bytes8.iter().all(|n| n.is_multiple_of(8))
+            && bytes4.iter().all(|n| n.is_multiple_of(4))
+            && self.plane_row[1] == self.plane_row[2]
+            && within(self.rows, self.x_row.max(4 * self.xs_row) + last)
+            && within(self.outputs, self.plane_row[0].max(self.plane_row[1]));
+        // The largest of which every multiprocessor has a block, or, of experts, that their slots
+        // fill.
+        let blocks = |rows| u64::from(slots.div_ceil(rows)) * u64::from(self.outputs.div_ceil(WIDE_OUTS));
+        let enough = |rows: u32| match self.order {
+            0 => blocks(rows) >= u64::from(bases.multiprocessors),
+            _ => rows <= 64 && slots / self.experts.max(1) >= rows,
+        };
+        let all = [(Kernel::Wide128, 128, 256), (Kernel::Wide64, 64, 128), (Kernel::Wide32, 32, 128)];
+        let (kernel, rows, threads) = all.into_iter().find(|(_, rows, _)| enough(*rows)).unwrap_or(all[2]);
+        (fits && wide_shared(rows) <= bases.shared).then_some((kernel, rows, threads))
+    }
+
     /// The kernel that fits, and how it is cut.
     pub fn launch(self, bases: &Bases) -> Launch {
         use Kernel as K;
@@ -1074,7 +1147,13 @@ impl Linear {
         let slots = if self.order == 0 { self.rows } else { self.rows * self.k };
         if self.stage == stage::CODES && slots >= TILES_FROM && group >= 32 && x16 {
             // Every expert has a tile that it does not fill.
-            let tiles = slots.div_ceil(TILE) + if self.order == 0 { 0 } else { self.experts.min(slots) };
+            let tiles_of = |rows| slots.div_ceil(rows) + if self.order == 0 { 0 } else { self.experts.min(slots) };
+            if let Some((kernel, rows, threads)) = self.wide(slots, bases) {
+                let shape = shape([self.outputs.div_ceil(WIDE_OUTS), 1, 1], threads, wide_shared(rows));
+                let shape = places(shape, tiles_of(rows).into());
+                return Launch { kernel, shape, parameter: Parameter::Linear(self) };
+            }
+            let tiles = tiles_of(TILE);
             let kernel = match kernels[2] {
                 K::LinearQ4Rows => K::TilesQ4,
                 K::LinearE2m1Rows => K::TilesE2m1,
@@ -1156,7 +1235,8 @@ impl Attend {
     /// How it is cut.
     pub fn launch(mut self, bases: &Bases, few: bool) -> Launch {
         let fits = |l: &Launch| l.shape.shared <= bases.shared;
-        let special = if few { self.row(bases) } else { self.tiles(bases) };
+        let fast = if few { None } else { self.fast(bases).filter(fits) };
+        let special = if few { self.row(bases) } else { fast.or_else(|| self.tiles(bases)) };
         if let Some(special) = special.filter(fits) {
             return special;
         }
@@ -1235,6 +1315,30 @@ impl Attend {
         let shared = planes * block * self.dim + 4 * ATTENTION_HEADS * (2 * block + self.dim);
         let parameter = Parameter::Attend(Attend { per_block, ..*self });
         Some(Launch { kernel, shape: shape(grid, ROW_THREADS, shared), parameter })
+    }
+
+    /// Tiles of rows by tensor cores, where that is asked for and the caches are F16.
+    fn fast(&self, bases: &Bases) -> Option<Launch> {
+        let group = self.heads / self.kv_heads.max(1);
+        let (kernel, dim, threads) = match self.dim {
+            ..=64 => (Kernel::FastAttention64, 64, 128),
+            65..=128 => (Kernel::FastAttention128, 128, 128),
+            129..=256 => (Kernel::FastAttention256, 256, 256),
+            _ => return None,
+        };
+        let fits = [&self.q, &self.k, &self.v, &self.out].into_iter().all(aligned)
+            && self.dim.is_multiple_of(8)
+            && [&self.k, &self.v].into_iter().all(|o| o.dtype == DType::F16 as u32)
+            && (1..=FAST_QUERIES).contains(&group);
+        if !bases.fast || self.rows < ATTENTION_TILES_FROM || self.makes != 0 || !fits {
+            return None;
+        }
+        // Queries, and two chunks of 64 keys and of values each, in halves.
+        let shared = 2 * dim * (FAST_QUERIES + 4 * 64);
+        // Each run has a tile that it does not fill.
+        let tiles = self.rows.div_ceil(FAST_QUERIES / group) + self.rows.min(bases.runs) - 1;
+        let shape = shape([self.kv_heads, tiles, 1], threads, shared);
+        Some(Launch { kernel, shape, parameter: Parameter::Attend(*self) })
     }
 
     /// Tiles of rows, if there are enough and everything is aligned to sixteen bytes.

@@ -6,7 +6,7 @@ use loaf_formats::op::{ATTENTION_BLOCK, OpAttrs, OpKind, attention, gdn_scan};
 use loaf_formats::plan::{Phase, Plan, State, StateKind, records};
 
 use super::driver::{Address, Card, Driver, Pinned, Result};
-use super::launch::{ATTENTION_SPLIT, Bases, CHOICE_ROOM, Choose, RowAt, RunAt, Step, attention_room};
+use super::launch::{ATTENTION_SPLIT, Bases, CHOICE_ROOM, Choose, OWN_SHARED, RowAt, RunAt, Step, attention_room};
 use crate::backend::{DeviceError, Part, SlotRun};
 
 /// Versions of recurrent state a slot has room for where there is memory: two lots of the rows of a
@@ -282,6 +282,7 @@ impl Memory {
             multiprocessors: self.multiprocessors,
             shared: self.shared,
             runs: steps.runs as u32,
+            fast: false,
             blocks: self.blocks(),
         };
         (bases, steps.step())
@@ -445,7 +446,7 @@ impl Memory {
 /// Bytes of dynamic shared memory that a kernel may ask for: some have a little of their own
 /// besides.
 pub(super) fn shared_room(card: &Card) -> u32 {
-    card.shared - 1024
+    card.shared - OWN_SHARED
 }
 
 /// Copies with several threads where it pays: one reads a mapped file far slower than a link takes

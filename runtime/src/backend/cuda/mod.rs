@@ -52,6 +52,8 @@ pub struct CudaOptions {
     /// Whether decode steps of few rows are computed in fused steps, and kernels of a step may
     /// begin before those before them have ended.
     pub fused: bool,
+    /// Whether attention of prompts may be near the CPU's, by tensor cores, in place of its bits.
+    pub fast: bool,
     /// Compiled kernels in place of the program's own, for whoever changes them.
     pub image: Option<Vec<u8>>,
 }
@@ -59,7 +61,7 @@ pub struct CudaOptions {
 impl Default for CudaOptions {
     /// The first device, room for one sequence, graphs.
     fn default() -> Self {
-        CudaOptions { device: 0, slots: 1, graphs: true, fused: true, image: None }
+        CudaOptions { device: 0, slots: 1, graphs: true, fused: true, fast: false, image: None }
     }
 }
 
@@ -98,6 +100,8 @@ pub struct CudaDevice {
     limits: Limits,
     options: CudaOptions,
     schedule: Option<Schedule>,
+    /// Of the templates of prompts, in order.
+    prompts: Vec<Schedule>,
     /// Graphs of decode steps by their rows, less one, and by their shape; after them those that
     /// choose a token for each row, and last those that choose the next step's token themselves.
     graphs: Vec<[Option<Graph>; Memory::SHAPES]>,
@@ -145,12 +149,17 @@ impl CudaDevice {
             true => Some(Schedule::new(plan, decode).map_err(|e| DeviceError::Failed(e.into()))?),
             false => None,
         };
-        let memory = Memory::plan(plan, slots, &card, schedule.as_ref().map_or(0, steps::room))?;
+        let of_prompts = plan.templates_of(Phase::Prefill).filter(|_| options.fused);
+        let prompts = of_prompts.map(|t| Schedule::new(plan, t)).collect::<Result<Vec<_>, _>>();
+        let prompts = prompts.map_err(|e| DeviceError::Failed(e.into()))?;
+        let room = schedule.as_ref().map_or(0, steps::room);
+        let room = prompts.iter().map(|s| s.arena.bytes).fold(room, u64::max);
+        let memory = Memory::plan(plan, slots, &card, room)?;
         let (free, _) = driver.memory()?;
         let memory = memory.fit(free, &card.name)?;
         let functions = driver.load(options.image.as_deref().unwrap_or(own), Kernel::NAMES)?;
         for (function, name) in functions.iter().zip(Kernel::NAMES) {
-            if ["linear_", "attention", "top_k", "expert_sort", "few_"].iter().any(|with| name.starts_with(with)) {
+            if launch::ASK_SHARED.iter().any(|with| name.starts_with(with)) {
                 driver.allow_shared(*function, memory::shared_room(&card))?;
             }
             // Of steps of several rows, whose kernels are changed for others most often.
@@ -175,6 +184,7 @@ impl CudaDevice {
             limits,
             options,
             schedule,
+            prompts,
             graphs: vec![[None; Memory::SHAPES]; 2 * limits.decode_rows as usize + 1],
             last: None,
             choosing: None,
@@ -232,7 +242,8 @@ impl CudaDevice {
     /// Launches a record, which may overlap with the launch before it; gives whether there was one.
     fn launch_record(&mut self, record: &Record<'_>, phase: Phase, overlap: bool) -> Result<bool, DeviceError> {
         let few = phase != Phase::Prefill;
-        let (bases, step) = self.memory.bases(few);
+        let (mut bases, step) = self.memory.bases(few);
+        bases.fast = self.options.fast;
         let Some(Launch { kernel, mut shape, parameter }) = launch(record, &bases, step, few) else {
             return Ok(false);
         };
@@ -334,6 +345,23 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// A step of prompts, in the schedule's steps where there are any.
+    fn prompt_step(&mut self, rows: u32) -> Result<(), DeviceError> {
+        let model = self.model.clone();
+        let mut templates = model.plan().templates_of(Phase::Prefill).zip(&self.prompts);
+        let (Some((template, schedule)), None) = (templates.find(|(t, _)| t.max_rows >= rows), &self.times) else {
+            return self.replay(Phase::Prefill, rows);
+        };
+        let mut words = Vec::new();
+        template.expand(rows.into(), &mut words);
+        let (mut bases, step) = self.memory.bases(false);
+        bases.fast = self.options.fast;
+        for Launch { kernel, shape, parameter } in steps::many_rows(schedule, &words, rows, &bases, step) {
+            self.driver.launch(self.functions[kernel as usize], shape, parameter.bytes())?;
+        }
+        Ok(())
+    }
+
     fn fetch_logits(&mut self, rows: u32) -> Result<(), DeviceError> {
         let plan = self.model.plan();
         let bytes = rows as usize * plan.vocab as usize * 4;
@@ -417,7 +445,7 @@ impl Device for CudaDevice {
         self.memory.set_step(&mut *self.driver, false, ids, runs)?;
         self.memory.send_step(&mut *self.driver, false)?;
         self.last = alone(runs);
-        self.replay(Phase::Prefill, ids.len() as u32)
+        self.prompt_step(ids.len() as u32)
     }
 
     fn lm_head(&mut self, rows: &[u32]) -> Result<(), DeviceError> {

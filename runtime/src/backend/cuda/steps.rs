@@ -1,10 +1,11 @@
-//! Decode steps of few rows: the shared schedule's steps as few launches.
+//! Steps in the shared schedule's fused steps: as few launches as there are kernels for.
 //!
 //! Of one row a product makes its activations itself (norm, sum, int8 form) and adds what follows;
 //! attention makes its queries, the new key and value and the gate; the delta rule is one launch, a
 //! mixture of experts three. Of several rows activations are made once, before their products, and
-//! queries, keys and values before attention. What has no kernel of its own is launched record by
-//! record, with operands where the schedule places them.
+//! queries, keys and values before attention. Prompts do the same with products of many rows, whose
+//! results they do not finish. What has no kernel of its own is launched record by record, with
+//! operands where the schedule places them.
 //!
 //! A sum before a norm is made by the product (or the mixture) whose result goes into it, which has
 //! its outputs at hand, and not by every block of the product after it ([`Sums`]).
@@ -43,6 +44,8 @@ struct Steps<'a> {
     bases: &'a Bases,
     step: Step,
     rows: u32,
+    /// Whether these are the rows of prompts.
+    many: bool,
     sums: Sums,
 }
 
@@ -62,7 +65,7 @@ fn sum_bytes(schedule: &Draft) -> u64 {
 /// The launches of a decode step of few rows; `words` is the template's graph for them.
 pub(super) fn few_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Bases, step: Step) -> Vec<Launch> {
     let records = records(words).flatten().collect();
-    let mut all = Steps { schedule, records, bases, step, rows, sums: Sums::default() };
+    let mut all = Steps { schedule, records, bases, step, rows, many: false, sums: Sums::default() };
     let without = all.all_made();
     all.sums = all.sums_of(&without);
     let mut made = all.all_made();
@@ -93,6 +96,20 @@ pub(super) fn few_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Ba
                     }
                 }
             }
+        }
+    }
+    out
+}
+
+/// The launches of a step of prompts; `words` is the template's graph for its rows.
+pub(super) fn many_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Bases, step: Step) -> Vec<Launch> {
+    let records = records(words).flatten().collect();
+    let all = Steps { schedule, records, bases, step, rows, many: true, sums: Sums::default() };
+    let mut out = Vec::new();
+    for fused in &schedule.steps {
+        match all.made(fused) {
+            Some(launches) => out.extend(launches),
+            None => out.extend(fused.records.iter().filter_map(|&i| all.single(i))),
         }
     }
     out
@@ -215,7 +232,7 @@ impl Steps<'_> {
     }
 
     fn single(&self, record: usize) -> Option<Launch> {
-        launch_with(&self.records[record], self.placed(record), self.bases, self.step, true)
+        launch_with(&self.records[record], self.placed(record), self.bases, self.step, !self.many)
     }
 
     /// The record that makes an operand of another.
@@ -274,10 +291,10 @@ impl Steps<'_> {
                 _ => return None,
             }
             made.push(self.value(product, at.out));
-            if self.finish(&mut l, p, product, at.out, &mut made).is_some() {
+            if !self.many && self.finish(&mut l, p, product, at.out, &mut made).is_some() {
                 finished = true;
             }
-            if self.rows == 1 {
+            if self.rows == 1 && !self.many || l.stage == stage::CODES && self.many {
                 launches.push(l.launch(self.bases));
                 continue;
             }
@@ -287,7 +304,11 @@ impl Steps<'_> {
             let group = op::quantize::Attrs::of(self.records[quantize].attrs).group as u32;
             let made = quantized.replace(quantize) == Some(quantize);
             let rows = [codes.row, scales.row];
-            launches.extend(l.few([codes.at, scales.at, sums.at], rows, group, made, self.bases)?);
+            let (codes, bases) = ([codes.at, scales.at, sums.at], self.bases);
+            launches.extend(match self.many {
+                true => l.many(codes, rows, group, made, bases)?,
+                false => l.few(codes, rows, group, made, bases)?,
+            });
         }
         if !finished {
             // What follows the products is computed by itself.
@@ -470,13 +491,16 @@ impl Steps<'_> {
                 (false, true) if g.dim == a.heads * a.dim => Some(Operand { head: a.dim as u32, ..o }),
                 _ => None,
             };
-            (l.gate, l.out) = (heads(from)?, heads(to)?);
+            if !self.many {
+                (l.gate, l.out) = (heads(from)?, heads(to)?);
+            }
             out = self.value(gate, at.out);
         }
         if !Self::are_all(fused, &[out]) {
             return None;
         }
-        let heads = (self.rows > 1).then(|| l.heads(queries));
-        Some(heads.into_iter().chain([l.launch(self.bases, true)]).collect())
+        let heads = (self.rows > 1 || self.many).then(|| l.heads(queries));
+        let gate = p.gate.filter(|_| self.many).and_then(|gate| self.single(gate));
+        Some(heads.into_iter().chain([l.launch(self.bases, !self.many)]).chain(gate).collect())
     }
 }
