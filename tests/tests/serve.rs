@@ -95,6 +95,21 @@ fn a_stream_says_what_a_whole_answer_says() {
 }
 
 #[test]
+fn numbers_are_what_json_has_and_null_is_nothing() {
+    // What an integer is, is a matter of its value; what is above zero stays so however small.
+    let ask = |prompt: Value| {
+        let more = json!({ "prompt": prompt, "top_p": 5e-324, "repetition_penalty": 5e-324, "no_such_field": null });
+        server().post("/v1/completions", &text(more)).json()["choices"][0]["text"].clone()
+    };
+    assert_eq!(ask(json!([[3.0, 5]])), ask(json!([[3, 5]])));
+    let content = |ids: Value| server().post("/detokenize", &json!({ "tokens": ids })).json()["content"].clone();
+    assert_eq!(content(json!([77.0])), content(json!([77])));
+    let input = json!({ "input": [[3.0, 5]] });
+    assert_eq!(server().post("/v1/embeddings", &input).status, 200);
+    assert!(server().post("/v1/embeddings", &json!({ "input": [[3.5]] })).error(400).contains("3.5"));
+}
+
+#[test]
 fn choices_are_those_of_their_seeds() {
     let both = server().post("/v1/completions", &text(json!({ "n": 2 }))).json();
     let one = |seed: u64| {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::chunks::{Head, stream_options};
 use super::{App, Plan, Request, blocking, finish_reason, log_prob, open, sampling, submit};
 use crate::body::{Content, Stream};
-use crate::fields::{Fields, Refusal, kind};
+use crate::fields::{Fields, Refusal, kind, whole};
 use crate::hub::Loaded;
 use crate::job::{Answer, Event, TokenProbs, Wanted};
 use crate::prompt::{self, Prompt};
@@ -38,7 +38,7 @@ pub fn prompts(value: Value, field: &str, loaded: &Loaded) -> Result<Vec<Prompt>
         Refusal::field(field, format!("{expected}, found {}", kind(found)))
     };
     let ids = |list: &[Value]| {
-        let read = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+        let read = |v: &Value| whole(v).and_then(|id| u32::try_from(id).ok());
         list.iter()
             .map(|v| read(v).ok_or_else(|| Refusal::field(field, format!("expected token ids, found {v}"))))
             .collect::<Result<Vec<u32>, _>>()
