@@ -76,8 +76,8 @@ def run(*args, **options):
     return done.stdout
 
 
-def set_up(isa):
-    """Installs what is not there yet, and names the peer; returns only inside the virtual environment."""
+def set_up(isa, build=True):
+    """Installs what is not there yet, and names the peer, which is made unless `build` says no; returns only inside the virtual environment."""
     global PEER
     PEER = LOCAL / f"llama_peer-{isa}"
     python = VENV / "bin" / "python"
@@ -90,6 +90,9 @@ def set_up(isa):
         marker.write_text(wanted)
     if Path(sys.prefix).resolve() != VENV.resolve():
         os.execv(python, [str(python), *sys.argv])
+    run("cargo", "build", "--release", "-p", "loaf-cli", "-p", "loaf-bake", cwd=HERE.parent)
+    if not build:
+        return
     source = LOCAL / "-".join(SOURCE) / "vendor" / "llama.cpp"
     if not source.exists():
         run(python, "-m", "pip", "download", "--no-deps", "--no-binary", SOURCE[0], "==".join(SOURCE), "-d", LOCAL)
@@ -112,12 +115,11 @@ def set_up(isa):
         libraries = ["-lllama", "-lggml", "-lggml-base", "-lggml-cpu"]
         run(os.environ.get("CC", "cc"), "-O2", "-Wall", f"-I{source / 'include'}", f"-I{source / 'ggml' / 'include'}", ours, "-o", PEER,
             f"-L{lib}", *libraries, f"-Wl,-rpath,{lib}")
-    run("cargo", "build", "--release", "-p", "loaf-cli", "-p", "loaf-bake", cwd=HERE.parent)
 
 
-def machine(isa):
-    """What this machine is, and that llama.cpp was built for it, or for the instruction set asked for."""
-    info = run(PEER, "-", 1, 0, 0, "info").strip()
+def machine(isa, package=None):
+    """What this machine is, and that llama.cpp was built for it, or for the instruction set asked for; unless it is in a package."""
+    info = package or run(PEER, "-", 1, 0, 0, "info").strip()
     try:
         cpu = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -125,10 +127,10 @@ def machine(isa):
     field = lambda name: next(iter(re.findall(rf"^{name}\s*: (.*)$", cpu, re.M)), "")
     flags = set(field("flags").split())
     shown = {"avx2": "AVX2", "avx512f": "AVX512", "avx512_vnni": "AVX512_VNNI", "avx_vnni": "AVX_VNNI"}
-    for what, is_so in ISAS[isa][1].items():
+    for what, is_so in ISAS[isa][1].items() if not package else ():
         if (what in info) != is_so:
             sys.exit(f"llama.cpp was not built for {isa}: {info}")
-    for flag, name in shown.items() if isa == "native" else ():
+    for flag, name in shown.items() if isa == "native" and not package else ():
         if flag in flags and f"{name} = 1" not in info:
             sys.exit(f"llama.cpp was not built for this CPU: it has {flag}, but the build says: {info}")
     name = field("model name") or os.uname().machine
@@ -338,11 +340,12 @@ def report(name, mix, model, figures, notes):
     return lines, data
 
 
-def make_models(models, name, mix, contexts, same_file):
-    """Writes what is missing of one model in one mix; returns where everything is."""
-    folder = LOCAL / "models" / name
-    full = name == "full"
-    config = json.loads(models.FULL.read_text()) if full else models.CONFIGS[name]
+def make_models(models, name, mix, contexts, same_file, direct=False):
+    """Writes what is missing of one model in one mix; returns where everything is. With `direct` codes are drawn as they are stored, as
+    for the model at its true size: the same shapes and types, other numbers, and no quantiser of llama.cpp's is needed."""
+    full = direct or name == "full"
+    folder = LOCAL / "models" / (f"{name}-direct" if direct else name)
+    config = json.loads(models.FULL.read_text()) if name == "full" else models.CONFIGS[name]
     gguf = folder / f"{mix}.gguf"
     if full and not gguf.exists():
         print(f"{name}: drawing codes", flush=True)

@@ -5,16 +5,18 @@
 
 Models, packages and llama.cpp's sources are those of peers.py, in bench/.local; its server (llama-server) is built beside the library that peers.py
 builds, from the same sources with the same options. With --package it is the server in the package xllamacpp, which is a later llama.cpp compiled by
-others for AVX2 and needs no build; loaf is held to AVX2 then too. Results: bench/.local/serve.md and serve.json.
+others for AVX2; loaf is held to AVX2 then too, unless LOAF_ISA says otherwise. Nothing is built then, and weights are drawn as they are stored,
+one for one of the same types but not the same numbers. Results: bench/.local/serve.md and serve.json.
 
 **load**: 1, 4 and 16 clients, each of which asks again as soon as it was answered: a prompt of its own (256 random token ids) and 64 tokens, greedy,
 streamed. Figures are tokens generated a second, over all clients, and the time to the first token, at the median and at the 99th percentile.
 llama.cpp has a slot for each client, and of its settings (flash attention or not, one cache for all slots or one each) those with the best
 median count, figure by figure; loaf has `--parallel 16` for all.
 
-**follow**: what a second question costs after a long conversation: 20,000 tokens of history, the answer to the first question, and 64 new
-tokens. Time to the first token, cold, as a follow-up, and as a follow-up after the server was ended and started again with its cache on disk
-(loaf; llama.cpp's server keeps no such cache). It is held against what evaluating the new tokens alone takes at that place (`loaf bench --context
+**follow**: what another question costs after a long conversation: 20,000 tokens of history, the answer to the first question, and 64 tokens to be
+evaluated. Time to the first token: cold; of a follow-up, and of one more after that; of a branch, that is of another question in place of the first
+follow-up and of the first answer; of a follow-up after the server was ended and started again with its cache on disk (loaf; llama.cpp's server keeps
+no such cache). It is held against what evaluating the new tokens alone takes at that place (`loaf bench --context
 20000 --prefill 64`). `state` is a model whose recurrent state and caches have the true size of Qwen3.6-35B-A3B (62.8 MiB, 20 KiB a token) with small
 experts; it is loaf's alone.
 
@@ -229,7 +231,7 @@ def measure_load(name, model, llama, a, results):
             plan = [("loaf", None)] + ([("llama.cpp", mode) for mode in modes] if llama else [])
             for engine, mode in plan[turn % len(plan):] + plan[:turn % len(plan)]:
                 if engine == "loaf":
-                    server, who = Loaf(model["loaf"], a.threads, "--parallel", 16), "loaf"
+                    server, who = Loaf(model["loaf"], a.threads, "--parallel", 16, *a.loaf.split()), "loaf"
                 else:
                     label, flash, unified = mode
                     server, who = Llama(llama, model["gguf"], a.threads, clients, context, flash, unified), f"llama.cpp {label}"
@@ -272,15 +274,21 @@ def measure_follow(name, model, llama, a, results):
         history, new = prompt(draw, a.history, model["vocab"]), prompt(draw, NEW, model["vocab"])
         out = json.loads(run(LOAF, "bench", "-m", model["loaf"], "--context", a.history, "--prefill", NEW, "--decode", 0, "--threads", a.threads, "--json"))
         add("the new tokens alone", NEW / out["prefill_tok_s"]["median"])
-        # The history is a conversation of its own each time; what follows is asked thrice, each with other words.
-        followed = lambda said, k: history + said + [1000 + k] + new[1:]
+        # An answer's last token was not evaluated yet, so that it is one of the new ones.
+        after = lambda ids, said, k: ids + said + [1000 + k] + new[2:]
 
         def conversation(server, who):
             try:
                 first, _, said = ask(server, history, ANSWER)
                 add(f"{who}, cold", first)
-                for k in range(3):
-                    add(f"{who}, follow-up", ask(server, followed(said, k), ANSWER)[0])
+                ids, answer = history, said
+                for k in range(2):
+                    ids = after(ids, answer, k)
+                    first, _, answer = ask(server, ids, ANSWER)
+                    add(f"{who}, follow-up", first)
+                # Another question after the first answer, and one in place of that answer.
+                for ids in (after(history, said, 2), history + [1003] + new[1:]):
+                    add(f"{who}, branch", ask(server, ids, ANSWER)[0])
             finally:
                 server.stop()
             return said
@@ -290,7 +298,7 @@ def measure_follow(name, model, llama, a, results):
             said = conversation(Loaf(model["loaf"], a.threads, *more), "loaf")
             server = Loaf(model["loaf"], a.threads, *more)
             try:
-                add("loaf, follow-up after a restart", ask(server, followed(said, 3), ANSWER)[0])
+                add("loaf, follow-up after a restart", ask(server, after(history, said, 4), ANSWER)[0])
             finally:
                 server.stop()
         if llama and model.get("gguf"):
@@ -299,7 +307,7 @@ def measure_follow(name, model, llama, a, results):
     alone = middle["the new tokens alone"]
     lines = [f"## {name}: a follow-up after {a.history} tokens", "", "| time to first token, ms | median | least | most | wanted |", "|---|---:|---:|---:|---|"]
     for figure, values in samples.items():
-        wanted = {"loaf, follow-up": f"≤ {alone + 20:.0f}", "loaf, follow-up after a restart": f"≤ {alone + 200:.0f}"}.get(figure, "")
+        wanted = {"loaf, follow-up": f"≤ {alone + 20:.0f}", "loaf, branch": f"≤ {alone + 20:.0f}", "loaf, follow-up after a restart": f"≤ {alone + 200:.0f}"}.get(figure, "")
         lines.append(f"| {figure} | {middle[figure]:.0f} | {min(values):.0f} | {max(values):.0f} | {wanted} |")
     if "llama.cpp, follow-up" in middle:
         wanted = "; wanted: ≤ 0.1" if name == "hybrid" else ""
@@ -327,21 +335,24 @@ def main():
     parser.add_argument("--answer", type=int, default=64, help="tokens of an answer [default: 64]")
     parser.add_argument("--history", type=int, default=HISTORY, help="tokens before the follow-up [default: 20000]")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of either [default: all]")
-    parser.add_argument("--package", action="store_true", help="llama.cpp's server from the package xllamacpp; both for AVX2")
+    parser.add_argument("--loaf", default="", help="more arguments of loaf serve under load, such as '--max-stall 400'")
+    parser.add_argument("--package", action="store_true", help="llama.cpp's server from the package xllamacpp; both for AVX2, unless LOAF_ISA names another set")
     parser.add_argument("--modes", default="on each,on one,off each,off one",
                         help="settings of llama.cpp that are tried: flash attention, and a cache for each slot or one [default: all]")
     parser.add_argument("--without-llama", action="store_true", help="loaf alone")
     a = parser.parse_args()
-    peers.set_up("native")
+    direct = a.package or a.without_llama
+    peers.set_up("native", not direct)
     llama = None if a.without_llama else PACKAGE if a.package else build_server()
     if a.package:
-        os.environ["LOAF_ISA"] = "avx2"
+        os.environ.setdefault("LOAF_ISA", "avx2")
         run(sys.executable, "-m", "pip", "install", "--no-deps", PACKAGE)
     import peer_models
 
     parts, names = a.only.split(","), a.models.split(",")
-    about = peers.machine("native")
-    kernels = f"both for AVX2, llama.cpp as {PACKAGE} has it" if a.package else "kernels for this machine"
+    about = peers.machine("native", PACKAGE if direct else None)
+    ours = os.environ.get("LOAF_ISA", "this machine")
+    kernels = f"kernels of loaf for {ours}, of llama.cpp for AVX2 as {PACKAGE} has them" if a.package else f"kernels for {ours}"
     lines = ["# loaf serve beside llama.cpp's server", "",
              f"{about['cpu']}, {about['cores']} cores; {a.threads} threads; {a.rounds} rounds; Q4_0; {kernels}.", ""]
     results = {"machine": about, "arguments": vars(a)}
@@ -349,7 +360,7 @@ def main():
         if name == "state":
             model = bake_state()
         else:
-            model = {**peers.make_models(peer_models, name, "q4_0", (CONTEXT - 1024,), False), "vocab": 150_000}
+            model = {**peers.make_models(peer_models, name, "q4_0", (CONTEXT - 1024,), False, direct), "vocab": 150_000}
         if "load" in parts and name != "state":
             lines += measure_load(name, model, llama, a, results)
         if "follow" in parts:

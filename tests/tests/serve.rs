@@ -95,6 +95,21 @@ fn a_stream_says_what_a_whole_answer_says() {
 }
 
 #[test]
+fn numbers_are_what_json_has_and_null_is_nothing() {
+    // What an integer is, is a matter of its value; what is above zero stays so however small.
+    let ask = |prompt: Value| {
+        let more = json!({ "prompt": prompt, "top_p": 5e-324, "repetition_penalty": 5e-324, "no_such_field": null });
+        server().post("/v1/completions", &text(more)).json()["choices"][0]["text"].clone()
+    };
+    assert_eq!(ask(json!([[3.0, 5]])), ask(json!([[3, 5]])));
+    let content = |ids: Value| server().post("/detokenize", &json!({ "tokens": ids })).json()["content"].clone();
+    assert_eq!(content(json!([77.0])), content(json!([77])));
+    let input = json!({ "input": [[3.0, 5]] });
+    assert_eq!(server().post("/v1/embeddings", &input).status, 200);
+    assert!(server().post("/v1/embeddings", &json!({ "input": [[3.5]] })).error(400).contains("3.5"));
+}
+
+#[test]
 fn choices_are_those_of_their_seeds() {
     let both = server().post("/v1/completions", &text(json!({ "n": 2 }))).json();
     let one = |seed: u64| {
@@ -499,6 +514,13 @@ fn strangers_are_bounded() {
         bytes.extend_from_slice(format!("3e8\r\n{}\r\n", "x".repeat(1000)).as_bytes());
     }
     assert_eq!(server.raw(&bytes).status, 413);
+    // What was also compressed on its way would be read as if it were not.
+    for coding in ["gzip, chunked\r\n", "chunked\r\ntransfer-encoding: chunked\r\n"] {
+        let head = format!("POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: {coding}\r\n");
+        let body = text(json!({})).to_string();
+        let reply = server.raw(format!("{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len()).as_bytes());
+        assert!(reply.error(400).starts_with("transfer-encoding"), "{coding}");
+    }
     for head in [format!("x: {}\r\n", "y".repeat(200_000)), "x: y\r\n".repeat(500)] {
         let reply = server.raw(format!("GET /health HTTP/1.1\r\nhost: localhost\r\n{head}\r\n").as_bytes());
         assert_eq!(reply.status, 431);
@@ -530,6 +552,44 @@ fn strangers_are_bounded() {
         assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&rest));
     }
     assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn idle_connections_keep_nobody_out_and_answers_are_never_cut_off() {
+    let listen = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
+    let limits = ServerOptions { connections: 4, listen, ..ServerOptions::default() };
+    let server = Setup { server: limits, ..Setup::of(dense()) }.start();
+    let long = text(json!({ "max_tokens": 1500, "ignore_eos": true, "stream": true }));
+    let mut asked = server.connect();
+    asked.write_all(&request("/v1/completions", &long.to_string())).expect("it listens");
+    soon("it runs", || server.models[0].gauges().running == 1);
+    // Clients that say nothing, half a head, or nothing more.
+    let kept = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let idle: Vec<_> = (0..60)
+        .map(|n| {
+            let mut stream = server.connect();
+            stream.write_all([&b""[..], b"GET /health HTTP/1.1\r\nhost: lo", kept][n % 3]).expect("it listens");
+            if n % 3 == 2 {
+                assert_eq!(read_reply(&mut BufReader::new(&stream)).expect("a response").status, 200);
+            }
+            stream
+        })
+        .collect();
+    let begun = std::time::Instant::now();
+    for _ in 0..5 {
+        assert_eq!(server.get("/health").status, 200);
+    }
+    // Time for heads is thirty seconds, and none of these had them.
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    // At most as many are left as there may be, and one that waits.
+    let open = idle.iter().filter(|stream| {
+        let (mut stream, mut byte): (&std::net::TcpStream, _) = (stream, [0; 1]);
+        stream.set_read_timeout(Some(Duration::from_millis(1))).expect("a time limit");
+        stream.read(&mut byte).is_err_and(|e| e.kind() != std::io::ErrorKind::ConnectionReset)
+    });
+    assert!(open.count() <= 4);
+    let events = read_reply(&mut BufReader::new(asked)).expect("a response").events();
+    assert_eq!(events.last().expect("an end")["choices"][0]["finish_reason"], "length");
 }
 
 #[test]

@@ -74,6 +74,12 @@ pub fn kind(value: &Value) -> &'static str {
     }
 }
 
+/// A whole number: JSON has one kind of number, so that `3.0` is one.
+pub fn whole(value: &Value) -> Option<u64> {
+    let whole = |f: f64| f.fract() == 0.0 && (0.0..9e15).contains(&f);
+    value.as_u64().or_else(|| value.as_f64().filter(|f| whole(*f)).map(|f| f as u64))
+}
+
 /// Values that a body may have in all: each takes many times the memory that its text does.
 pub const MOST_VALUES: usize = 1 << 20;
 
@@ -246,10 +252,6 @@ impl Fields {
     /// # Errors
     /// As [`Fields::bool`].
     pub fn number(&mut self, field: &'static str, low: u64, high: u64) -> Result<Option<u64>, Refusal> {
-        let whole = |v: &Value| {
-            let whole = |f: f64| f.fract() == 0.0 && (0.0..9e15).contains(&f);
-            v.as_u64().or_else(|| v.as_f64().filter(|f| whole(*f)).map(|f| f as u64))
-        };
         let within = |v: &Value| whole(v).filter(|n| (low..=high).contains(n));
         self.typed(field, &format!("a whole number from {low} to {high}"), within)
     }
@@ -268,7 +270,9 @@ impl Fields {
     /// # Errors
     /// As [`Fields::bool`].
     pub fn above(&mut self, field: &'static str, low: f64, high: f64) -> Result<Option<f32>, Refusal> {
-        let within = |v: &Value| v.as_f64().filter(|f| *f > low && *f <= high).map(|f| f as f32).filter(|f| *f > 0.0);
+        // What is above zero stays above it.
+        let rounded = |f: f64| (f as f32).max(f32::MIN_POSITIVE);
+        let within = |v: &Value| v.as_f64().filter(|f| *f > low && *f <= high).map(rounded);
         self.typed(field, &format!("a number above {low}, at most {high}"), within)
     }
 
@@ -277,8 +281,9 @@ impl Fields {
     /// # Errors
     /// As [`Fields::bool`].
     pub fn below(&mut self, field: &'static str, low: f64, high: f64) -> Result<Option<f32>, Refusal> {
-        let rounded = |f: f64| Some(f as f32).filter(|f| f64::from(*f) < high);
-        let within = |v: &Value| v.as_f64().filter(|f| (low..high).contains(f)).and_then(rounded);
+        // What is below it stays below it.
+        let rounded = |f: f64| (f as f32).min((high as f32).next_down());
+        let within = |v: &Value| v.as_f64().filter(|f| (low..high).contains(f)).map(rounded);
         self.typed(field, &format!("a number from {low} to below {high}"), within)
     }
 
@@ -398,6 +403,11 @@ mod tests {
         assert_eq!(f.number("n", 1, 4), Ok(Some(3)));
         assert_eq!(f.number("x", 1, 4).unwrap_err().message, "x: expected a whole number from 1 to 4, found 7");
         assert_eq!(f.text("t"), Ok(None));
+        let mut tiny = Fields::of(json!({ "a": 5e-324, "b": 0, "c": 1, "d": 0.999_999_999_999, "e": 1 })).unwrap();
+        assert!(tiny.below("d", 0.0, 1.0).is_ok_and(|d| d.is_some_and(|d| d < 1.0 && d > 0.999)));
+        assert!(tiny.below("e", 0.0, 1.0).is_err());
+        assert_eq!(tiny.above("a", 0.0, 1.0), Ok(Some(f32::MIN_POSITIVE)));
+        assert!(tiny.above("b", 0.0, 1.0).is_err() && tiny.above("c", 0.0, 1.0) == Ok(Some(1.0)));
         let deep = f.object("deep").unwrap().unwrap();
         assert_eq!(deep.done().unwrap_err().param.as_deref(), Some("deep.odd"));
         assert_eq!(f.done().unwrap_err().message, "rest: no such field here; there are n, x, t, deep");

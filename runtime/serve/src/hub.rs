@@ -274,6 +274,7 @@ impl Served {
             alone: self.options.stall.max(Duration::from_millis(250)),
             replay: Duration::from_millis(self.options.cache.replay_ms),
             give_up: 64,
+            least: 8,
         };
         self.metrics.loads.add(1);
         Ok(Scheduler::new(engine, loaded.tokenizer.clone(), cache, pace))

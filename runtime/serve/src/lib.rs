@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - [`server`] and [`socket`] listen (on the socket `lines` may be spoken, too); [`wire`] bounds
-//!   what a connection may take. One thread, hyper over tokio.
+//!   what a connection may take, `places` how many there are. One thread, hyper over tokio.
 //! - [`api`] has a file a surface: OpenAI's, Anthropic's, our own. Each reads its fields strictly
 //!   ([`fields`]), makes jobs ([`job`]), and renders their events ([`body`], [`run`], [`answer`],
 //!   [`tools`]).
@@ -35,6 +35,7 @@ pub mod job;
 mod lines;
 mod memory;
 pub mod metrics;
+mod places;
 pub mod prompt;
 pub mod run;
 pub mod scheduler;

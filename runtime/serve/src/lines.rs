@@ -19,6 +19,7 @@ use tokio::time::{sleep, timeout};
 use crate::api::{self, LINES, Request};
 use crate::fields::Refusal;
 use crate::job::Event;
+use crate::places::Place;
 use crate::run::Run;
 use crate::server::{Gate, Listener, connection};
 use crate::socket::Listening;
@@ -34,7 +35,7 @@ impl Listener for Listening {
         self.accept().await
     }
 
-    async fn serve(mut stream: UnixStream, gate: Arc<Gate>, mut stopped: watch::Receiver<bool>) {
+    async fn serve(mut stream: UnixStream, gate: Arc<Gate>, place: &Place, mut stopped: watch::Receiver<bool>) {
         let mut first = [0];
         let read = tokio::select! {
             read = timeout(gate.options.reading, stream.read_exact(&mut first)) => read,
@@ -45,15 +46,20 @@ impl Listener for Listening {
         }
         if first[0] == b'{' {
             // A client that goes away is no error of ours.
-            let _ = lines(stream, &gate, stopped).await;
+            let _ = lines(stream, &gate, place, stopped).await;
         } else {
-            connection(Wire::new(stream, gate.options.writing, first.to_vec()), gate, false, stopped).await;
+            connection(Wire::new(stream, gate.options.writing, first.to_vec()), gate, place, false, stopped).await;
         }
     }
 }
 
 /// Answers lines; the first byte, a brace, was read already.
-async fn lines(stream: UnixStream, gate: &Gate, mut stopped: watch::Receiver<bool>) -> std::io::Result<()> {
+async fn lines(
+    stream: UnixStream,
+    gate: &Gate,
+    place: &Place,
+    mut stopped: watch::Receiver<bool>,
+) -> std::io::Result<()> {
     let (reader, writer) = stream.into_split();
     let (reader, mut writer) =
         (Wire::new(reader, gate.options.reading, b"{".to_vec()), Wire::new(writer, gate.options.writing, Vec::new()));
@@ -86,6 +92,7 @@ async fn lines(stream: UnixStream, gate: &Gate, mut stopped: watch::Receiver<boo
         if line.trim_ascii().is_empty() {
             continue;
         }
+        let _answering = place.answering();
         let mut id = Value::Null;
         match start(gate, line, &mut id).await {
             Ok(run) => events(run, &id, &mut writer).await?,

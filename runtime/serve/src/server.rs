@@ -2,7 +2,8 @@
 //!
 //! One thread runs all connections. A connection is bounded in everything that a stranger decides:
 //! the size and the time of headers and bodies, how long a write may make no progress, and how many
-//! connections there are. A response that nobody reads any more is dropped, and its jobs with it.
+//! connections there are (`places`). A response that nobody reads any more is dropped, and its jobs
+//! with it.
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -29,6 +30,7 @@ use crate::body::{Content, Held};
 use crate::error::ServeError;
 use crate::fields::Refusal;
 use crate::flavour::Flavour;
+use crate::places::{Place, Places};
 use crate::wire::Wire;
 
 /// How to listen.
@@ -44,7 +46,7 @@ pub struct ServerOptions {
     pub hosts: Vec<String>,
     /// Bytes of a request's body.
     pub body: usize,
-    /// Connections at once.
+    /// Connections at once. When there are so many, idle ones make room for others.
     pub connections: usize,
     /// Time for a request's headers, and for its body.
     pub reading: Duration,
@@ -140,18 +142,16 @@ impl Server {
         let body = move || {
             runtime.block_on(async {
                 let mut signals = Signals::watch(gate.options.signals);
-                // Each listener holds a place for the connection that it waits for.
-                let most = gate.options.connections.max(listeners.len() + 2);
-                let connections = Arc::new(Semaphore::new(most));
+                let places = Places::new(gate.options.connections);
                 let mut tasks = Vec::new();
                 for listener in listeners {
                     let listener = TcpListener::from_std(listener).map_err(ServeError::System)?;
-                    tasks.push(tokio::spawn(accept(listener, gate.clone(), connections.clone(), stopped.clone())));
+                    tasks.push(tokio::spawn(accept(listener, gate.clone(), places.clone(), stopped.clone())));
                 }
                 #[cfg(unix)]
                 if let Some(socket) = socket {
                     let socket = socket.listening().map_err(ServeError::System)?;
-                    tasks.push(tokio::spawn(accept(socket, gate.clone(), connections.clone(), stopped.clone())));
+                    tasks.push(tokio::spawn(accept(socket, gate.clone(), places.clone(), stopped.clone())));
                 }
                 let tidy = tokio::spawn(tidy(gate.clone()));
                 let mut stopped = stopped;
@@ -166,7 +166,7 @@ impl Server {
                 for task in tasks {
                     let _ = task.await;
                 }
-                let all = timeout(gate.options.grace, connections.acquire_many(most as u32));
+                let all = timeout(gate.options.grace, places.all_free());
                 tokio::select! {
                     // What is still running then ends with its connection.
                     _ = all => (),
@@ -252,7 +252,12 @@ pub(crate) trait Listener: Send + 'static {
     fn next(&self) -> impl Future<Output = std::io::Result<Self::Stream>> + Send;
 
     /// Serves one to its end.
-    fn serve(stream: Self::Stream, gate: Arc<Gate>, stopped: watch::Receiver<bool>) -> impl Future<Output = ()> + Send;
+    fn serve(
+        stream: Self::Stream,
+        gate: Arc<Gate>,
+        place: &Place,
+        stopped: watch::Receiver<bool>,
+    ) -> impl Future<Output = ()> + Send;
 }
 
 impl Listener for TcpListener {
@@ -262,10 +267,10 @@ impl Listener for TcpListener {
         self.accept().await.map(|(stream, _)| stream)
     }
 
-    async fn serve(stream: TcpStream, gate: Arc<Gate>, stopped: watch::Receiver<bool>) {
+    async fn serve(stream: TcpStream, gate: Arc<Gate>, place: &Place, stopped: watch::Receiver<bool>) {
         // Without it events are late, but come.
         let _ = stream.set_nodelay(true);
-        connection(Wire::new(stream, gate.options.writing, Vec::new()), gate, true, stopped).await;
+        connection(Wire::new(stream, gate.options.writing, Vec::new()), gate, place, true, stopped).await;
     }
 }
 
@@ -281,31 +286,30 @@ async fn tidy(gate: Arc<Gate>) {
 }
 
 /// Takes connections, as many at once as there may be, until the server stops.
-async fn accept<L: Listener>(
-    listener: L,
-    gate: Arc<Gate>,
-    connections: Arc<Semaphore>,
-    mut stopped: watch::Receiver<bool>,
-) {
+async fn accept<L: Listener>(listener: L, gate: Arc<Gate>, places: Arc<Places>, mut stopped: watch::Receiver<bool>) {
     loop {
-        let permit = tokio::select! {
-            permit = connections.clone().acquire_owned() => permit,
+        let next = async {
+            let Ok(stream) = listener.next().await else {
+                // Out of file descriptors, say.
+                places.make_room();
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                return None;
+            };
+            Some((stream, places.take().await?))
+        };
+        let next = tokio::select! {
+            next = next => next,
             _ = stopped.wait_for(|stop| *stop) => return,
         };
-        let Ok(permit) = permit else { return };
-        let accepted = tokio::select! {
-            accepted = listener.next() => accepted,
-            _ = stopped.wait_for(|stop| *stop) => return,
-        };
-        let Ok(stream) = accepted else {
-            // Out of file descriptors, say: others will be closed.
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            continue;
-        };
+        let Some((stream, place)) = next else { continue };
         let (gate, stopped) = (gate.clone(), stopped.clone());
         tokio::spawn(async move {
-            L::serve(stream, gate, stopped).await;
-            drop(permit);
+            tokio::select! {
+                // What it has to say comes first.
+                biased;
+                () = L::serve(stream, gate, &place, stopped) => (),
+                () = place.leave() => (),
+            }
         });
     }
 }
@@ -314,15 +318,15 @@ async fn accept<L: Listener>(
 pub(crate) async fn connection(
     wire: Wire<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>,
     gate: Arc<Gate>,
+    place: &Place,
     remote: bool,
     mut stopped: watch::Receiver<bool>,
 ) {
     let reading = gate.options.reading;
-    // Held by whatever is being answered.
-    let busy = Arc::new(());
-    let (count, stops) = (busy.clone(), stopped.clone());
+    let wire = wire.watched(place.stuck());
+    let stops = stopped.clone();
     let service = service_fn(move |request| {
-        let (gate, held, stops) = (gate.clone(), busy.clone(), stops.clone());
+        let (gate, held, stops) = (gate.clone(), place.answering(), stops.clone());
         async move {
             let response = respond(&gate, request, remote, stops).await;
             Ok::<_, std::convert::Infallible>(response.map(|content| Held(content, held)))
@@ -349,9 +353,8 @@ pub(crate) async fn connection(
         if timeout(LAST_WORDS, served.as_mut()).await.is_ok() {
             return;
         }
-        // The service has one of them, and this is another: nothing is being answered, and half a
-        // head is not waited for.
-        if Arc::strong_count(&count) <= 2 {
+        // Half a head is not waited for.
+        if place.is_idle() {
             return;
         }
     }
@@ -427,6 +430,10 @@ impl Gate {
         let length = headers.get(hyper::header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
         let (coded, waits) =
             (headers.contains_key(hyper::header::CONTENT_ENCODING), headers.contains_key(hyper::header::EXPECT));
+        // What else a body was put through would have to be undone.
+        let mut all = headers.get_all(hyper::header::TRANSFER_ENCODING).iter();
+        let transferred =
+            all.next().is_some_and(|v| !v.as_bytes().eq_ignore_ascii_case(b"chunked")) || all.next().is_some();
         let body = request.into_body();
         if length.is_some_and(|n| n > most as u64) {
             // Who waits to be asked for it has sent nothing yet.
@@ -434,6 +441,9 @@ impl Gate {
                 drain(body).await;
             }
             return Err(too_large());
+        }
+        if transferred {
+            return Err(Refusal::new(400, "transfer-encoding: not supported here but as chunked, alone"));
         }
         if coded {
             return Err(Refusal::new(415, "content-encoding: not supported; send the body as it is"));

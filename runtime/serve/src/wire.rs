@@ -4,6 +4,8 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -17,12 +19,20 @@ pub struct Wire<S> {
     before: Vec<u8>,
     limit: Duration,
     stuck: Option<Pin<Box<Sleep>>>,
+    /// Told whether a write waits.
+    watched: Arc<AtomicBool>,
 }
 
 impl<S> Wire<S> {
     /// A connection whose writes may take so long each, and whose first bytes were read already.
     pub fn new(stream: S, limit: Duration, before: Vec<u8>) -> Wire<S> {
-        Wire { stream, before, limit, stuck: None }
+        Wire { stream, before, limit, stuck: None, watched: Arc::default() }
+    }
+
+    /// The same, with somebody who is told whether a write waits.
+    pub fn watched(mut self, watched: Arc<AtomicBool>) -> Wire<S> {
+        self.watched = watched;
+        self
     }
 
     /// The connection itself.
@@ -32,6 +42,7 @@ impl<S> Wire<S> {
 
     /// What a write came to, unless it has waited too long.
     fn watch<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        self.watched.store(polled.is_pending(), Ordering::Relaxed);
         if polled.is_ready() {
             self.stuck = None;
             return polled;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::chunks::{Head, stream_options};
 use super::{App, Plan, Request, blocking, finish_reason, log_prob, open, sampling, submit};
 use crate::body::{Content, Stream};
-use crate::fields::{Fields, Refusal, kind};
+use crate::fields::{Fields, Refusal, kind, whole};
 use crate::hub::Loaded;
 use crate::job::{Answer, Event, TokenProbs, Wanted};
 use crate::prompt::{self, Prompt};
@@ -38,7 +38,7 @@ pub fn prompts(value: Value, field: &str, loaded: &Loaded) -> Result<Vec<Prompt>
         Refusal::field(field, format!("{expected}, found {}", kind(found)))
     };
     let ids = |list: &[Value]| {
-        let read = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+        let read = |v: &Value| whole(v).and_then(|id| u32::try_from(id).ok());
         list.iter()
             .map(|v| read(v).ok_or_else(|| Refusal::field(field, format!("expected token ids, found {v}"))))
             .collect::<Result<Vec<u32>, _>>()
@@ -72,8 +72,8 @@ pub async fn serve(app: &Arc<App>, request: Request) -> Result<Response<Content>
     let this = app.clone();
     let (mut run, shape, streams) = blocking(move || prepare(&this, &request)).await?;
     if streams {
-        let offsets = vec![0; run.answers.len()];
-        return Ok(super::stream(run, Box::new(Chunks { shape, offsets })));
+        let begun = vec![0; run.answers.len()];
+        return Ok(super::stream(run, Box::new(Chunks { shape, begun })));
     }
     super::wait(&mut run).await?;
     Ok(super::answer(200, &shape.whole(&run)))
@@ -123,22 +123,25 @@ fn prepare(app: &App, request: &Request) -> Result<(Run, Shape, bool), Refusal> 
 }
 
 impl Shape {
-    fn token(&self, id: u32) -> String {
-        let bytes = self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.token_bytes(id));
-        String::from_utf8_lossy(bytes).into_owned()
+    fn bytes(&self, id: u32) -> &[u8] {
+        self.loaded.tokenizer.as_ref().map_or(&[][..], |t| t.token_bytes(id))
     }
 
-    /// Log-probabilities in this API's form; `offset` is where the first token's text begins.
-    fn probs(&self, tokens: &[TokenProbs], mut offset: usize) -> Value {
+    /// Log-probabilities in this API's form; `begun` characters of the text have begun before, and
+    /// then as many as have begun with these tokens.
+    fn probs(&self, tokens: &[TokenProbs], begun: &mut usize) -> Value {
         let (mut texts, mut probs, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for t in tokens {
-            let text = self.token(t.id);
-            offsets.push(offset);
-            offset += text.chars().count();
-            texts.push(text);
+            let bytes = self.bytes(t.id);
+            offsets.push(offset(bytes, begun));
+            texts.push(name_of(bytes));
             probs.push(t.log_prob.map(log_prob));
-            let top = t.top.iter().map(|(id, p)| (self.token(*id), log_prob(*p).into()));
-            tops.push(t.log_prob.map(|_| Value::Object(top.collect::<Map<_, _>>())));
+            let mut top = Map::new();
+            for (id, p) in &t.top {
+                // Of tokens with the same text the likeliest, which comes first.
+                top.entry(name_of(self.bytes(*id))).or_insert_with(|| log_prob(*p).into());
+            }
+            tops.push(t.log_prob.map(|_| Value::Object(top)));
         }
         json!({ "tokens": texts, "token_logprobs": probs, "top_logprobs": tops, "text_offset": offsets })
     }
@@ -146,7 +149,7 @@ impl Shape {
     fn choice(&self, i: usize, answer: &Answer) -> Value {
         let before = self.echo.as_ref().map_or("", |e| e[i].as_str());
         let tokens: Vec<TokenProbs> = answer.prompt.iter().chain(&answer.probs).cloned().collect();
-        let probs = if self.probs { self.probs(&tokens, 0) } else { Value::Null };
+        let probs = if self.probs { self.probs(&tokens, &mut 0) } else { Value::Null };
         let mut choice = json!({
             "index": i, "text": format!("{before}{}", answer.text), "logprobs": probs,
             "finish_reason": finish_reason(answer.stop.as_ref(), false),
@@ -165,13 +168,31 @@ impl Shape {
 
 struct Chunks {
     shape: Shape,
-    offsets: Vec<usize>,
+    /// Of each answer, the characters that have begun.
+    begun: Vec<usize>,
+}
+
+/// A token's name: its text, or as this API has it the bytes of one that is none by itself.
+fn name_of(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().fold("bytes:".to_owned(), |name, b| format!("{name}\\x{b:02x}")),
+    }
+}
+
+/// Where a token begins in a text of which `begun` characters have begun: a token may begin in the
+/// middle of one.
+fn offset(bytes: &[u8], begun: &mut usize) -> usize {
+    let goes_on = |b: &u8| b & 0xc0 == 0x80;
+    let at = *begun - usize::from(*begun > 0 && bytes.first().is_some_and(goes_on));
+    *begun += bytes.iter().filter(|b| !goes_on(b)).count();
+    at
 }
 
 impl Chunks {
     fn text(&mut self, i: usize, text: &str, tokens: &[TokenProbs], ids: &[u32]) -> String {
-        let probs = if self.shape.probs { self.shape.probs(tokens, self.offsets[i]) } else { Value::Null };
-        self.offsets[i] += tokens.iter().map(|t| self.shape.token(t.id).chars().count()).sum::<usize>();
+        let begun = &mut self.begun[i];
+        let probs = if self.shape.probs { self.shape.probs(tokens, begun) } else { Value::Null };
         let mut choice = json!({ "index": i, "text": text, "logprobs": probs, "finish_reason": null });
         if self.shape.ids {
             choice["token_ids"] = ids.into();
@@ -210,5 +231,20 @@ impl Stream for Chunks {
 
     fn end(&mut self, run: &Run) -> String {
         self.shape.head.end(run, 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{name_of, offset};
+
+    #[test]
+    fn tokens_inside_a_character_have_its_place_and_names_of_their_own() {
+        let tokens: [&[u8]; 6] = [b"a", b"\xf0\x9f", b"\x98", b"\x80b", "\u{fc}".as_bytes(), b""];
+        let mut begun = 0;
+        assert_eq!(tokens.map(|t| offset(t, &mut begun)), [0, 1, 1, 1, 3, 4]);
+        assert_eq!(begun, "a\u{1f600}b\u{fc}".chars().count());
+        assert_eq!(offset(b"\x80", &mut 0), 0);
+        assert_eq!(tokens.map(name_of), ["a", "bytes:\\xf0\\x9f", "bytes:\\x98", "bytes:\\x80\\x62", "\u{fc}", ""]);
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::switches::Switches;
 use super::{App, Request, blocking, messages_in, open, typed};
 use crate::body::Content;
-use crate::fields::Refusal;
+use crate::fields::{Refusal, whole};
 use crate::prompt::Talk;
 
 /// Text, or messages, to ids.
@@ -68,7 +68,7 @@ pub async fn detokenize(app: &Arc<App>, request: Request) -> Result<Response<Con
         let skip = f.bool("skip_special")?.unwrap_or(false);
         f.done()?;
         let vocab = loaded.model.plan().vocab;
-        let read = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab);
+        let read = |v: &Value| whole(v).and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab);
         let ids = list.iter().map(|v| {
             let shown = loaf_formats::text::short(&v.to_string(), 40);
             read(v).ok_or_else(|| Refusal::field("tokens", format!("expected token ids below {vocab}, found {shown}")))

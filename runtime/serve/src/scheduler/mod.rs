@@ -40,6 +40,10 @@ pub struct Pace {
     pub replay: Duration,
     /// Tokens at a sequence's end that are given up for going on in place.
     pub give_up: u32,
+    /// Rows of a prompt that a step takes beside decoding, however long that is; four times as many
+    /// where nothing is being decoded. A step of one row reads all weights too, so a slow model
+    /// would come to the end of no prompt.
+    pub least: usize,
 }
 
 /// A recurrent state that was put aside, and where.
@@ -128,6 +132,8 @@ pub struct Scheduler {
     per_row: f64,
     /// The same where every row is looked at.
     per_looked: f64,
+    /// Whether the last prefill step was over rows that are looked at.
+    looked: bool,
     /// Which row of decoding comes first, when there are more than a step takes.
     turn: usize,
     /// Ends that were put aside, and that were come back to.
@@ -158,6 +164,7 @@ impl Scheduler {
             clock: 0,
             per_row: 0.0,
             per_looked: 0.0,
+            looked: false,
             turn: 0,
             put_aside: 0,
             come_back: 0,

@@ -11,8 +11,6 @@ use crate::cache::tree::Kind;
 use crate::job::{Event, Failure, Pooling, Stop, TokenProbs, Wanted};
 use crate::metrics::Metrics;
 
-/// Rows of the first prefill step, before anything is known of the model's speed.
-const FIRST_ROWS: usize = 4;
 /// Rows of a step from which on a row costs what it costs in longer ones.
 const TELLING_ROWS: usize = 32;
 
@@ -92,8 +90,14 @@ impl Scheduler {
     /// Rows that a prefill step may have to take no longer than `limit`.
     fn rows_within(&self, limit: Duration, looks: bool) -> usize {
         let per_row = if looks { self.per_looked } else { self.per_row };
-        let rows = if per_row > 0.0 { (limit.as_secs_f64() / per_row) as usize } else { FIRST_ROWS };
-        rows.clamp(1, self.engine.chunk())
+        // Before anything is known of the model's speed they are few.
+        let rows = if per_row > 0.0 { (limit.as_secs_f64() / per_row) as usize } else { 0 };
+        rows.max(self.least(looks)).min(self.engine.chunk())
+    }
+
+    /// Rows that it takes at least.
+    fn least(&self, looks: bool) -> usize {
+        if looks || self.decodes() { self.pace.least } else { 4 * self.pace.least }
     }
 
     /// A row of a step of so many took so many seconds. Rows of short steps cost more, and say less
@@ -106,13 +110,49 @@ impl Scheduler {
         }
     }
 
-    /// One step over pieces of prompts, the oldest jobs first.
+    /// Tasks with prompts to be evaluated, of which rows are looked at or not, in the order in which
+    /// they get rows of a step of `rows`, and how many each may take: the oldest first. But if a
+    /// step is not enough for what it has left, those with at most a quarter as much go before it,
+    /// the shortest first, with up to half of the step: a word after a short conversation does not
+    /// wait for somebody else's book.
+    fn in_turn(&self, rows: usize, looks: bool) -> Vec<(usize, usize)> {
+        let rest = |i: &usize| self.tasks[*i].rest().len();
+        let is_one = |i: &usize| self.tasks[*i].prefills() && self.tasks[*i].looks_at_rows() == looks;
+        let all: Vec<usize> = (0..self.tasks.len()).filter(is_one).collect();
+        let Some(oldest) = all.first().filter(|i| rest(i) > rows && !looks) else {
+            return all.into_iter().map(|i| (i, usize::MAX)).collect();
+        };
+        let is_short = |i: &usize| rest(i) <= rest(oldest) / 4;
+        let (mut short, long): (Vec<usize>, Vec<usize>) = all.iter().copied().partition(is_short);
+        short.sort_by_key(rest);
+        let mut left = rows / 2;
+        let mut out = Vec::with_capacity(all.len());
+        for i in short {
+            let n = rest(&i).min(left);
+            left -= n;
+            if n > 0 {
+                out.push((i, n));
+            }
+        }
+        out.extend(long.into_iter().map(|i| (i, usize::MAX)));
+        out
+    }
+
+    /// Whether the next step is one over rows that are looked at: they take longer, and come alone,
+    /// so they take turns with the others.
+    fn looks_next(&mut self) -> bool {
+        let any = |looks: bool| self.tasks.iter().any(|t| t.prefills() && t.looks_at_rows() == looks);
+        self.looked = any(true) && !(self.looked && any(false));
+        self.looked
+    }
+
+    /// One step over pieces of prompts ([`Scheduler::in_turn`]).
     pub(super) fn prefill(&mut self, limit: Duration, metrics: &Metrics) {
-        // The oldest decides: rows that are looked at take longer, and come alone.
-        let looks = self.tasks.iter().find(|t| t.prefills()).is_some_and(Task::looks_at_rows);
+        let looks = self.looks_next();
         let mut left = self.rows_within(limit, looks);
         // What is left of prompts is not cut for the sake of jobs that may come.
-        let rest: usize = self.tasks.iter().filter(|t| t.prefills()).map(|t| t.rest().len()).sum();
+        let rest: usize =
+            self.tasks.iter().filter(|t| t.prefills() && !t.looks_at_rows()).map(|t| t.rest().len()).sum();
         if !looks && !self.decodes() && rest <= 2 * left {
             left = rest.max(1);
         }
@@ -121,25 +161,25 @@ impl Scheduler {
         // At most as many prompts can end in one step as there are rows of logits.
         let most = (self.engine.limits().decode_rows as usize).min(slots);
         let mut parts: Vec<(usize, usize)> = Vec::new();
-        for (i, task) in self.tasks.iter().enumerate().filter(|(_, t)| t.prefills()) {
+        for (i, most_rows) in self.in_turn(left, looks) {
+            let task = &self.tasks[i];
             if left == 0 || parts.len() == most {
                 break;
             }
             let rest = task.rest().len();
             let pos = task.live.sequence.position();
             let cut = task.cuts.iter().find(|c| **c > pos).map_or(rest, |c| (c - pos) as usize);
-            // Rows whose logits or vectors are looked at come alone, so that their numbers are
-            // known.
-            if task.looks_at_rows() && !parts.is_empty() {
-                continue;
-            }
-            let n = rest.min(cut).min(left);
+            let n = rest.min(cut).min(left).min(most_rows);
             parts.push((i, if n < rest { self.engine.next_chunk(n) } else { n }));
             left -= n;
-            if task.looks_at_rows() {
+            // Rows whose logits or vectors are looked at come alone, so that their numbers are
+            // known.
+            if looks {
                 break;
             }
         }
+        // Rows stand in the order of their tasks.
+        parts.sort_unstable();
         if parts.is_empty() {
             return;
         }

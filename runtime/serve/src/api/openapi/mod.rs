@@ -90,7 +90,7 @@ pub fn description(models: &[&str]) -> Value {
         let mut content = Map::new();
         content.insert("application/json".to_owned(), json!({ "schema": named(&format!("{name}Answer")) }));
         if streams {
-            content.insert("text/event-stream".to_owned(), json!({ "schema": { "type": "string" } }));
+            content.insert("text/event-stream".to_owned(), json!({}));
         }
         let body = json!({ "application/json": { "schema": named(&format!("{name}Request")) } });
         let place = json!({ "post": {

@@ -63,14 +63,15 @@ fn or_null(mut schema: Value) -> Value {
     schema
 }
 
-/// An object of these groups of fields and no others.
+/// An object of these groups of fields and no others, but for some that are null, which is as if
+/// they were not there.
 fn object(required: &[&str], groups: &[Value]) -> Value {
     let mut fields = Map::new();
     for (name, schema) in groups.iter().filter_map(Value::as_object).flatten() {
         let schema = if required.contains(&name.as_str()) { schema.clone() } else { or_null(schema.clone()) };
         fields.insert(name.clone(), schema);
     }
-    json!({ "type": "object", "properties": fields, "required": required, "additionalProperties": false })
+    json!({ "type": "object", "properties": fields, "required": required, "additionalProperties": { "type": "null" } })
 }
 
 /// How tokens are drawn, and how many.
