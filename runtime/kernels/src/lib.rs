@@ -279,8 +279,22 @@ impl Split {
     }
 }
 
+/// This CPU has no table of such a name; says which it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoTable;
+
+impl std::fmt::Display for NoTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<_> = Kernels::all().map(|kernels| kernels.isa.name()).collect();
+        write!(f, "expected one of {}, which this CPU has", names.join(", "))
+    }
+}
+
+impl std::error::Error for NoTable {}
+
 /// An instruction set a table is written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Isa {
     /// The contract in plain loops; slow.
     Naive,
@@ -346,12 +360,9 @@ impl Kernels {
     /// The table of that name.
     ///
     /// # Errors
-    /// What was expected: the names of [`Kernels::all`].
-    pub fn named(name: &str) -> Result<Kernels, String> {
-        Kernels::all().find(|kernels| kernels.isa.name() == name).ok_or_else(|| {
-            let names: Vec<_> = Kernels::all().map(|kernels| kernels.isa.name()).collect();
-            format!("expected one of {}, which this CPU has", names.join(", "))
-        })
+    /// No table of [`Kernels::all`] has that name.
+    pub fn named(name: &str) -> Result<Kernels, NoTable> {
+        Kernels::all().find(|kernels| kernels.isa.name() == name).ok_or(NoTable)
     }
 
     /// The vector algorithms on arrays, for any CPU.
