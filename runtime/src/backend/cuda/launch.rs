@@ -825,7 +825,12 @@ pub fn launch_with(r: &Record<'_>, operands: [Operand; 12], bases: &Bases, step:
             (K::ExpertLinearDense, of!(expert_linear_dense, |a| places(warps(a.outputs, 1), rows * a.k as u64)))
         }
         OpKind::TopK => (K::TopK, of!(top_k, |a| shape([rows as u32, 1, 1], THREADS, (a.experts + a.k) as u32 * 4))),
-        OpKind::ExpertSort => (K::ExpertSort, of!(expert_sort, |a| shape([1, 1, 1], 1024, (a.experts + 1) as u32 * 4))),
+        OpKind::ExpertSort => {
+            // Counts for each warp, in 32 KB if experts are not too many.
+            let experts = op::expert_sort::Attrs::of(&attrs).experts as u32;
+            let warps = (8192 / experts.max(1)).clamp(1, 16);
+            (K::ExpertSort, shape([1, 1, 1], 32 * warps, (experts * (warps + 1) + 1) * 4))
+        }
         OpKind::Conv => of!(conv, |a| conv(K::Conv, a.heads * a.dim)),
         OpKind::ConvSilu => of!(conv_silu, |a| conv(K::ConvSilu, a.heads * a.dim)),
         OpKind::GdnGates => (K::GdnGates, of!(gdn_gates, |a| flat(a.heads * a.dim))),

@@ -182,3 +182,12 @@ DEVICE const u8 *plane_row(const Operand &o, u64 r) {
     u32 size = o.dtype == F16 || o.dtype == BF16 ? 2 : o.dtype == I8 || o.dtype == U8 ? 1 : 4;
     return (const u8 *)o.at + r * o.row * size;
 }
+
+// Copies to shared memory that go on by themselves.
+template <int BYTES> DEVICE void copy_ahead(u32 to, const void *from) {
+    if (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
+}
+
+DEVICE void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LATER> DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory"); }

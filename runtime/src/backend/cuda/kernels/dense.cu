@@ -117,35 +117,59 @@ extern "C" __global__ void top_k(const Call c) {
     for (u32 j = threadIdx.x; j < k; j += blockDim.x) at<float>(c.o[O::weights], r, 0)[j] = c.a[A::renorm] ? best[j] / sum : best[j];
 }
 
-// One block: a thread an expert counts its slots, then puts them in order.
+// One block, whose warps have a part of the slots each: they count their experts' slots, then put theirs in order, 32 at a time, behind
+// those of the warps before them.
 extern "C" __global__ void expert_sort(const Call c) {
     using A = expert_sort_op::A; using O = expert_sort_op::O;
     wait_for_earlier();
     u32 k = c.a[A::k], slots = c.a[A::rows] * k, experts = c.a[A::experts];
-    u32 *counts = (u32 *)shared, *order = (u32 *)c.o[O::order].at, *starts = (u32 *)c.o[O::starts].at;
+    u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 *counts = (u32 *)shared, *mine = counts + experts + 1 + warp * experts;
+    u32 *order = (u32 *)c.o[O::order].at, *starts = (u32 *)c.o[O::starts].at;
     const u32 *ids = (const u32 *)c.o[O::ids].at;
-    for (u32 e = threadIdx.x; e <= experts; e += blockDim.x) counts[e] = 0;
-    __syncthreads();
-    for (u32 s = threadIdx.x; s < slots; s += blockDim.x) {
+    u32 part = (slots + warps - 1) / warps, from = warp * part, to = from + part < slots ? from + part : slots;
+    auto expert = [&](u32 s) {
         u32 id = ids[s / k * c.o[O::ids].row + s % k];
-        atomicAdd(counts + (id < experts ? id : experts - 1), 1u);
+        return id < experts ? id : experts - 1;
+    };
+    for (u32 e = lane; e < experts; e += 32) mine[e] = 0;
+    __syncwarp();
+    for (u32 s = from + lane; s < to; s += 32) atomicAdd(mine + expert(s), 1u);
+    __syncthreads();
+    for (u32 e = threadIdx.x; e < experts; e += blockDim.x) {
+        u32 n = 0;
+        for (u32 w = 0; w < warps; w++) {
+            u32 *of = counts + experts + 1 + w * experts + e, own = *of;
+            *of = n;
+            n += own;
+        }
+        counts[e] = n;
     }
     __syncthreads();
     if (threadIdx.x == 0) {
         u32 before = 0;
-        for (u32 e = 0; e <= experts; e++) {
+        for (u32 e = 0; e < experts; e++) {
             u32 n = counts[e];
             counts[e] = before;
-            starts[e] = before;
             before += n;
         }
+        counts[experts] = before;
     }
     __syncthreads();
-    for (u32 e = threadIdx.x; e < experts; e += blockDim.x) {
-        u32 j = counts[e], end = counts[e + 1];
-        for (u32 s = 0; s < slots && j < end; s++) {
-            u32 id = ids[s / k * c.o[O::ids].row + s % k];
-            if ((id < experts ? id : experts - 1) == e) order[j++] = s;
+    for (u32 e = threadIdx.x; e <= experts; e += blockDim.x) starts[e] = counts[e];
+    for (u32 first = from; first < to; first += 32) {
+        u32 s = first + lane, id = s < to ? expert(s) : experts, before = 0, same = 0;
+        for (u32 l = 0; l < 32; l++) {
+            u32 other = __shfl_sync(0xffffffff, id, l);
+            same += other == id ? 1 : 0;
+            before += other == id && l < lane ? 1 : 0;
         }
+        u32 at = s < to ? counts[id] + mine[id] + before : 0;
+        __syncwarp();
+        if (s < to) {
+            order[at] = s;
+            if (before + 1 == same) mine[id] += same;
+        }
+        __syncwarp();
     }
 }

@@ -156,47 +156,87 @@ extern "C" __global__ void gdn_scan(const Call c) {
     }
 }
 
-// The same with 128 rows of state, held in registers from row to row.
+// The same with 128 rows of state, held in registers from row to row. A sum over them is a chain of 128; that of what a row gives is made
+// beside that of what the next one recalls. Rows' operands come four rows ahead.
+struct __align__(16) Scanned {
+    float q[128], k[128], v[64], decay, beta;
+};
+
 extern "C" __global__ void __launch_bounds__(64) gdn_scan_128(const Call c) {
-    __shared__ __align__(16) float qk[2][256];
+    __shared__ __align__(16) Scanned rows[8];
     wait_for_earlier();
     Scan s = scan_of(c);
     u32 head = blockIdx.y, j = INDEX;
     if (blockIdx.z >= c.step.head[0]) return;
     Run run = c.step.runs[blockIdx.z];
     u32 kh = key_head(s, head), lane = j < s.v_dim ? j : s.v_dim - 1;
+    auto ask = [&](u32 t) {
+        if (t < run.rows) {
+            Scanned &to = rows[t % 8];
+            u32 row = run.first + t;
+            const float *q = at<float>(s.q, row, kh), *k = at<float>(s.k, row, kh);
+            for (u32 i = threadIdx.x; i < 128; i += 64) {
+                copy_ahead<4>((u32)__cvta_generic_to_shared(to.q + i), q + i);
+                copy_ahead<4>((u32)__cvta_generic_to_shared(to.k + i), k + i);
+            }
+            copy_ahead<4>((u32)__cvta_generic_to_shared(to.v + threadIdx.x), at<float>(s.v, row, head) + lane);
+            if (threadIdx.x == 0) copy_ahead<4>((u32)__cvta_generic_to_shared(&to.decay), at<float>(s.decay, row, 0) + head);
+            if (threadIdx.x == 1) copy_ahead<4>((u32)__cvta_generic_to_shared(&to.beta), at<float>(s.beta, row, 0) + head);
+        }
+        copies_end();
+    };
+    for (u32 t = 0; t < 4; t++) ask(t);
     const float *old = (const float *)(s.state.at + run.from) + head * s.state.row + lane;
-    float state[128];
+    float state[128], r = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < 128; i++) state[i] = old[(u64)i * s.state.head];
+    copies_wait<3>();
+    __syncthreads();
+#pragma unroll
+    for (u32 i = 0; i < 128; i++) {
+        if (i % 16 == 0) asm volatile("" ::: "memory");
+        state[i] = rows[0].decay * state[i];
+        r = fmaf(state[i], rows[0].k[i], r);
+    }
     for (u32 t = 0; t < run.rows; t++) {
-        u32 row = run.first + t;
-        float *q = qk[t & 1], *k = q + 128;
-        for (u32 i = threadIdx.x; i < 128; i += 64) {
-            q[i] = at<float>(s.q, row, kh)[i];
-            k[i] = at<float>(s.k, row, kh)[i];
-        }
-        float decay = at<float>(s.decay, row, 0)[head], beta = at<float>(s.beta, row, 0)[head], v = at<float>(s.v, row, head)[lane];
+        // This row's and the next one's.
+        copies_wait<2>();
         __syncthreads();
-        float r = 0.0f, out = 0.0f;
+        ask(t + 4);
+        const Scanned &now = rows[t % 8], &next = rows[(t + 1) % 8];
+        float d = now.beta * (now.v[threadIdx.x] - r), out = 0.0f;
+        bool last = t + 1 == run.rows, kept = last || run.stride;
+        r = 0.0f;
+        if (kept) {
 #pragma unroll
-        for (u32 i = 0; i < 128; i++) {
-            state[i] = decay * state[i];
-            r = fmaf(state[i], k[i], r);
-        }
-        float d = beta * (v - r);
+            for (u32 i = 0; i < 128; i++) {
+                // Operands are not asked for long before they are wanted: there are no registers for them.
+                if (i % 16 == 0) asm volatile("" ::: "memory");
+                state[i] = fmaf(now.k[i], d, state[i]);
+                out = fmaf(state[i], now.q[i], out);
+            }
+            if (j < s.v_dim) {
+                float *to = (float *)(s.state.at + run.to + t * run.stride) + head * s.state.row + j;
 #pragma unroll
-        for (u32 i = 0; i < 128; i++) {
-            state[i] = fmaf(k[i], d, state[i]);
-            out = fmaf(state[i], q[i], out);
-        }
-        if (j < s.v_dim) {
-            at<float>(s.out, row, head)[j] = out;
-            if (run.stride || t + 1 == run.rows) {
-                float *now = (float *)(s.state.at + run.to + t * run.stride) + head * s.state.row + j;
+                for (u32 i = 0; i < 128; i++) to[(u64)i * s.state.head] = state[i];
+            }
+            if (!last)
 #pragma unroll
-                for (u32 i = 0; i < 128; i++) now[(u64)i * s.state.head] = state[i];
+                for (u32 i = 0; i < 128; i++) {
+                    if (i % 16 == 0) asm volatile("" ::: "memory");
+                    state[i] = next.decay * state[i];
+                    r = fmaf(state[i], next.k[i], r);
+                }
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < 128; i++) {
+                if (i % 16 == 0) asm volatile("" ::: "memory");
+                state[i] = fmaf(now.k[i], d, state[i]);
+                out = fmaf(state[i], now.q[i], out);
+                state[i] = next.decay * state[i];
+                r = fmaf(state[i], next.k[i], r);
             }
         }
+        if (j < s.v_dim) at<float>(s.out, run.first + t, head)[j] = out;
     }
 }

@@ -5,14 +5,6 @@
 // 16 * quad .. 16 * quad + 16 of a group, of rows as of outputs, so that it reads sixteen and eight bytes side by side and the sixteen
 // are operands as they come; which place of the product a code takes does not matter as long as both agree.
 
-template <int BYTES> DEVICE void copy_ahead(u32 to, const void *from) {
-    if (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
-}
-
-DEVICE void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LATER> DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory"); }
-
 // The dots of a group: two products, of which the first begins at nothing. Codes of four bits are the same bytes with and without a sign.
 DEVICE void group_dots(int *d, const u32 *w, uint4 x) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
