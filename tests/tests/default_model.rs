@@ -33,7 +33,7 @@ fn requests_become_commands() {
 #[test]
 fn warnings_come_in_chat_as_in_run() {
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let mut lines = "delete the folder build and everything in it\ntranslate letter.txt into french\n".as_bytes();
+    let mut lines = "delete the folder build and everything in it\nrotate letter.pdf by a quarter\n".as_bytes();
     let mut io = Io::new(&mut lines, &mut out, &mut err, &|_| None);
     assert_eq!(main(["loaf", "chat"].map(Into::into), &mut io), 0);
     let err = String::from_utf8(err).expect("UTF-8");
@@ -45,7 +45,7 @@ fn destructive_commands_come_with_a_warning_and_guesses_say_so() {
     let (code, out, err) = command_line(["loaf", "run", "delete the folder build and everything in it"]);
     assert_eq!((code, out.as_str()), (0, "rm -r build\n"));
     assert!(err.starts_with("loaf: warning: it removes folders") && err.lines().count() == 1, "{err}");
-    let (code, _, err) = command_line(["loaf", "run", "translate letter.txt into french"]);
+    let (code, _, err) = command_line(["loaf", "run", "rotate letter.pdf by a quarter"]);
     assert_eq!(code, 0);
     assert!(err.starts_with("loaf: unsure: "), "{err}");
 }
