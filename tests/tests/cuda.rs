@@ -879,8 +879,8 @@ fn no_driver_is_one_line() {
     }
 }
 
-/// What the compiled kernels take: name, registers of a thread, bytes of stack of a thread, bytes of
-/// shared memory of a block's own.
+/// What the compiled kernels take: name, registers of a thread, bytes of stack of a thread, bytes
+/// of shared memory of a block's own.
 fn resources(cubin: &[u8]) -> Vec<(String, u32, u32, u32)> {
     let u = |at: usize, n: usize| cubin[at..at + n].iter().rev().fold(0usize, |v, b| v << 8 | usize::from(*b));
     let name = |at: usize| {

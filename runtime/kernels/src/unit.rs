@@ -47,8 +47,8 @@ pub(super) struct Product<'a> {
     pub next: (*const u8, usize),
 }
 
-/// Whether products of such groups gain. (Those of 16 codes would be right as well, but there are as
-/// many sums to scale as products are saved.)
+/// Whether products of such groups gain. (Those of 16 codes would be right as well, but there are
+/// as many sums to scale as products are saved.)
 pub(super) fn takes(group: usize) -> bool {
     group == 32 || group.is_multiple_of(CODES)
 }

@@ -570,8 +570,8 @@ fn mma(i: &Instr, warp: &mut [Thread]) {
     }
 }
 
-/// `mma.m16n8k16` on halves. The card adds its products in some order of its own, with more bits than
-/// an f32 has; here they are exact but for one rounding.
+/// `mma.m16n8k16` on halves. The card adds its products in some order of its own, with more bits
+/// than an f32 has; here they are exact but for one rounding.
 fn mma_halves(i: &Instr, warp: &mut [Thread]) {
     let half = |v: u64, k: usize| f16::from_bits((v >> (16 * k)) as u16).to_f64();
     let (mut a, mut b) = ([[0f64; 16]; 16], [[0f64; 8]; 16]);

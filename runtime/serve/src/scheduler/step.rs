@@ -110,9 +110,9 @@ impl Scheduler {
         }
     }
 
-    /// Tasks with prompts to be evaluated, of which rows are looked at or not, in the order in which
-    /// they get rows of a step of `rows`, and how many each may take: the oldest first. But if a
-    /// step is not enough for what it has left, those with at most a quarter as much go before it,
+    /// Tasks with prompts to be evaluated, of which rows are looked at or not, in the order in
+    /// which they get rows of a step of `rows`, and how many each may take: the oldest first. But
+    /// if a step is not enough for what it has left, those with at most a quarter as much go first,
     /// the shortest first, with up to half of the step: a word after a short conversation does not
     /// wait for somebody else's book.
     fn in_turn(&self, rows: usize, looks: bool) -> Vec<(usize, usize)> {

@@ -636,7 +636,7 @@ const MOST_SHARED: u32 = 100 << 10;
 /// What the names begin with of kernels whose launches may ask for as much shared memory as there
 /// is.
 pub const ASK_SHARED: [&str; 7] = ["linear_", "attention", "fast_", "wide_", "top_k", "expert_sort", "few_"];
-/// Bytes of shared memory that such a kernel has of its own at most, besides what a launch asks for.
+/// Bytes of shared memory that such a kernel has of its own at most, besides what launches ask for.
 pub const OWN_SHARED: u32 = 2048;
 /// Query heads that one block of attention takes.
 const ATTENTION_HEADS: u32 = 4;
