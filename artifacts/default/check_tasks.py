@@ -2,7 +2,6 @@
 """Checks the task files: every pattern parses, says all that its command needs, and every command is one for bash.
 
     python3 check_tasks.py            # exit code 1 and a line for each fault
-    NEXT=0 python3 check_tasks.py     # without the new_* files, which only the next training reads
     python3 check_tasks.py --canary   # the same over faulty tasks: every fault must be found
 
 A pattern is worded several times, the slots of its command are filled from it, and `bash -n` reads the result. The steps of scenes.txt are
@@ -18,12 +17,11 @@ import re
 import subprocess
 import sys
 
-from grammar import FENCE, MACROS, NEXT, Choice, Macro, Slot, expand, fill, sequence, tidy
+from grammar import FENCE, MACROS, Choice, Macro, Slot, expand, fill, sequence, tidy
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LEAST = {"commands": 1500, "patterns": 4000, "outside": 150, "blocks of scenes": 90, "wordings of scenes": 2000}
 WORDINGS = 6
-NAMES = {what: [f"{what}.txt"] + [f"new_{what}.txt"] * NEXT for what in ("outside", "scenes")}
 CANARY = """= rm {file}
 remove the file
 (remove|delete {file}
@@ -275,16 +273,14 @@ def main():
         return 1 if missed else 0
     files = []
     for path in sorted(glob.glob(os.path.join(HERE, "tasks", "*.tasks"))):
-        if os.path.basename(path).startswith("new_") and not NEXT:
-            continue
         with open(path, encoding="utf-8") as f:
             files.append((os.path.basename(path), f.read()))
     faults, commands, patterns = faults_of(files)
     outside, blocks, wordings = [], 0, 0
-    for name in NAMES["outside"]:
+    for name in ("outside.txt", "new_outside.txt"):
         with open(os.path.join(HERE, name), encoding="utf-8") as f:
             outside += [line for line in f.read().splitlines() if line.strip() and not line.startswith("#")]
-    for name in NAMES["scenes"]:
+    for name in ("scenes.txt", "new_scenes.txt"):
         with open(os.path.join(HERE, name), encoding="utf-8") as f:
             more, found, worded = faults_of_scenes(name, f.read())
         faults, blocks, wordings = faults + more, blocks + found, wordings + worded

@@ -13,7 +13,7 @@ Splits, all disjoint from `train` by a CRC-32 of what is held out:
     phrasings     the task's wording (after choosing alternatives) is one of the held-out twelfth of its wordings
     patterns      the task's sentence pattern, as written in the task file, was never used in training (harder);
                   one task in four gives up a pattern, those of every day give up none but one in ten of
-                  what told_*.tasks and new_*.tasks say (these are left out with NEXT=0 in the environment)
+                  what told_*.tasks and new_*.tasks say
     combinations  a pair of parts (task and pipe stage, file attribute and action, two chained tasks) never seen together
     outside       requests outside the domain, with the learned answer REFUSAL (patterns of outside.txt, one in ten held out)
     ood           requests outside the domain, without a command (ood.txt), never trained on
@@ -35,7 +35,7 @@ from itertools import accumulate
 from chains import ARCHIVED, ARCHIVES, GONE, SAME, TELLING, Bound, GROUP, MAKES, POINTERS, backwards, join, load_scenes, original, pointer, slots_of, thing
 from compose import ATTRIBUTES, CONSUMERS, DIR_ATTRIBUTES, FOR_BARE, FOR_DIRS, FOR_LINKS, MODIFIERS, ONLY_DIRS, TYPES
 from forms import recast
-from grammar import CLOSE, FENCE, NEXT, OPEN, TO_ME, bucket, expand, fill, is_verbal, parse, tidy
+from grammar import CLOSE, FENCE, OPEN, TO_ME, bucket, expand, fill, is_verbal, parse, tidy
 from slots import KINDS, NUMBERS, ORDINALS, WEEKDAYS, user as person, word
 from synonyms import NOT_AFTER, NOT_BEFORE, PHRASES, TOOLS, WORDS as SYNONYMS
 
@@ -141,8 +141,6 @@ def load_tasks():
     tasks, known = [], {}
     for path in sorted(glob.glob(os.path.join(HERE, "tasks", "*.tasks"))):
         new = os.path.basename(path).startswith("new_")
-        if new and not NEXT:
-            continue
         with open(path) as f:
             for number, line in enumerate(f, 1):
                 line = line.rstrip("\n")
@@ -200,7 +198,7 @@ EVERYDAY = set()     # commands whose every pattern is trained, but for one in t
 TOLD = set()         # the patterns of told_*.tasks and new_*.tasks
 HELD = set()         # (command, number of the pattern) of those held out of them
 TASKS = load_tasks()
-NOT_COMMANDS = load_patterns("outside.txt") + (load_patterns("new_outside.txt") if NEXT else [])
+NOT_COMMANDS = load_patterns("outside.txt") + load_patterns("new_outside.txt")
 CLOSED = load_closed()
 LINES = [t for t in TASKS if t.pipeable]
 NOUNS = [t for t in LINES if t.nouns]

@@ -9,11 +9,9 @@ the text of a slot is fenced by ``FENCE`` marks, so that later steps (typos, cap
 What it does not do: know what a slot means (slots.py) or what a command is (generate.py).
 """
 
-import os
 import re
 import zlib
 
-NEXT = os.environ.get("NEXT") != "0"  # NEXT=0: without what the model that ships was not trained on, the new_* files
 OPEN, CLOSE = "\x01", "\x02"
 FENCE = re.compile("[\x01\x02]")
 SLOT = re.compile(r"\{([a-z][a-z0-9]*)(?::([a-z0-9]+))?\}")
