@@ -187,6 +187,19 @@ pub struct Call {
     pub step: Step,
 }
 
+/// Where the int8 form of a product's activations is.
+#[derive(Clone, Copy)]
+pub struct Form {
+    /// Codes, scales and sums.
+    pub at: [Address; 3],
+    /// Bytes from a row of codes to the next, and elements of scales and sums.
+    pub rows: [u64; 2],
+    /// Codes of a group.
+    pub group: u32,
+    /// Whether it is there already.
+    pub made: bool,
+}
+
 /// `struct Linear`: a product with quantised weights.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -969,18 +982,11 @@ impl Linear {
             && self.plane_expert[1] == self.plane_expert[2]
     }
 
-    /// The launches of a product of few rows that makes its activations itself, in `codes`, scales
-    /// and sums with the rows that are told, unless `made` says that they are there; if it is of
-    /// the usual kind.
-    pub fn few(
-        &self,
-        codes: [Address; 3],
-        rows: [u64; 2],
-        group: u32,
-        made: bool,
-        bases: &Bases,
-    ) -> Option<Vec<Launch>> {
+    /// The launches of a product of few rows that makes its activations itself, unless they are
+    /// made; if it is of the usual kind.
+    pub fn few(&self, form: Form, bases: &Bases) -> Option<Vec<Launch>> {
         use Kernel as K;
+        let Form { at: codes, rows, group, made } = form;
         let head = self.outputs > MOST_AT_ONCE;
         let pairs = self.flags & stage::PAIRS != 0;
         let (kernel, tiles) = match (self.inputs, pairs) {
@@ -1012,7 +1018,7 @@ impl Linear {
         let small = |n: u64| u32::try_from(n).ok();
         let mut launches = Vec::new();
         if !made {
-            launches.push(self.form(codes, rows)?);
+            launches.push(self.form(form)?);
         }
         let parameter = FewProduct {
             planes: self.planes,
@@ -1045,7 +1051,7 @@ impl Linear {
     }
 
     /// What makes the activations of several rows, in groups of 64, if there is a kernel for it.
-    fn form(&self, codes: [Address; 3], rows: [u64; 2]) -> Option<Launch> {
+    fn form(&self, Form { at: codes, rows, .. }: Form) -> Option<Launch> {
         use Kernel as K;
         let small = |n: u64| u32::try_from(n).ok();
         let parameter = FewCodes {
@@ -1087,19 +1093,12 @@ impl Linear {
 
     /// The launches of a product of many rows whose activations are made first, as for
     /// [`Linear::few`].
-    pub fn many(
-        mut self,
-        codes: [Address; 3],
-        rows: [u64; 2],
-        group: u32,
-        made: bool,
-        bases: &Bases,
-    ) -> Option<Vec<Launch>> {
-        let usual = group == 64 && WeightFormat::from_code(self.format)?.activation_group() == Some(64);
-        let form = if made { None } else { Some(self.form(codes, rows).filter(|_| usual)?) };
-        (self.stage, self.flags, self.x) = (stage::CODES, 0, codes);
-        (self.x_row, self.xs_row) = (rows[0], rows[1]);
-        Some(form.into_iter().chain([self.launch(bases)]).collect())
+    pub fn many(mut self, form: Form, bases: &Bases) -> Option<Vec<Launch>> {
+        let usual = form.group == 64 && WeightFormat::from_code(self.format)?.activation_group() == Some(64);
+        let makes = if form.made { None } else { Some(self.form(form).filter(|_| usual)?) };
+        (self.stage, self.flags, self.x) = (stage::CODES, 0, form.at);
+        [self.x_row, self.xs_row] = form.rows;
+        Some(makes.into_iter().chain([self.launch(bases)]).collect())
     }
 
     /// The larger tiles, if the weight is of the usual kind: a kernel, and the rows of its tiles

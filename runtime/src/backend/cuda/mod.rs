@@ -26,7 +26,7 @@ use loaf_formats::op::OpKind;
 use loaf_formats::plan::{Operand, Phase, Plan, Record, Template, records};
 
 use self::driver::{Driver, DriverError, Function, Graph, Pinned};
-use self::launch::{Choose, FEW_ROWS, Kernel, Launch, launch};
+use self::launch::{Bases, Choose, FEW_ROWS, Kernel, Launch, Step, launch};
 use self::memory::Memory;
 use super::{Choice, Chooser, Device, DeviceError, Limits, Part, SlotRun};
 use crate::backend::{Seen, Trace, is_shown};
@@ -239,11 +239,16 @@ impl CudaDevice {
         self.options.fused && self.driver.card().capability == (9, 0)
     }
 
+    /// Where a step's operands are, and what is known of its rows.
+    fn bases(&self, few: bool) -> (Bases, Step) {
+        let (bases, step) = self.memory.bases(few);
+        (Bases { fast: self.options.fast, ..bases }, step)
+    }
+
     /// Launches a record, which may overlap with the launch before it; gives whether there was one.
     fn launch_record(&mut self, record: &Record<'_>, phase: Phase, overlap: bool) -> Result<bool, DeviceError> {
         let few = phase != Phase::Prefill;
-        let (mut bases, step) = self.memory.bases(few);
-        bases.fast = self.options.fast;
+        let (bases, step) = self.bases(few);
         let Some(Launch { kernel, mut shape, parameter }) = launch(record, &bases, step, few) else {
             return Ok(false);
         };
@@ -335,7 +340,7 @@ impl CudaDevice {
         let Some(template) = template else { return self.replay(Phase::Decode, rows) };
         let mut words = Vec::new();
         template.expand(rows.into(), &mut words);
-        let (bases, step) = self.memory.bases(true);
+        let (bases, step) = self.bases(true);
         for (i, launch) in steps::few_rows(schedule, &words, rows, &bases, step).into_iter().enumerate() {
             let Launch { kernel, mut shape, parameter } = launch;
             // The first follows a copy.
@@ -354,8 +359,7 @@ impl CudaDevice {
         };
         let mut words = Vec::new();
         template.expand(rows.into(), &mut words);
-        let (mut bases, step) = self.memory.bases(false);
-        bases.fast = self.options.fast;
+        let (bases, step) = self.bases(false);
         for Launch { kernel, shape, parameter } in steps::many_rows(schedule, &words, rows, &bases, step) {
             self.driver.launch(self.functions[kernel as usize], shape, parameter.bytes())?;
         }

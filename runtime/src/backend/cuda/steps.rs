@@ -18,7 +18,9 @@ use std::collections::HashMap;
 use loaf_formats::op::{self, OpAttrs, OpKind};
 use loaf_formats::plan::{Record, Region, records};
 
-use super::launch::{Bases, HeadNorm, Launch, Linear, Operand, Parameter, Step, attention, begin, launch_with, stage};
+use super::launch::{
+    Bases, Form, HeadNorm, Launch, Linear, Operand, Parameter, Step, attention, begin, launch_with, stage,
+};
 use crate::schedule::{
     Arena, Attend, Draft, Maker, Product, RecordId, Route, Schedule, Source, Step as Fused, ValueId, Work,
 };
@@ -303,11 +305,10 @@ impl Steps<'_> {
             let [codes, scales, sums] = [at.codes, at.scales, at.sums].map(|i| self.place(quantize, i));
             let group = op::quantize::Attrs::of(self.records[quantize].attrs).group as u32;
             let made = quantized.replace(quantize) == Some(quantize);
-            let rows = [codes.row, scales.row];
-            let (codes, bases) = ([codes.at, scales.at, sums.at], self.bases);
+            let form = Form { at: [codes.at, scales.at, sums.at], rows: [codes.row, scales.row], group, made };
             launches.extend(match self.many {
-                true => l.many(codes, rows, group, made, bases)?,
-                false => l.few(codes, rows, group, made, bases)?,
+                true => l.many(form, self.bases)?,
+                false => l.few(form, self.bases)?,
             });
         }
         if !finished {
