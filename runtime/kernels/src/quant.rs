@@ -76,7 +76,7 @@ impl Slots<'_> {
     #[inline(always)]
     unsafe fn at(&self, slot: usize) -> (Row, *mut f32) {
         let slot = slot.min(self.total - 1);
-        let (r, j) = (slot / self.k, slot % self.k);
+        let (r, j) = if self.k == 1 { (slot, 0) } else { (slot / self.k, slot % self.k) };
         let h = j.min(self.x_slots - 1);
         let index = r * self.x_slots + h;
         // SAFETY: row `r` and slot `j` exist.
@@ -349,7 +349,16 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
                 macro_rules! tile {
                     ($P:literal, $R:literal) => {{
                         // Slots past the last repeat it: the same values are stored again.
-                        let at: [(Row, *mut f32); $R] = std::array::from_fn(|j| slots.listed(list, (i + j).min(n - 1)));
+                        let mut at = [slots.listed(list, i); $R];
+                        for j in 1..$R {
+                            at[j] = slots.listed(list, (i + j).min(n - 1));
+                        }
+                        // Stores wait for their lines, and what is stored afterwards for them.
+                        for (_, out) in at {
+                            for p in 0..$P {
+                                S::Narrow::prefetch(out.wrapping_add(row + p * S::LANES).cast());
+                            }
+                        }
                         let acc = tile::<S, $P, $R>(packing, panels, &at.map(|(x, _)| x), m.inp / packing.group);
                         for p in 0..$P {
                             let first = row + p * S::LANES;
