@@ -114,7 +114,7 @@ macro_rules! isa {
         isa!(@steps $attr,
             permute(p: Packing, from: *const i8, inp: usize, to: *mut i8);
             arrange(p: Packing, from: *const i8, inp: usize, to: *mut i8);
-            stream(m: &Matrix<'_>, first: usize, end: usize, x: &Row, codes: *const i8, panels: &Panels, y: *mut f32);
+            stream(m: &Matrix<'_>, first: usize, end: usize, x: &Row, codes: *const i8, panels: &Panels);
             tail_dots(p: Packing, tails: &[[u8; 64]; 16], codes: *const i8, out: *mut u8);
             panelled(m: &Matrix<'_>, slots: &Slots<'_>, list: (*const u32, usize), panels: &Panels, units: Range<usize>););
 

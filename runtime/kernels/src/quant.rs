@@ -34,6 +34,9 @@ use super::{OpCall, QUANT_ROWS, RawOperand};
 /// The largest [`Rows::STREAMED`].
 const MOST_STREAMED: usize = 4;
 
+/// The largest [`Rows::TILE`].
+const MOST_TILED: usize = 6;
+
 /// One activation row, prepared.
 #[derive(Clone, Copy)]
 pub(super) struct Row {
@@ -46,6 +49,8 @@ pub(super) struct Row {
     code_sums: *const i32,
     scales: *const f32,
     sums: *const f32,
+    /// Where its products go.
+    out: *mut f32,
 }
 
 /// All activation rows of a call and where they go.
@@ -67,30 +72,35 @@ pub(super) struct Slots<'a> {
 impl Slots<'_> {
     /// Slot `i` of those in `list`, or of all, if that is null.
     #[inline(always)]
-    unsafe fn listed(&self, list: *const u32, i: usize) -> (Row, *mut f32) {
+    unsafe fn listed(&self, list: *const u32, i: usize) -> Row {
         // SAFETY: `list` has as many entries as the caller counts; slots are clamped.
         unsafe { self.at(if list.is_null() { i } else { *list.add(i) as usize }) }
     }
 
     /// Input and output of slot `slot`, clamped to those that exist.
     #[inline(always)]
-    unsafe fn at(&self, slot: usize) -> (Row, *mut f32) {
+    unsafe fn at(&self, slot: usize) -> Row {
         let slot = slot.min(self.total - 1);
-        let (r, j) = if self.k == 1 { (slot, 0) } else { (slot / self.k, slot % self.k) };
+        let (r, j) = (slot / self.k, slot % self.k);
         let h = j.min(self.x_slots - 1);
         let index = r * self.x_slots + h;
         // SAFETY: row `r` and slot `j` exist.
         unsafe {
-            let row = Row {
+            Row {
                 plain: self.x[0].at::<i8>(r, h),
                 codes: self.codes.add(index * self.padded),
                 code_sums: self.code_sums.add(index * self.padded_groups),
                 scales: self.x[1].at(r, h),
                 sums: self.x[2].at(r, h),
-            };
-            (row, self.out.at(r, j))
+                out: self.out.at(r, j),
+            }
         }
     }
+}
+
+/// Bytes of [`Panels::rows`] for `rows` rows.
+pub(super) fn places(rows: usize) -> Option<usize> {
+    rows.checked_add(MOST_TILED)?.checked_mul(size_of::<Row>())?.checked_next_multiple_of(64)
 }
 
 /// Panels of one call, in scratch.
@@ -105,6 +115,9 @@ pub(super) struct Panels {
     /// Room for [`Fill`].
     words: *mut u8,
     supers: *mut f32,
+    /// The rows that tiles take, the last of them [`MOST_TILED`] times, and how many there may be.
+    rows: *mut Row,
+    room: usize,
     /// Activation rows, for a matrix unit.
     stage: Stage,
 }
@@ -172,7 +185,7 @@ impl Packing {
 pub(super) struct Steps {
     pub permute: unsafe fn(Packing, *const i8, usize, *mut i8),
     pub arrange: unsafe fn(Packing, *const i8, usize, *mut i8),
-    pub stream: unsafe fn(&Matrix<'_>, usize, usize, &Row, *const i8, &Panels, *mut f32),
+    pub stream: unsafe fn(&Matrix<'_>, usize, usize, &Row, *const i8, &Panels),
     pub tail_dots: unsafe fn(Packing, &[[u8; 64]; 16], *const i8, *mut u8),
     pub panelled: unsafe fn(&Matrix<'_>, &Slots<'_>, (*const u32, usize), &Panels, Range<usize>),
     /// What reads parameters; of an instruction set, for all layouts.
@@ -256,6 +269,8 @@ unsafe fn prepare<'a, S: Rows>(
         biases: [scratch.take(S::LANES * padded_groups), scratch.take(S::LANES * padded_groups)],
         words: scratch.take(4 * S::LANES * words),
         supers: scratch.take(S::LANES * supers),
+        rows: scratch.take(rows + MOST_TILED),
+        room: rows,
         stage: Stage::new(&mut scratch, rows, padded, inp / group),
     };
     let panelled = rows * k > S::STREAMED;
@@ -297,13 +312,13 @@ unsafe fn multiply<S: Rows>(
         let at: [_; MOST_STREAMED] = std::array::from_fn(|i| slots.listed(list, i.min(n - 1)));
         const { assert!(S::STREAMED <= MOST_STREAMED) };
         for i in 0..n {
-            (m.steps.arrange)(m.packing, at[i].0.plain, m.inp, arranged(i));
+            (m.steps.arrange)(m.packing, at[i].plain, m.inp, arranged(i));
         }
         let (mut row, end) = (units.start * QUANT_ROWS, m.out.min(units.end * QUANT_ROWS));
         while row < end {
             m.fill_params::<S>(row, panels, 0, !m.ahead::<S>(row, end).is_far());
             for i in 0..n {
-                (m.steps.stream)(m, row, end, &at[i].0, arranged(i), panels, at[i].1);
+                (m.steps.stream)(m, row, end, &at[i], arranged(i), panels);
             }
             row += S::LANES;
         }
@@ -319,6 +334,7 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
     panels: &Panels,
     units: Range<usize>,
 ) {
+    const { assert!(S::TILE <= MOST_TILED) };
     let packing = m.packing.known::<KIND, GROUP, PART>();
     let (mut row, end) = (units.start * QUANT_ROWS, m.out.min(units.end * QUANT_ROWS));
     let unit = m.unit.filter(|_| S::LANES == unit::ROWS && n >= unit::FROM && n <= panels.stage.room);
@@ -329,6 +345,16 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
             let correction = if packing.is_affine() { None } else { Some(packing.bias::<S, false>()) };
             stage(slots, (list, n), correction, &panels.stage);
             (unit.begin)(packing.group);
+        }
+        if unit.is_none() {
+            // Only where rows have chosen an expert twice.
+            if n > panels.room {
+                (m.steps.panelled)(m, slots, (list, panels.room), panels, units.clone());
+                return (m.steps.panelled)(m, slots, (list.add(panels.room), n - panels.room), panels, units);
+            }
+            for i in 0..n + MOST_TILED {
+                panels.rows.add(i).write(slots.listed(list, i.min(n - 1)));
+            }
         }
         while row < end {
             let count = if row + S::LANES < end { 2 } else { 1 };
@@ -348,22 +374,19 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
             while i < n {
                 macro_rules! tile {
                     ($P:literal, $R:literal) => {{
-                        // Slots past the last repeat it: the same values are stored again.
-                        let mut at = [slots.listed(list, i); $R];
-                        for j in 1..$R {
-                            at[j] = slots.listed(list, (i + j).min(n - 1));
-                        }
+                        // Rows past the last repeat it: the same values are stored again.
+                        let x = &*panels.rows.add(i).cast::<[Row; $R]>();
                         // Stores wait for their lines, and what is stored afterwards for them.
-                        for (_, out) in at {
+                        for x in x {
                             for p in 0..$P {
-                                S::Narrow::prefetch(out.wrapping_add(row + p * S::LANES).cast());
+                                S::Narrow::prefetch(x.out.wrapping_add(row + p * S::LANES).cast());
                             }
                         }
-                        let acc = tile::<S, $P, $R>(packing, panels, &at.map(|(x, _)| x), m.inp / packing.group);
+                        let acc = tile::<S, $P, $R>(packing, panels, x, m.inp / packing.group);
                         for p in 0..$P {
                             let first = row + p * S::LANES;
                             for j in 0..$R {
-                                S::store_n(at[j].1.add(first), acc[p][j], S::LANES.min(end - first));
+                                S::store_n(x[j].out.add(first), acc[p][j], S::LANES.min(end - first));
                             }
                         }
                         i += $R;
@@ -392,7 +415,7 @@ unsafe fn stage(slots: &Slots<'_>, (list, n): (*const u32, usize), correction: O
     // SAFETY: existing rows of as many padded codes; there is room for `n`.
     unsafe {
         for i in 0..n {
-            let (Row { codes, code_sums, scales, sums, .. }, out) = slots.listed(list, i);
+            let Row { codes, code_sums, scales, sums, out, .. } = slots.listed(list, i);
             stage.put(i, (codes, out), scales, sums, correction.map(|by| (by, code_sums)));
         }
         stage.fill_up(n);
@@ -599,7 +622,7 @@ unsafe fn scaled<S: Rows, const STREAMED: bool>(
 }
 
 /// A vector of weight rows from `first` on, read once, against one activation row, arranged at
-/// `codes`, to `y`; `end` is where this thread's rows end.
+/// `codes`; `end` is where this thread's rows end.
 #[inline(always)]
 pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>(
     m: &Matrix<'_>,
@@ -608,7 +631,6 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
     x: &Row,
     codes: *const i8,
     panels: &Panels,
-    y: *mut f32,
 ) {
     let packing = m.packing.known::<KIND, GROUP, PART>();
     let (kind, part) = (packing.kind, packing.part);
@@ -674,7 +696,7 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
                 add!(v, dots, n);
             }
         }
-        S::store_n(y.add(first), acc, S::LANES.min(end - first));
+        S::store_n(x.out.add(first), acc, S::LANES.min(end - first));
     }
 }
 

@@ -3,7 +3,7 @@
 use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{self, ATTENTION_BLOCK, Mode, OpAttrs, OpKind};
 
-use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention, blocks, dense, rows, unit};
+use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention, blocks, dense, quant, rows, unit};
 
 /// Attributes of `$call` as those of op `$op`.
 macro_rules! of {
@@ -76,7 +76,8 @@ fn dense_scratch(inputs: usize) -> Option<usize> {
 
 /// Scratch of a quantised matmul over `rows` rows of `x_slots` activations: permuted codes, their
 /// integer group sums, four arranged rows, two unpacked panels of at most sixteen weight rows, the
-/// panels' scales and biases, what these are decoded from, and what a matrix unit takes.
+/// panels' scales and biases, what these are decoded from, where rows lie, and what a matrix unit
+/// takes.
 fn quant_scratch(rows: usize, x_slots: usize, inputs: usize, format: WeightFormat) -> Option<usize> {
     let x_rows = rows.checked_mul(x_slots)?;
     let group = format.group().unwrap_or(32) as usize;
@@ -86,7 +87,8 @@ fn quant_scratch(rows: usize, x_slots: usize, inputs: usize, format: WeightForma
     let panels = padded.checked_mul(2 * QUANT_ROWS + 4 * rows::ARRANGED)?;
     let [words, supers] = blocks::scratch_lanes(format, inputs);
     let lanes = groups.checked_mul(4)?.checked_add(words)?.checked_add(supers)?;
-    let stage = unit::Stage::bytes(rows, padded, groups)?;
+    let places = quant::places(rows)?;
+    let stage = unit::Stage::bytes(rows, padded, groups)?.checked_add(places)?;
     codes.checked_add(panels)?.checked_add(lanes.checked_mul(QUANT_ROWS * 4)?)?.checked_add(stage)
 }
 

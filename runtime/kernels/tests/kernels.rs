@@ -377,7 +377,9 @@ impl Case {
             return;
         }
         let (slots, experts) = (self.attrs[0] * self.attrs[1], self.attrs[2] as u32);
-        let ids: Vec<u32> = (0..slots).map(|_| rng.int(0, u64::from(experts) - 1) as u32).collect();
+        // At times rows choose one expert in every slot.
+        let most = if rng.int(0, 3) == 0 { 0 } else { u64::from(experts) - 1 };
+        let ids: Vec<u32> = (0..slots).map(|_| rng.int(0, most) as u32).collect();
         let mut order: Vec<u32> = (0..slots as u32).collect();
         order.sort_by_key(|s| ids[*s as usize]);
         let starts: Vec<u32> = (0..=experts).map(|e| ids.iter().filter(|i| **i < e).count() as u32).collect();
