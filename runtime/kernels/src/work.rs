@@ -77,7 +77,8 @@ fn dense_scratch(inputs: usize) -> Option<usize> {
 
 /// Scratch of a quantised matmul over `rows` rows of `x_slots` activations: permuted codes, their
 /// integer group sums, four arranged rows, two unpacked panels of at most sixteen weight rows (or
-/// of eight, with codes of two bytes), the panels' scales and biases, what these are decoded from, and what a matrix unit takes.
+/// of eight, with codes of two bytes), the panels' scales and biases, what these are decoded from,
+/// and what a matrix unit takes.
 fn quant_scratch(rows: usize, x_slots: usize, inputs: usize, format: WeightFormat) -> Option<usize> {
     let x_rows = rows.checked_mul(x_slots)?;
     let group = format.group().unwrap_or(32) as usize;
