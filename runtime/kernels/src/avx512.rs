@@ -446,7 +446,7 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
         unsafe { _mm512_dpbusd_epi32(h, w, x) }
     }
     #[inline(always)]
-    unsafe fn widen(a: __m512i, h: __m512i) -> __m512i {
+    unsafe fn widen(_: u8, a: __m512i, h: __m512i) -> __m512i {
         // SAFETY: as `splat`.
         unsafe { _mm512_add_epi32(a, h) }
     }

@@ -692,7 +692,7 @@ impl<D: Dot> Rows for D {
         unsafe { D::products(h, w, x) }
     }
     #[inline(always)]
-    unsafe fn widen(a: I, h: D::Sums) -> I {
+    unsafe fn widen(_: u8, a: I, h: D::Sums) -> I {
         // SAFETY: as `zero_h`.
         unsafe { Neon::add_i(a, D::lanes(h)) }
     }

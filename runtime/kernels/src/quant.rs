@@ -42,8 +42,8 @@ const MOST_TILED: usize = 6;
 pub(super) struct Row {
     /// Codes as they are.
     plain: *const i8,
-    /// Permuted codes, padded with zeros to whole blocks, if any of the call's matrices has more
-    /// than [`Rows::STREAMED`] rows.
+    /// Permuted codes, of [`Rows::panel_bytes`] each, padded with zeros to whole blocks, if any of
+    /// the call's matrices has more than [`Rows::STREAMED`] rows.
     codes: *const i8,
     /// Exact sum of each group's codes.
     code_sums: *const i32,
@@ -61,6 +61,8 @@ pub(super) struct Slots<'a> {
     codes: *const i8,
     code_sums: *const i32,
     padded: usize,
+    /// Bytes of a row of `codes`.
+    code_bytes: usize,
     padded_groups: usize,
     /// Slots of a row, and inputs of a row: 1 or `k`.
     k: usize,
@@ -88,7 +90,7 @@ impl Slots<'_> {
         unsafe {
             Row {
                 plain: self.x[0].at::<i8>(r, h),
-                codes: self.codes.add(index * self.padded),
+                codes: self.codes.add(index * self.code_bytes),
                 code_sums: self.code_sums.add(index * self.padded_groups),
                 scales: self.x[1].at(r, h),
                 sums: self.x[2].at(r, h),
@@ -175,7 +177,7 @@ impl Packing {
             layout::E2M1 | layout::E2M1_HALVES => -E2M1_BIAS,
             layout::Q8 if STREAMED => S::STREAMED_Q8_BIAS,
             layout::Q8 => S::Q8_BIAS,
-            layout::TABLE => S::Q8_BIAS - 128,
+            layout::TABLE => S::TABLE_BIAS,
             _ => 0,
         }
     }
@@ -260,11 +262,12 @@ unsafe fn prepare<'a, S: Rows>(
     let padded_groups = (inp / group).next_multiple_of(16);
     let [words, supers] = scratch_lanes(format, inp);
     let mut scratch = Scratch::new(scratch);
-    let codes = scratch.take::<i8>(rows * x_slots * padded);
+    let code_bytes = padded * S::panel_bytes(packing.kind);
+    let codes = scratch.take::<i8>(rows * x_slots * code_bytes);
     let code_sums = scratch.take::<i32>(rows * x_slots * padded_groups);
     let panels = Panels {
         arranged: scratch.take(S::STREAMED * ARRANGED * padded),
-        codes: [scratch.take(S::LANES * padded), scratch.take(S::LANES * padded)],
+        codes: [scratch.take(S::LANES * code_bytes), scratch.take(S::LANES * code_bytes)],
         scales: [scratch.take(S::LANES * padded_groups), scratch.take(S::LANES * padded_groups)],
         biases: [scratch.take(S::LANES * padded_groups), scratch.take(S::LANES * padded_groups)],
         words: scratch.take(4 * S::LANES * words),
@@ -275,12 +278,12 @@ unsafe fn prepare<'a, S: Rows>(
     };
     let panelled = rows * k > S::STREAMED;
     for index in 0..rows * x_slots {
-        // SAFETY: an existing row and slot of `inp` codes; `padded` and `padded_groups` elements of
-        // room each.
+        // SAFETY: an existing row and slot of `inp` codes; `code_bytes` bytes and `padded_groups`
+        // elements of room each.
         unsafe {
             let from = x[0].at::<i8>(index / x_slots, index % x_slots).cast_const();
             if panelled {
-                (steps.permute)(packing, from, inp, codes.add(index * padded));
+                (steps.permute)(packing, from, inp, codes.add(index * code_bytes));
             }
             if packing.bias::<S, true>() != 0 || panelled && packing.bias::<S, false>() != 0 {
                 for g in 0..inp / group {
@@ -290,7 +293,7 @@ unsafe fn prepare<'a, S: Rows>(
             }
         }
     }
-    (Slots { x, out, codes, code_sums, padded, padded_groups, k, x_slots, total: rows * k }, panels)
+    (Slots { x, out, codes, code_sums, padded, code_bytes, padded_groups, k, x_slots, total: rows * k }, panels)
 }
 
 /// Every product of a matrix's rows `QUANT_ROWS * units` with the slots in `list` (in order if
@@ -553,7 +556,7 @@ unsafe fn block(from: *const i8, inp: usize, i: usize, last: &mut [i8; BLOCK]) -
     }
 }
 
-/// The codes of a row in the order of [`Simd::permute`], padded with zeros to whole blocks.
+/// The codes of a row as [`Rows::permute`] has them, padded with zeros to whole blocks.
 #[inline(always)]
 pub(super) unsafe fn permute<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>(
     packing: Packing,
@@ -567,8 +570,7 @@ pub(super) unsafe fn permute<S: Rows, const KIND: u8, const GROUP: usize, const 
         // SAFETY: `inp` codes, and room for whole blocks.
         unsafe {
             let from = block(from, inp, i, &mut last);
-            S::Narrow::permute(kind, from, to.add(i));
-            S::Narrow::permute(kind, from.add(64), to.add(i + 64));
+            S::permute(kind, from, to.add(i * S::panel_bytes(kind)));
         }
     }
 }
@@ -726,13 +728,13 @@ unsafe fn tail(p: *const u8, n: usize) -> [u8; 64] {
 }
 
 /// Unpacks a vector of weight rows into `panel`: four codes of row 0, four of row 1, ..; then the
-/// next four.
+/// next four. Codes of two bytes as [`Rows::store_codes`] says.
 #[inline(always)]
 unsafe fn fill_panel<S: Rows>(packing: Packing, m: &Matrix<'_>, (first, ahead): (usize, usize), panel: *mut u8) {
     let (kind, step) = (packing.kind, 4 * S::LANES);
     let bytes = packing.bytes(step);
     let ahead = m.w[0].ptr.wrapping_add(ahead * m.w[0].row_stride * 4).cast_const();
-    // SAFETY: rows of `inp` codes; the panel has `LANES` times `inp`, padded to 64, bytes.
+    // SAFETY: rows of `inp` codes; the panel has `LANES` times `inp`, padded to 64, codes.
     unsafe {
         let mut start = 0;
         if S::has_planes(kind) {
@@ -771,7 +773,7 @@ unsafe fn fill_panel<S: Rows>(packing: Packing, m: &Matrix<'_>, (first, ahead): 
             }
             let codes = S::transpose_b(codes);
             for c in 0..S::LANES {
-                S::store_b(panel.add((i + 4 * c) * S::LANES), codes[c]);
+                S::store_codes(kind, panel.add((i + 4 * c) * S::LANES * S::panel_bytes(kind)), codes[c]);
             }
         }
     }
@@ -788,34 +790,49 @@ unsafe fn tile<S: Rows, const P: usize, const R: usize>(
     // SAFETY: panels and rows hold `groups` groups.
     unsafe {
         let mut acc = [[S::splat(0.0); R]; P];
-        let fours = packing.group / 4;
-        let part_fours = packing.part / 4;
+        // Codes of two bytes are multiplied two at a time.
+        let at_once = 4 / S::panel_bytes(packing.kind);
+        let fours = packing.group / at_once;
+        let part_fours = packing.part / at_once;
         let run = S::steps(packing.kind).min(part_fours);
-        // Two at a time: how the loop lies among lines of code then matters less.
-        let unrolled = if run.is_multiple_of(2) { 2 } else { 1 };
+        let unrolled = if run.is_multiple_of(S::unrolled(run)) { S::unrolled(run) } else { 1 };
         for g in 0..groups {
             let mut total = [[S::splat_i(0); R]; P];
             for part in (g * fours..(g + 1) * fours).step_by(part_fours) {
                 // As many times as the compiler knows.
                 for from in (part..part + part_fours).step_by(run) {
                     let mut h = [[S::zero_h(); R]; P];
-                    for s in (from..from + run).step_by(unrolled) {
-                        for s in s..s + unrolled {
-                            let mut w = [S::load_b(panels.codes[0].add(s * 4 * S::LANES)); P];
+                    macro_rules! step {
+                        ($s:expr) => {
+                            let mut w = [S::load_b(panels.codes[0].add($s * 4 * S::LANES)); P];
                             for p in 1..P {
-                                w[p] = S::load_b(panels.codes[p].add(s * 4 * S::LANES));
+                                w[p] = S::load_b(panels.codes[p].add($s * 4 * S::LANES));
                             }
                             for r in 0..R {
-                                let x = S::splat4(x[r].codes.add(s * 4));
+                                let x = S::splat4(x[r].codes.add($s * 4));
                                 for p in 0..P {
                                     h[p][r] = S::dot(packing.kind, h[p][r], w[p], x);
                                 }
                             }
+                        };
+                    }
+                    for s in (from..from + run).step_by(unrolled) {
+                        step!(s);
+                        if unrolled > 1 {
+                            step!(s + 1);
+                        }
+                        if unrolled == 8 {
+                            step!(s + 2);
+                            step!(s + 3);
+                            step!(s + 4);
+                            step!(s + 5);
+                            step!(s + 6);
+                            step!(s + 7);
                         }
                     }
                     for p in 0..P {
                         for r in 0..R {
-                            total[p][r] = S::widen(total[p][r], h[p][r]);
+                            total[p][r] = S::widen(packing.kind, total[p][r], h[p][r]);
                         }
                     }
                 }

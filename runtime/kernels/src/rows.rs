@@ -74,6 +74,8 @@ pub(crate) trait Rows: Copy + 'static {
     const Q8_BIAS: i32;
     /// What [`Rows::dots`] subtracts from 8-bit codes.
     const STREAMED_Q8_BIAS: i32 = Self::Q8_BIAS;
+    /// What panels have subtracted from the values of a table, if anything.
+    const TABLE_BIAS: i32 = Self::Q8_BIAS - 128;
 
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;
@@ -142,6 +144,29 @@ pub(crate) trait Rows: Copy + 'static {
     unsafe fn store_b(p: *mut u8, x: Self::B);
     /// The same four bytes in every lane.
     unsafe fn splat4(p: *const i8) -> Self::B;
+    /// Bytes of a code in panels, and of an activation code beside them: 1, or 2 where products of
+    /// bytes are dearer.
+    #[inline(always)]
+    fn panel_bytes(_: u8) -> usize {
+        1
+    }
+    /// Four codes of every row, transposed, to a panel: `4 * LANES` times [`Rows::panel_bytes`]
+    /// bytes.
+    #[inline(always)]
+    unsafe fn store_codes(_: u8, p: *mut u8, codes: Self::B) {
+        // SAFETY: the same condition.
+        unsafe { Self::store_b(p, codes) }
+    }
+    /// 128 activation codes as they are multiplied with panels: of so many bytes, and in the order
+    /// of [`Rows::unpack`] and [`Rows::store_codes`].
+    #[inline(always)]
+    unsafe fn permute(kind: u8, from: *const i8, to: *mut i8) {
+        // SAFETY: 128 valid codes, and room for as many.
+        unsafe {
+            Self::Narrow::permute(kind, from, to);
+            Self::Narrow::permute(kind, from.add(64), to.add(64));
+        }
+    }
     /// Codes `4 * LANES * part ..` of the 64 (32, if `LANES` is 8 and `part` 0) packed at `p`, in
     /// permuted order.
     unsafe fn unpack(kind: u8, p: *const u8, part: usize) -> Self::B;
@@ -152,9 +177,15 @@ pub(crate) trait Rows: Copy + 'static {
     /// times, then the sum must be widened.
     unsafe fn dot(kind: u8, h: Self::H, w: Self::B, x: Self::B) -> Self::H;
     /// Adds to each lane the sum over its four bytes.
-    unsafe fn widen(a: Self::I, h: Self::H) -> Self::I;
+    unsafe fn widen(kind: u8, a: Self::I, h: Self::H) -> Self::I;
     /// How often [`Rows::dot`] may add.
     fn steps(kind: u8) -> usize;
+    /// How many of as many steps a tile writes out. Two at a time: how the loop lies among lines of
+    /// code then matters less.
+    #[inline(always)]
+    fn unrolled(_steps: usize) -> usize {
+        2
+    }
 
     /// Whether a vector of packed bytes is two vectors of codes: [`Rows::planes`].
     fn has_planes(kind: u8) -> bool;
@@ -240,7 +271,7 @@ pub(crate) trait Spans: Rows {
                 for r in 0..Self::LANES {
                     next.ask::<Self::Narrow>(r * step);
                     let h = Self::span_dot(kind, Self::zero_h(), rows[r].add(at), x);
-                    dots[r] = Self::widen(Self::splat_i(0), h);
+                    dots[r] = Self::widen(kind, Self::splat_i(0), h);
                 }
                 return Self::sums(dots, parts);
             }
@@ -252,11 +283,11 @@ pub(crate) trait Spans: Rows {
                     next.ask::<Self::Narrow>(at_row);
                     h = Self::span_dot(kind, h, rows[r].add(at + v * step), x.add(v * span));
                     if (v + 1) % widen_every == 0 {
-                        dots[r] = Self::widen(dots[r], h);
+                        dots[r] = Self::widen(kind, dots[r], h);
                         h = Self::zero_h();
                     }
                 }
-                dots[r] = Self::widen(dots[r], h);
+                dots[r] = Self::widen(kind, dots[r], h);
             }
             let mut halves = Self::sums(dots, 2);
             halves[0] = Self::add_i(halves[0], halves[1]);

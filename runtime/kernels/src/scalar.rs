@@ -274,7 +274,7 @@ impl Rows for Scalar {
         lanes!(i => (4 * i..4 * i + 4).fold(h[i], |sum, b| sum + i32::from(w[b]) * i32::from(x[b] as i8)))
     }
     #[inline(always)]
-    unsafe fn widen(a: I, h: I) -> I {
+    unsafe fn widen(_: u8, a: I, h: I) -> I {
         lanes!(i => a[i] + h[i])
     }
     /// An i32 has room for all of a group.

@@ -181,9 +181,10 @@ impl Ahead {
     pub(crate) const FAR: usize = 32 << 10;
 
     /// For a block of `rows` rows of `row` bytes at `from`, one of those that end at `end`. The
-    /// successor of a block of short rows is asked for into the first cache, and what has left that
-    /// again by then once more; of longer ones, that which comes in 32 KB into the second, or the
-    /// successor, if that comes later: its rows are begun side by side.
+    /// successor of a block of short rows is asked for into the first cache; of longer ones, that
+    /// which comes in 32 KB into the second, or the successor, if that comes later: its rows are
+    /// begun side by side. What the first cache must have soon, and of short rows has perhaps lost
+    /// again, is asked for once more.
     #[inline(always)]
     pub(crate) fn of(from: *const u8, (rows, row): (usize, usize), end: *const u8) -> Ahead {
         let (far, block) = (row > Self::NEAR_ROW, rows * row);
@@ -217,8 +218,8 @@ impl Ahead {
                 S::prefetch_far(next);
             } else {
                 S::prefetch(next);
-                S::prefetch(self.again.wrapping_add(offset));
             }
+            S::prefetch(self.again.wrapping_add(offset));
         }
     }
 }

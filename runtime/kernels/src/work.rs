@@ -3,7 +3,8 @@
 use loaf_formats::dtype::WeightFormat;
 use loaf_formats::op::{self, ATTENTION_BLOCK, Mode, OpAttrs, OpKind};
 
-use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention, blocks, dense, quant, rows, unit};
+use super::simd::layout;
+use super::{CONV_CHANNELS, DENSE_ROWS, EIGHT, OpCall, QUANT_ROWS, attention, blocks, dense, isa, quant, rows, unit};
 
 /// Attributes of `$call` as those of op `$op`.
 macro_rules! of {
@@ -75,15 +76,20 @@ fn dense_scratch(inputs: usize) -> Option<usize> {
 }
 
 /// Scratch of a quantised matmul over `rows` rows of `x_slots` activations: permuted codes, their
-/// integer group sums, four arranged rows, two unpacked panels of at most sixteen weight rows, the
-/// panels' scales and biases, what these are decoded from, where rows lie, and what a matrix unit
-/// takes.
+/// integer group sums, four arranged rows, two unpacked panels of at most sixteen weight rows (or
+/// of eight, with codes of two bytes), the panels' scales and biases, what these are decoded from,
+/// where rows lie, and what a matrix unit takes.
 fn quant_scratch(rows: usize, x_slots: usize, inputs: usize, format: WeightFormat) -> Option<usize> {
     let x_rows = rows.checked_mul(x_slots)?;
     let group = format.group().unwrap_or(32) as usize;
     let padded = inputs.checked_next_multiple_of(128)?;
     let groups = inputs.div_ceil(group).checked_next_multiple_of(16)?;
-    let codes = x_rows.checked_mul(groups.checked_mul(4)?.checked_add(padded)?)?;
+    // What may be multiplied as i16.
+    let code_bytes = match isa::quant_case(format) {
+        Some((layout::Q8 | layout::TABLE, _)) => padded.checked_mul(2)?,
+        _ => padded,
+    };
+    let codes = x_rows.checked_mul(groups.checked_mul(4)?.checked_add(code_bytes)?)?;
     let panels = padded.checked_mul(2 * QUANT_ROWS + 4 * rows::ARRANGED)?;
     let [words, supers] = blocks::scratch_lanes(format, inputs);
     let lanes = groups.checked_mul(4)?.checked_add(words)?.checked_add(supers)?;

@@ -56,6 +56,20 @@ pub(super) unsafe fn words<const DOT: u8>(sum: __m256i, w: __m256i, x: __m256i) 
     }
 }
 
+/// Whether panels have codes of 16 bits: signed products of bytes are three operations that two of
+/// the three pipes of most CPUs can do (signs, products, sums of two), those of as many i16 two.
+#[inline(always)]
+const fn is_wide<const DOT: u8>(kind: u8) -> bool {
+    DOT == MADD && matches!(kind, layout::Q8 | layout::TABLE)
+}
+
+/// Signed bytes as i16: those at even positions, and those at odd ones.
+#[inline(always)]
+unsafe fn evens_and_odds(v: __m256i) -> [__m256i; 2] {
+    // SAFETY: register operations.
+    unsafe { [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(v)), _mm256_srai_epi16::<8>(v)] }
+}
+
 impl<const DOT: u8> Rows for Products<DOT> {
     eight_floats!(Avx2, 3);
     type B = __m256i;
@@ -63,8 +77,8 @@ impl<const DOT: u8> Rows for Products<DOT> {
     type H = __m256i;
     type Bs = [__m256i; 8];
 
-    const Q8_BIAS: i32 = if DOT == MADD { 128 } else { 0 };
-    const STREAMED_Q8_BIAS: i32 = 0;
+    const Q8_BIAS: i32 = 0;
+    const TABLE_BIAS: i32 = if DOT == MADD { 0 } else { -128 };
 
     #[inline(always)]
     unsafe fn byte(a: __m256i, i: usize) -> __m256i {
@@ -109,7 +123,7 @@ impl<const DOT: u8> Rows for Products<DOT> {
         unsafe {
             match kind {
                 layout::Q4_WIDE => nibbles(Self::load_b(p))[part],
-                layout::Q8 if DOT != MADD => Self::load_b(p.add(32 * part)),
+                layout::Q8 => Self::load_b(p.add(32 * part)),
                 // Signed, as 8-bit codes are.
                 layout::TABLE if DOT == MADD => {
                     _mm256_xor_si256(unpack32(kind, p.add(part * 16)), _mm256_set1_epi8(-128))
@@ -135,20 +149,17 @@ impl<const DOT: u8> Rows for Products<DOT> {
             if DOT != MADD {
                 return bytes::<DOT>(h, w, x);
             }
-            let pairs = if matches!(kind, layout::Q8 | layout::TABLE) {
-                // `|w| <= 128` and `|x| <= 127`, so a pair is at most 32512.
-                _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
-            } else {
-                _mm256_maddubs_epi16(w, x)
-            };
-            in_order(_mm256_add_epi16(h, pairs))
+            if is_wide::<DOT>(kind) {
+                return in_order(_mm256_add_epi32(h, _mm256_madd_epi16(w, x)));
+            }
+            in_order(_mm256_add_epi16(h, _mm256_maddubs_epi16(w, x)))
         }
     }
     #[inline(always)]
-    unsafe fn widen(a: __m256i, h: __m256i) -> __m256i {
+    unsafe fn widen(kind: u8, a: __m256i, h: __m256i) -> __m256i {
         // SAFETY: as `splat`.
         unsafe {
-            let h = if DOT == MADD { _mm256_madd_epi16(h, _mm256_set1_epi16(1)) } else { h };
+            let h = if DOT == MADD && !is_wide::<DOT>(kind) { _mm256_madd_epi16(h, _mm256_set1_epi16(1)) } else { h };
             _mm256_add_epi32(a, h)
         }
     }
@@ -156,13 +167,59 @@ impl<const DOT: u8> Rows for Products<DOT> {
     #[inline(always)]
     fn steps(kind: u8) -> usize {
         match kind {
-            _ if DOT != MADD => usize::MAX,
+            _ if DOT != MADD || is_wide::<DOT>(kind) => usize::MAX,
             2 | layout::HALVES_2 => 32,
             3 | layout::HALVES_3 => 16,
             layout::Q4 | layout::Q4_WIDE => 8,
             5 | layout::E2M1 | layout::E2M1_HALVES => 4,
-            layout::Q8 | layout::TABLE => 1,
             _ => 2,
+        }
+    }
+    /// Eight steps' sums of i16, or the two that follow each other.
+    #[inline(always)]
+    fn unrolled(steps: usize) -> usize {
+        if DOT == MADD && steps == 8 { 8 } else { 2 }
+    }
+    #[inline(always)]
+    fn panel_bytes(kind: u8) -> usize {
+        if is_wide::<DOT>(kind) { 2 } else { 1 }
+    }
+    /// Of every four codes the even ones, then the odd ones, as i16.
+    #[inline(always)]
+    unsafe fn store_codes(kind: u8, p: *mut u8, codes: __m256i) {
+        // SAFETY: as `load`.
+        unsafe {
+            if !is_wide::<DOT>(kind) {
+                return Self::store_b(p, codes);
+            }
+            let [even, odd] = match kind {
+                // Unsigned.
+                layout::Q8 => [_mm256_and_si256(codes, _mm256_set1_epi16(255)), _mm256_srli_epi16::<8>(codes)],
+                _ => evens_and_odds(codes),
+            };
+            Self::store_b(p, even);
+            Self::store_b(p.add(32), odd);
+        }
+    }
+    #[inline(always)]
+    unsafe fn permute(kind: u8, from: *const i8, to: *mut i8) {
+        // SAFETY: 128 valid codes, and room for as many of these bytes.
+        unsafe {
+            if !is_wide::<DOT>(kind) {
+                Avx2::permute(kind, from, to);
+                return Avx2::permute(kind, from.add(64), to.add(64));
+            }
+            let mut codes = [0i8; 128];
+            Avx2::permute(kind, from, codes.as_mut_ptr());
+            Avx2::permute(kind, from.add(64), codes.as_mut_ptr().add(64));
+            for i in (0..128).step_by(32) {
+                let [even, odd] = evens_and_odds(Self::load_b(codes.as_ptr().add(i).cast()));
+                // Both of every four codes side by side.
+                let (low, high) = (_mm256_unpacklo_epi32(even, odd), _mm256_unpackhi_epi32(even, odd));
+                let to = to.add(2 * i).cast();
+                Self::store_b(to, _mm256_permute2x128_si256::<0x20>(low, high));
+                Self::store_b(to.add(32), _mm256_permute2x128_si256::<0x31>(low, high));
+            }
         }
     }
     #[inline(always)]
