@@ -294,7 +294,8 @@ fn sessions_come_back_before_anybody_asks_and_who_asks_earlier_takes_over() {
             assert!(ask(&mut third, &metrics, n) >= 40 && metrics.cached_on_disk.get() >= 40, "{name}");
             assert_eq!(third.gauges().slots_free, u64::from(n == 2), "{name}: {n}");
         }
-        // What came back and nobody asked for is not written again, and makes room in its only slot.
+        // What came back and nobody asked for is not written again, and makes room in its only
+        // slot.
         let (metrics, mut last) = (Metrics::default(), scheduler(model, 1, 32 << 20, Some(folder.path())));
         while last.warms() {
             last.warm(&metrics);
@@ -320,7 +321,8 @@ fn a_damaged_file_is_no_session_and_leaves_nothing_behind() {
         let files: Vec<_> = std::fs::read_dir(&inner).expect("a folder").flatten().map(|f| f.path()).collect();
         let keep: Vec<Vec<u8>> = files.iter().map(|f| std::fs::read(f).expect("a file")).collect();
         for (file, whole) in files.iter().zip(&keep) {
-            // A bit of the header, of the tokens, of the middle, of the last hash; and a piece less.
+            // A bit of the header, of the tokens, of the middle, of the last hash; and a piece
+            // less.
             for at in [40, 150, whole.len() / 2, whole.len() - 1, whole.len()] {
                 files.iter().zip(&keep).for_each(|(f, bytes)| std::fs::write(f, bytes).expect("a file"));
                 let mut bytes = whole.clone();

@@ -280,7 +280,8 @@ fn memory_of_large_requests_goes_back_to_the_system() {
     };
     ask();
     // What this request and earlier tests freed goes back before it is counted: while the allocator
-    // still has it, those that follow need nothing of the system, and there would be nothing to see.
+    // still has it, those that follow need nothing of the system, and there would be nothing to
+    // see.
     let (mut before, mut since) = (resident(), Instant::now());
     while since.elapsed() < Duration::from_secs(3) {
         let now = resident();

@@ -264,8 +264,9 @@ pub trait Device: Send {
         let _ = (slot, positions);
     }
 
-    /// Has `fill` write the cache rows of some positions where they lie: it is given, in the order of
-    /// the plan's table, for each cache and head the bytes of all of them. Hands on what it says.
+    /// Has `fill` write the cache rows of some positions where they lie: it is given, in the order
+    /// of the plan's table, for each cache and head the bytes of all of them. Hands on what it
+    /// says.
     ///
     /// # Errors
     /// What the device says, which may not be able to.

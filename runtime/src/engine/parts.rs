@@ -72,7 +72,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Bytes of a row, for each cache and head in the order in which [`Engine::save_rows`] has them.
+    /// Bytes of a row, for each cache and head in the order in which [`Engine::save_rows`] has
+    /// them.
     pub fn head_bytes(&self) -> Vec<u64> {
         let caches = self.model.plan().states.iter().filter(|s| s.kind == StateKind::KvCache);
         caches.flat_map(|s| std::iter::repeat_n(u64::from(s.row_bytes), s.heads as usize)).collect()
@@ -86,9 +87,9 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::load_rows`], of rows that `fill` writes where they lie: it is given the bytes of
-    /// each head's. If it says that they are not what they should be, nothing has changed: what it
-    /// wrote lies behind the sequence's end, where nobody looks.
+    /// As [`Engine::load_rows`], of rows that `fill` writes where they lie: it is given the bytes
+    /// of each head's. If it says that they are not what they should be, nothing has changed: what
+    /// it wrote lies behind the sequence's end, where nobody looks.
     ///
     /// # Errors
     /// As [`Engine::load_rows`].

@@ -1,5 +1,5 @@
-//! After a start: the sessions on disk that were last of use come back into slots, while nobody asks
-//! for anything.
+//! After a start: the sessions on disk that were last of use come back into slots, while nobody
+//! asks for anything.
 //!
 //! A piece is a file, so whoever asks waits for one at most; who asks for what is on its way takes
 //! it over as it is, and waits for the rest. One slot of several stays free. What came back and was
