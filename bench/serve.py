@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`loaf serve` beside llama.cpp's server: the same weights, shapes and threads, in turns. `make bench-serve` calls this.
 
-    bench/serve.py [--only load,follow] [--models dense,hybrid] [--rounds N]
+    bench/serve.py [--only load,follow,paired] [--models dense,hybrid] [--rounds N]
 
 Models, packages and llama.cpp's sources are those of peers.py, in bench/.local; its server (llama-server) is built beside the library that peers.py
 builds, from the same sources with the same options. With --package it is the server in the package xllamacpp, which is a later llama.cpp compiled by
@@ -19,6 +19,11 @@ follow-up and of the first answer; of a follow-up after the server was ended and
 no such cache). It is held against what evaluating the new tokens alone takes at that place (`loaf bench --context
 20000 --prefill 64`). `state` is a model whose recurrent state and caches have the true size of Qwen3.6-35B-A3B (62.8 MiB, 20 KiB a token) with small
 experts; it is loaf's alone.
+
+**paired**: how much a follow-up's first token takes beyond the evaluation of its new tokens, which is a few milliseconds where that evaluation is
+seconds, and more than either varies. So both are taken of the same request: the time to the first token as the client sees it, and what the server's
+steps of the engine took meanwhile (`loaf_step_us_total`); 32 follow-ups of 4 tokens each in a row after 20,000. Then the same after a restart, at
+once, and 8 seconds later. With `--keep FOLDER` the history stays on disk there, for the next run.
 
 A client of this script costs some tenths of a millisecond an event, in both. A figure is only as good as the machine is idle: the load average stands
 in the table.
@@ -38,6 +43,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import peers
@@ -45,6 +51,8 @@ from peers import HERE, LOAF, LOCAL, SOURCE, run
 
 HISTORY, NEW, ANSWER = 20_000, 64, 16
 CONTEXT = 22_528
+# Follow-ups of the part paired, and seconds after a restart in which sessions come back.
+PAIRS, LATER = 32, 8
 # Another's build of llama.cpp's server.
 PACKAGE = "xllamacpp==2026.10.11549"
 WANTED = {("load", 4): 1.5, ("load", 16): 2.0}
@@ -315,6 +323,53 @@ def measure_follow(name, model, llama, a, results):
     return lines + ["", f"Load average {os.getloadavg()[0]:.1f}.", ""]
 
 
+def stepped(server):
+    """Milliseconds that steps of the engine took so far."""
+    with urllib.request.urlopen(f"http://{server.address}/metrics") as metrics:
+        found = re.search(r"^loaf_step_us_total\{.*\} (\d+)$", metrics.read().decode(), re.M)
+    return int(found[1]) / 1e3
+
+
+def measure_paired(name, model, a, results):
+    """What a follow-up takes beyond its steps, in a row and after restarts."""
+    draw = random.Random(3)
+    history = prompt(draw, a.history, model["vocab"])
+    beyond = results.setdefault("paired", {}).setdefault(name, {})
+
+    def follow(server, ids, figure):
+        before = stepped(server)
+        first, _, said = ask(server, ids, 1)
+        step = stepped(server) - before
+        beyond.setdefault(figure, []).append((1e3 * first, step))
+        print(f"{name}, {figure}: {1e3 * first:.1f} ms, steps {step:.1f} ms, beyond them {1e3 * first - step:.1f} ms", flush=True)
+        return ids + said + prompt(draw, 3, model["vocab"])
+
+    with tempfile.TemporaryDirectory(dir=LOCAL) as folder:
+        more = ["--cache-dir", str(Path(a.keep).resolve() / name) if a.keep else folder]
+        server = Loaf(model["loaf"], a.threads, *more)
+        try:
+            ids = history + ask(server, history, 1)[2] + prompt(draw, 3, model["vocab"])
+            for _ in range(PAIRS):
+                ids = follow(server, ids, "follow-up")
+        finally:
+            server.stop()
+        for wait in (0, LATER, 0, LATER):
+            server = Loaf(model["loaf"], a.threads, *more)
+            try:
+                time.sleep(wait)
+                follow(server, ids, f"{wait} s after a restart" if wait else "at once after a restart")
+            finally:
+                server.stop()
+    lines = [f"## {name}: beyond the new tokens, after {a.history} tokens", "",
+             "| | first token, ms | its steps | beyond them, median | most | wanted |", "|---|---:|---:|---:|---:|---|"]
+    for figure, pairs in beyond.items():
+        rest = [first - step for first, step in pairs]
+        wanted = "≤ 20" if figure == "follow-up" else "≤ 200"
+        lines.append(f"| {figure} | {statistics.median(p[0] for p in pairs):.0f} | {statistics.median(p[1] for p in pairs):.0f} | "
+                     f"{statistics.median(rest):.1f} | {max(rest):.1f} | {wanted} |")
+    return lines + ["", f"Load average {os.getloadavg()[0]:.1f}.", ""]
+
+
 def bake_state():
     """The model of true state size; a loaf alone, without a tokenizer."""
     folder = LOCAL / "models" / "state"
@@ -326,7 +381,7 @@ def bake_state():
 
 def main():
     parser = argparse.ArgumentParser(description="loaf serve beside llama.cpp's server, on random weights, in turns.")
-    parser.add_argument("--only", default="load,follow", help="parts [default: load,follow]")
+    parser.add_argument("--only", default="load,follow", help="load, follow and paired [default: load,follow]")
     parser.add_argument("--models", default="dense,hybrid,state", help="models of bench/peer_models.py, and state [default: dense,hybrid,state]")
     parser.add_argument("--rounds", type=int, default=2, help="processes of every engine and setting [default: 2]")
     parser.add_argument("--clients", type=lambda s: [int(n) for n in s.split(",")], default=[1, 4, 16], help="how many ask at once [default: 1,4,16]")
@@ -334,6 +389,7 @@ def main():
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt [default: 256]")
     parser.add_argument("--answer", type=int, default=64, help="tokens of an answer [default: 64]")
     parser.add_argument("--history", type=int, default=HISTORY, help="tokens before the follow-up [default: 20000]")
+    parser.add_argument("--keep", help="folder that keeps the history of the part paired")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of either [default: all]")
     parser.add_argument("--loaf", default="", help="more arguments of loaf serve under load, such as '--max-stall 400'")
     parser.add_argument("--package", action="store_true", help="llama.cpp's server from the package xllamacpp; both for AVX2, unless LOAF_ISA names another set")
@@ -365,6 +421,8 @@ def main():
             lines += measure_load(name, model, llama, a, results)
         if "follow" in parts:
             lines += measure_follow(name, model, llama, a, results)
+        if "paired" in parts:
+            lines += measure_paired(name, model, a, results)
         # After every model, so that an interrupted run keeps what it has.
         (LOCAL / "serve.md").write_text("\n".join(lines))
         (LOCAL / "serve.json").write_text(json.dumps(results, indent=1))

@@ -13,7 +13,7 @@ use loaf_serve::api::App;
 use loaf_serve::cache::CacheOptions;
 use loaf_serve::hub::{HubOptions, Served};
 use loaf_serve::server::{Server, ServerOptions};
-use loaf_tests::serving::{Running, Setup, data_lines, read_reply, request, soon, talker};
+use loaf_tests::serving::{Reply, Running, Setup, data_lines, read_reply, request, soon, talker};
 use serde_json::{Value, json};
 
 #[path = "serve/description.rs"]
@@ -347,6 +347,77 @@ fn responses_go_on_from_earlier_ones() {
     assert_eq!(streamed, said);
     assert!(events.iter().enumerate().all(|(i, e)| e["sequence_number"] == i));
     assert_eq!(events.last().expect("an end")["response"]["output"][0]["content"], first["output"][0]["content"]);
+}
+
+#[test]
+fn a_response_that_is_gone_is_named_and_one_that_is_there_needs_no_other() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let start = || {
+        let mut setup = Setup::of(dense());
+        setup.models.push(("other".to_owned(), talker(dir.path(), "hf/qwen3_next", 1024)));
+        setup.start()
+    };
+    let server = start();
+    let ask = |server: &Running, more: Value| {
+        let mut body = json!({ "input": "And a lake.", "seed": 5, "temperature": 0.7, "max_output_tokens": 6 });
+        for (name, value) in more.as_object().cloned().unwrap_or_default() {
+            body[name] = value;
+        }
+        server.post("/v1/responses", &body)
+    };
+    let id = |reply: &Reply| reply.json()["id"].as_str().expect("an id").to_owned();
+    let after = |previous: &str, seed: u64| json!({ "previous_response_id": previous, "seed": seed });
+    let said = |reply: &Reply| reply.json()["output"][0]["content"].clone();
+    let first = id(&ask(&server, json!({ "input": "Name a river." })));
+    let second = id(&ask(&server, after(&first, 5)));
+    // Several go on from the same one at once: each as if alone, and all of them are kept.
+    let alone: Vec<Value> = (0..6).map(|seed| said(&ask(&server, after(&second, seed % 3)))).collect();
+    std::thread::scope(|scope| {
+        let (server, ask, second) = (&server, &ask, &second);
+        let all: Vec<_> = (0..6).map(|seed| scope.spawn(move || ask(server, after(second, seed % 3)))).collect();
+        for (thread, alone) in all.into_iter().zip(&alone) {
+            let reply = thread.join().expect("no panic");
+            assert_eq!(&said(&reply), alone);
+            assert_eq!(ask(server, after(&id(&reply), 1)).status, 200);
+        }
+    });
+    // Another model goes on from the words, as it does from the whole conversation.
+    let mut other = after(&second, 7);
+    other["model"] = "other".into();
+    let going_on = ask(&server, other.clone());
+    let words = |id: &str| server.get(&format!("/v1/responses/{id}")).json()["output"].clone();
+    let mut items = vec![json!({ "role": "user", "content": "Name a river." })];
+    items.extend(words(&first).as_array().expect("items").clone());
+    items.push(json!({ "role": "user", "content": "And a lake." }));
+    items.extend(words(&second).as_array().expect("items").clone());
+    items.push(json!({ "role": "user", "content": "And a lake." }));
+    let whole = json!({ "model": "other", "seed": 7, "input": items });
+    assert_eq!(said(&going_on), said(&ask(&server, whole)));
+    assert_ne!(said(&going_on), said(&ask(&server, after(&second, 7))), "two models say the same");
+    // What is kept has a budget: the oldest go first, and who stands on them stands alone.
+    let long = json!({ "type": "function", "name": "f", "description": "x".repeat(7 << 20), "parameters": {} });
+    let fill = |n: usize| {
+        let big = json!({ "input": "Hi", "max_output_tokens": 1, "tool_choice": "none", "tools": [long] });
+        (0..n).for_each(|_| assert_eq!(ask(&server, big.clone()).status, 200));
+    };
+    fill(5);
+    let third = id(&ask(&server, after(&second, 5)));
+    let expected = said(&ask(&server, after(&third, 5)));
+    fill(5);
+    let gone = |server: &Running, id: &str| {
+        let refused = ask(server, after(id, 5));
+        let message = refused.error(404);
+        assert!(message.starts_with("previous_response_id: ") && message.contains(id), "{message}");
+        let value: Value = serde_json::from_slice(&refused.body).expect("JSON");
+        assert_eq!(value["error"]["param"], "previous_response_id");
+        assert_eq!(server.get(&format!("/v1/responses/{id}")).status, 404);
+    };
+    [&first, &second].into_iter().for_each(|id| gone(&server, id));
+    assert_eq!(said(&ask(&server, after(&third, 5))), expected);
+    assert_eq!(ask(&server, json!({ "previous_response_id": 7 })).status, 400);
+    // No response outlives its server.
+    drop(server);
+    gone(&start(), &third);
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn fuzz(name: &str, steps: usize) {
     let vocab = model.plan().vocab as usize;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let metrics = Metrics::default();
-    let mut random = Random(20);
+    let (mut random, mut leisure) = (Random(20), Random(21));
     let mut cold: BTreeMap<(Vec<u32>, u64), Said> = BTreeMap::new();
     let mut reference = scheduler(model, 1, 0, None);
     // Room for a few snapshots, so that most things are given up again.
@@ -183,6 +183,12 @@ fn fuzz(name: &str, steps: usize) {
                 damaged += usize::from(damage(folder.path(), &mut random));
             }
             warm = start(&mut random);
+            // Sometimes there is time to bring sessions back before somebody asks, or for a part.
+            for _ in 0..leisure.next(24) {
+                if warm.warms() {
+                    warm.warm(&metrics);
+                }
+            }
         }
     }
     println!(
@@ -197,6 +203,7 @@ fn fuzz(name: &str, steps: usize) {
         restarts > 3 && damaged > 0 && evicted > 0,
         "{restarts} restarts, {damaged} files damaged, {evicted} evicted"
     );
+    assert!(metrics.warmed_tokens.get() > 0, "{name}: no session came back before it was asked for");
     // Every tier was of use.
     let tiers = [&metrics.cached_in_slots, &metrics.cached_in_memory, &metrics.cached_on_disk].map(|n| n.get());
     assert!(tiers.iter().all(|n| *n > 0), "{name}: {tiers:?} tokens from slots, memory, disk");
@@ -236,6 +243,104 @@ fn what_lies_in_slots_reaches_the_disk_though_memory_has_no_room_for_it() {
         // have past it goes on with the answer.
         assert!(cached >= 56, "{name}: {cached} of 60 tokens were known");
         assert!(metrics.cached_on_disk.get() >= 56 && second.gauges().cache_bytes <= memory);
+    }
+}
+
+#[test]
+fn sessions_come_back_before_anybody_asks_and_who_asks_earlier_takes_over() {
+    for name in BOTH {
+        let baked = bake(name, &Default::default());
+        let model = &baked.loaf;
+        let vocab = model.plan().vocab;
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let prompt = |n: u32| -> Vec<u32> { (0..44).map(|i| (n + i * 7) % vocab).collect() };
+        let metrics = Metrics::default();
+        let mut cold = scheduler(model, 1, 0, None);
+        let mut ask = |scheduler: &mut Scheduler, metrics: &Metrics, n: u32| {
+            let job = [(prompt(n), 1, Vec::new())];
+            let (said, cached) = run(scheduler, metrics, &job);
+            assert_eq!(said, run(&mut cold, &Metrics::default(), &job).0, "{name}");
+            cold.forget();
+            cached
+        };
+        let mut first = scheduler(model, 3, 32 << 20, Some(folder.path()));
+        assert_eq!((0..3).map(|n| ask(&mut first, &metrics, n)).sum::<usize>(), 0, "{name}");
+        first.finish();
+        // With three slots two of them come back, and a slot stays free.
+        let (metrics, mut second) = (Metrics::default(), scheduler(model, 3, 32 << 20, Some(folder.path())));
+        let mut pieces = 0;
+        while second.warms() {
+            second.warm(&metrics);
+            pieces += 1;
+        }
+        let gauges = second.gauges();
+        assert_eq!((gauges.idle, gauges.slots_free), (2, 1), "{name}");
+        assert!(pieces > 10 && metrics.warmed_tokens.get() >= 88, "{name}: {pieces} pieces");
+        // The two that were last of use lie in slots, the first one on disk.
+        (1..3).for_each(|n| assert!(ask(&mut second, &metrics, n) >= 43, "{name}"));
+        // A hybrid comes back to the end of its answer, and repeats a prompt from the file of its
+        // end.
+        let in_slots = metrics.cached_in_slots.get();
+        assert!(in_slots >= 86 || model.plan().recurrent_bytes > 0, "{name}: {in_slots}");
+        assert!(ask(&mut second, &metrics, 0) >= 40 && metrics.cached_on_disk.get() >= 40, "{name}");
+        let written = second.gauges().disk_written;
+        drop(second);
+        // Whoever asks after three pieces goes on with them; whoever asks for something else gets
+        // its own.
+        for n in [2, 0] {
+            let (metrics, mut third) = (Metrics::default(), scheduler(model, 2, 32 << 20, Some(folder.path())));
+            (0..3).for_each(|_| third.warm(&metrics));
+            assert_eq!((metrics.warmed_tokens.get(), third.gauges().slots_free), (0, 1), "{name}");
+            assert!(ask(&mut third, &metrics, n) >= 40 && metrics.cached_on_disk.get() >= 40, "{name}");
+            assert_eq!(third.gauges().slots_free, u64::from(n == 2), "{name}: {n}");
+        }
+        // What came back and nobody asked for is not written again, and makes room in its only
+        // slot.
+        let (metrics, mut last) = (Metrics::default(), scheduler(model, 1, 32 << 20, Some(folder.path())));
+        while last.warms() {
+            last.warm(&metrics);
+        }
+        assert!(metrics.warmed_tokens.get() >= 44, "{name}");
+        ask(&mut last, &metrics, 77);
+        assert_eq!((last.gauges().cache_blocks, written, last.gauges().disk_written), (0, 0, 0), "{name}");
+    }
+}
+
+#[test]
+fn a_damaged_file_is_no_session_and_leaves_nothing_behind() {
+    for name in BOTH {
+        let baked = bake(name, &Default::default());
+        let (model, metrics) = (&baked.loaf, Metrics::default());
+        let prompt: Vec<u32> = (0..44).map(|i| i * 7 % model.plan().vocab).collect();
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let job = [(prompt, 1, Vec::new())];
+        let mut first = scheduler(model, 1, 32 << 20, Some(folder.path()));
+        let (said, _) = run(&mut first, &metrics, &job);
+        first.finish();
+        let inner = std::fs::read_dir(folder.path()).expect("a folder").flatten().next().expect("an artifact's").path();
+        let files: Vec<_> = std::fs::read_dir(&inner).expect("a folder").flatten().map(|f| f.path()).collect();
+        let keep: Vec<Vec<u8>> = files.iter().map(|f| std::fs::read(f).expect("a file")).collect();
+        for (file, whole) in files.iter().zip(&keep) {
+            // A bit of the header, of the tokens, of the middle, of the last hash; and a piece
+            // less.
+            for at in [40, 150, whole.len() / 2, whole.len() - 1, whole.len()] {
+                files.iter().zip(&keep).for_each(|(f, bytes)| std::fs::write(f, bytes).expect("a file"));
+                let mut bytes = whole.clone();
+                match bytes.get_mut(at) {
+                    Some(byte) => *byte ^= 4,
+                    None => bytes.truncate(at - 9),
+                }
+                std::fs::write(file, &bytes).expect("a file");
+                for warms in [false, true] {
+                    let mut second = scheduler(model, 1, 32 << 20, Some(folder.path()));
+                    while warms && second.warms() {
+                        second.warm(&metrics);
+                    }
+                    let (again, _) = run(&mut second, &metrics, &job);
+                    assert_eq!(again, said, "{name}: {}, byte {at}", file.display());
+                }
+            }
+        }
     }
 }
 

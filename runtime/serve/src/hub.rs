@@ -287,11 +287,12 @@ impl Served {
             if stopping && !busy {
                 break;
             }
+            let awake = busy || !stopping && scheduler.as_ref().is_some_and(Scheduler::warms);
             let mut held = scheduler.as_ref().map_or(0, Scheduler::jobs);
             let mut first = true;
             loop {
                 let command = match self.options.idle_unload {
-                    _ if busy || !first => commands.try_recv().map_err(|e| e == TryRecvError::Disconnected),
+                    _ if awake || !first => commands.try_recv().map_err(|e| e == TryRecvError::Disconnected),
                     Some(limit) => match commands.recv_timeout(limit) {
                         Err(RecvTimeoutError::Timeout) => {
                             self.unload(scheduler.take());
@@ -332,6 +333,8 @@ impl Served {
             if let Some(scheduler) = &mut scheduler {
                 if scheduler.is_busy() {
                     scheduler.turn(&self.metrics);
+                } else if awake && !stopping {
+                    scheduler.warm(&self.metrics);
                 }
                 *locked(&self.gauges) = scheduler.gauges();
             }

@@ -144,6 +144,9 @@ impl Part {
     }
 }
 
+/// Writes rows where they lie, and says whether they are what they should be.
+pub type Fill<'a> = &'a mut dyn FnMut(Vec<&mut [u8]>) -> bool;
+
 /// A device with the slots of one engine.
 ///
 /// Ids, slots, versions and positions are in range, and runs in order: the engine checks them.
@@ -253,6 +256,22 @@ pub trait Device: Send {
     /// What the device says, which may not be able to.
     fn load_rows(&mut self, slot: u32, rows: Range<u32>, bytes: &[u8], of: u32) -> Result<(), DeviceError> {
         let _ = (slot, rows, bytes, of);
+        Err(DeviceError::Unsupported("loading a part of a cache"))
+    }
+
+    /// So many positions of a slot are about to be loaded: memory may be taken in larger pieces.
+    fn expect(&mut self, slot: u32, positions: u32) {
+        let _ = (slot, positions);
+    }
+
+    /// Has `fill` write the cache rows of some positions where they lie: it is given, in the order
+    /// of the plan's table, for each cache and head the bytes of all of them. Hands on what it
+    /// says.
+    ///
+    /// # Errors
+    /// What the device says, which may not be able to.
+    fn fill_rows(&mut self, slot: u32, rows: Range<u32>, fill: Fill<'_>) -> Result<bool, DeviceError> {
+        let _ = (slot, rows, fill);
         Err(DeviceError::Unsupported("loading a part of a cache"))
     }
 

@@ -9,7 +9,10 @@
 
 use std::ops::Range;
 
+use loaf_formats::plan::StateKind;
+
 use super::{Engine, EngineError, Part};
+use crate::backend::Fill;
 use crate::sequence::Sequence;
 
 impl Engine {
@@ -67,6 +70,38 @@ impl Engine {
         sequence.ids.extend_from_slice(ids);
         sequence.forget_stale();
         Ok(())
+    }
+
+    /// Bytes of a row, for each cache and head in the order in which [`Engine::save_rows`] has
+    /// them.
+    pub fn head_bytes(&self) -> Vec<u64> {
+        let caches = self.model.plan().states.iter().filter(|s| s.kind == StateKind::KvCache);
+        caches.flat_map(|s| std::iter::repeat_n(u64::from(s.row_bytes), s.heads as usize)).collect()
+    }
+
+    /// A sequence is about to get the rows of so many positions. It changes nothing but how memory
+    /// is taken for them.
+    pub fn expect(&mut self, sequence: &Sequence, positions: u32) {
+        if self.owns(sequence).is_ok() {
+            self.device.expect(sequence.slot, positions);
+        }
+    }
+
+    /// As [`Engine::load_rows`], of rows that `fill` writes where they lie: it is given the bytes
+    /// of each head's. If it says that they are not what they should be, nothing has changed: what
+    /// it wrote lies behind the sequence's end, where nobody looks.
+    ///
+    /// # Errors
+    /// As [`Engine::load_rows`].
+    pub fn fill_rows(&mut self, sequence: &mut Sequence, ids: &[u32], fill: Fill<'_>) -> Result<bool, EngineError> {
+        self.check(sequence, ids)?;
+        let at = sequence.position();
+        let filled = self.device.fill_rows(sequence.slot, at..at + ids.len() as u32, fill)?;
+        if filled {
+            sequence.ids.extend_from_slice(ids);
+            sequence.forget_stale();
+        }
+        Ok(filled)
     }
 
     /// Copies the recurrent state at the sequence's position out, [`Engine::recurrent_bytes`] of

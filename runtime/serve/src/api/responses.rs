@@ -198,7 +198,10 @@ fn prepare(app: &Arc<App>, request: &Request) -> Result<(Run, Shape, bool), Refu
     if let Some(previous) = &previous {
         let kept = app.responses.messages(previous);
         let shown = loaf_formats::text::short(previous, 80);
-        let message = || format!("no {shown} here (any more)");
+        let message = || {
+            let why = "responses are kept while the server runs, the newest of them, unless \"store\" was false";
+            format!("no {shown} here (any more): {why}")
+        };
         talk.messages =
             kept.ok_or_else(|| Refusal { status: 404, ..Refusal::field("previous_response_id", message()) })?;
     }

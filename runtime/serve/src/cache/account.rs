@@ -66,11 +66,16 @@ impl Reserved {
         Some(kept)
     }
 
-    /// Reads some of them; `None` if there are not so many. Nothing is written before it is read
-    /// over.
-    pub fn read(&mut self, file: &mut impl Read, bytes: usize) -> Option<Kept> {
+    /// Reads some of them in pieces of these lengths, each of which is shown while it is at hand;
+    /// `None` if there are not so many. Nothing is written before it is read over.
+    pub fn read(&mut self, file: &mut impl Read, pieces: &[usize], mut show: impl FnMut(&[u8])) -> Option<Kept> {
+        let bytes = pieces.iter().try_fold(0usize, |all, piece| all.checked_add(*piece))?;
         let mut kept = self.room(bytes)?;
-        file.take(bytes as u64).read_to_end(&mut kept.bytes).ok()?;
+        for piece in pieces {
+            let from = kept.bytes.len();
+            file.by_ref().take(*piece as u64).read_to_end(&mut kept.bytes).ok()?;
+            show(&kept.bytes[from..]);
+        }
         (kept.len() == bytes).then_some(kept)
     }
 }
@@ -124,9 +129,12 @@ mod tests {
         drop(b);
         assert_eq!(account.used(), 0);
         let mut reserved = account.reserve(50).expect("room");
-        let read = reserved.read(&mut &[7; 60][..], 30).expect("bytes");
+        let mut shown = Vec::new();
+        let read = reserved.read(&mut &[7; 60][..], &[20, 10], |piece| shown.push(piece.len())).expect("bytes");
+        assert_eq!(shown, [20, 10]);
         assert_eq!((&read[..], account.used()), (&[7; 30][..], 50));
-        assert!(reserved.read(&mut &[7; 5][..], 10).is_none() && reserved.read(&mut &[7; 60][..], 30).is_none());
+        assert!(reserved.read(&mut &[7; 5][..], &[10], |_| {}).is_none());
+        assert!(reserved.read(&mut &[7; 60][..], &[30], |_| {}).is_none());
         assert!(account.reserve(61).is_none());
         drop((reserved, read));
         assert_eq!(account.used(), 0);

@@ -5,8 +5,15 @@
 //! the blocks of CHAIN. Names are hashes over the artifact id, the layout of its state and every
 //! token, so a name says what a file is good for; the tokens stand in it and are compared all the
 //! same. A file is a header of fixed size, then its sections (tokens, rows, recurrent state,
-//! logits), each section and the header followed by a SHA-256. What is not exactly so is a miss,
-//! never an error, and the file is removed.
+//! logits). SHA-256 follows header and tokens; behind the others stands that of the sums
+//! ([`super::sum`]) of their pieces, which are the rows of a head, or a MiB. All of it is compared
+//! before anything is evaluated after it. What is not exactly so is a miss, never an error, and the
+//! file is removed.
+//!
+//! A file is read either by a thread of its own into memory that was charged ([`Disk::get`]), while
+//! the engine is busy with others, or, where it is not, by all threads at once straight into the
+//! slot ([`Disk::direct`]), which copies nothing twice. Pieces are summed while they are in the
+//! core's cache.
 //!
 //! Files are written by a thread of their own, under temporary names with mode 0600, synced and
 //! renamed ([`loaf_formats::output`]). What goes when the folder is full: the least recently used,
@@ -28,17 +35,22 @@ use loaf_formats::output::Output;
 use sha2::{Digest, Sha256};
 
 use super::account::{Kept, Reserved};
+use super::sum::{SUM, sum};
 use super::tree::{Chain, Item, Kind, State, chain};
 
 const MAGIC: &[u8; 8] = b"loafkept";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Magic, version, kind, seed, chain before, then five lengths: tokens, rows, recurrent, logits
 /// (bytes), position.
 const HEADER: usize = 8 + 4 + 4 + 32 + 32 + 5 * 8;
 /// Items that wait to be written; what does not fit stays unwritten.
 const WAITING: usize = 1024;
-/// Most threads that read and hash files.
+/// Most threads that read files.
 const READERS: usize = 4;
+/// Files whose beginnings are looked for at the start.
+const TRIED: usize = 256;
+/// Bytes of state or logits that are summed together.
+const PIECE: usize = 1 << 20;
 
 /// When a file was last of use, how deep it stands, and its name.
 type Rank = (u64, Reverse<(u32, bool)>, String);
@@ -58,12 +70,14 @@ struct Index {
 }
 
 /// Bytes that items of this model have.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Sizes {
     /// Tokens of a block.
     pub block: u32,
     /// Bytes of a token's rows.
     pub row: u64,
+    /// The same of each cache and head, in their order.
+    pub heads: Arc<[u64]>,
     /// Bytes of the recurrent state.
     pub recurrent: u64,
     /// Bytes of logits.
@@ -206,6 +220,12 @@ impl Index {
 }
 
 impl Sizes {
+    /// The lengths of the pieces of so many tokens' rows: those of each head.
+    fn pieces(&self, tokens: usize) -> Vec<usize> {
+        let pieces = self.heads.iter().map(|row| *row as usize * tokens);
+        pieces.filter(|bytes| *bytes > 0).collect()
+    }
+
     /// Bytes of a file.
     fn length(&self, tokens: u64, snap: bool, logits: bool) -> u64 {
         let state = if snap { self.recurrent + if logits { self.logits } else { 0 } } else { 0 };
@@ -280,6 +300,8 @@ impl Disk {
             index.add(name, bytes);
         }
         index.opened = index.clock;
+        // What is written is of use, too.
+        index.clock += 1;
         let index = Arc::new(Mutex::new(index));
         let (to_writer, items) = sync_channel(WAITING);
         let written = Arc::new(AtomicU64::new(0));
@@ -287,6 +309,7 @@ impl Disk {
         let writer = Writer {
             folder: folder.clone(),
             seed,
+            sizes: sizes.clone(),
             budget,
             index: index.clone(),
             written: written.clone(),
@@ -295,12 +318,12 @@ impl Disk {
         let writer = std::thread::Builder::new().name("loaf-cache".into()).spawn(move || writer.run(&items))?;
         let (to_readers, wishes) = channel();
         let wishes = Arc::new(Mutex::new(wishes));
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(READERS));
-        let mut readers = Vec::new();
-        for _ in 0..threads {
-            let reader = Reader { folder: folder.clone(), seed, sizes, index: index.clone(), wishes: wishes.clone() };
+        let mut threads = Vec::new();
+        for _ in 0..readers() {
+            let (folder, sizes, index, wishes) = (folder.clone(), sizes.clone(), index.clone(), wishes.clone());
+            let reader = Reader { folder, seed, sizes, index, wishes };
             let thread = std::thread::Builder::new().name("loaf-cache-read".into());
-            readers.push(thread.spawn(move || reader.run())?);
+            threads.push(thread.spawn(move || reader.run())?);
         }
         Ok(Disk {
             folder,
@@ -312,7 +335,7 @@ impl Disk {
             to_writer: Some(to_writer),
             writer: Some(writer),
             to_readers: Some(to_readers),
-            readers,
+            readers: threads,
         })
     }
 
@@ -380,13 +403,92 @@ impl Disk {
         Coming(coming)
     }
 
-    /// Waits until everything is written that was asked for.
-    pub fn finish(&mut self) {
+    /// Opens a file to be read straight to where its content belongs; `None` if it is not what it
+    /// should be.
+    #[cfg(unix)]
+    pub fn direct(&self, name: &str) -> Option<Direct> {
+        let opened = Opened::open(&self.folder, name, &self.seed, &self.sizes);
+        if opened.is_none() {
+            self.remove(name);
+        }
+        opened.map(|opened| Direct { at: (HEADER + 32 + opened.ids.len() * 4 + 32) as u64, opened })
+    }
+
+    /// Removes a file with which something is wrong.
+    pub fn remove(&self, name: &str) {
+        remove(&self.folder, &self.index, name);
+    }
+
+    /// Has the system read a file soon.
+    pub fn hint(&self, name: &str) {
+        #[cfg(target_os = "linux")]
+        if let Ok(file) = File::open(self.folder.join(name)) {
+            use std::os::fd::AsRawFd;
+            // SAFETY: advice about a file that is open; nothing depends on the answer.
+            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_WILLNEED) };
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = name;
+    }
+
+    /// The tokens of up to `most` beginnings that were last of use, the last first, none of which
+    /// another one begins with, and of each what is to be read.
+    pub fn recent(&self, most: usize) -> Vec<(Vec<u32>, Stored)> {
+        let mut names: Vec<(u64, (u32, bool), String)> = {
+            let index = locked(&self.index);
+            index.files.iter().map(|(name, (_, used))| (*used, depth(name), name.clone())).collect()
+        };
+        names.sort_unstable_by(|a, b| b.cmp(a));
+        let (mut out, mut seen) = (Vec::new(), BTreeSet::new());
+        // Files that stand alone, or that others damaged, are not looked for without end.
+        for (_, (_, snap), name) in names.into_iter().take(TRIED) {
+            if out.len() == most {
+                break;
+            }
+            if seen.contains(&name) || self.sizes.recurrent > 0 && !snap {
+                continue;
+            }
+            let Some(mut ids) = self.ids_of(name, &mut seen) else { continue };
+            // Who goes on from there asks for one token more.
+            ids.push(0);
+            let stored = locked(&self.index).find(&ids, self.seed, &self.sizes);
+            ids.pop();
+            if stored.usable as usize == ids.len() {
+                out.push((ids, stored));
+            }
+        }
+        out
+    }
+
+    /// All tokens up to the end of a file, which stands on others; `None` if one of those is not
+    /// there. Adds their names to those that were `seen`.
+    fn ids_of(&self, mut name: String, seen: &mut BTreeSet<String>) -> Option<Vec<u32>> {
+        let mut parts = Vec::new();
+        loop {
+            let opened = Opened::open(&self.folder, &name, &self.seed, &self.sizes)?;
+            let pos = depth(&name).0.checked_sub(opened.ids.len() as u32)?;
+            seen.insert(name);
+            parts.push(opened.ids);
+            if pos == 0 {
+                break;
+            }
+            name = block_name(pos, &opened.before);
+        }
+        Some(parts.into_iter().rev().flatten().collect())
+    }
+
+    /// Waits until everything is written that was asked for. What there is of the beginnings of
+    /// `used` was last of use, in that order.
+    pub fn finish(&mut self, used: &[Vec<u32>]) {
         (self.to_writer, self.to_readers) = (None, None);
         // Threads that failed have done less; that is all.
         self.readers.drain(..).for_each(|thread| drop(thread.join()));
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
+            for ids in used {
+                // Who goes on from there asks for one token more.
+                self.find(&[&ids[..], &[0]].concat());
+            }
             self.keep_order();
         }
     }
@@ -406,19 +508,164 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        self.finish();
+        self.finish(&[]);
     }
 }
 
 /// Reads a section and compares the hash that follows.
-fn read_section(file: &mut File, room: &mut Reserved, bytes: u64) -> Option<Kept> {
-    let kept = room.read(file, usize::try_from(bytes).ok()?)?;
-    let mut hash = [0; 32];
+fn read_section(file: &mut impl Read, bytes: usize) -> Option<Vec<u8>> {
+    let (mut out, mut hash) = (vec![0; bytes], [0; 32]);
+    file.read_exact(&mut out).ok()?;
     file.read_exact(&mut hash).ok()?;
-    (hash[..] == Sha256::digest(&*kept)[..]).then_some(kept)
+    (hash[..] == Sha256::digest(&out)[..]).then_some(out)
 }
 
-/// One of the threads that read and hash files, ahead of the engine.
+/// The same of one whose pieces are summed.
+fn read_pieces(file: &mut impl Read, room: &mut Reserved, pieces: &[usize]) -> Option<Kept> {
+    let mut hasher = Sha256::new();
+    let kept = room.read(file, pieces, |piece| hasher.update(sum(piece)))?;
+    let mut hash = [0; 32];
+    file.read_exact(&mut hash).ok()?;
+    (hash[..] == hasher.finalize()[..]).then_some(kept)
+}
+
+/// The lengths of the pieces of so many bytes of state or logits.
+fn state_pieces(bytes: u64) -> Vec<usize> {
+    let whole = (bytes / PIECE as u64) as usize;
+    let rest = (bytes % PIECE as u64) as usize;
+    std::iter::repeat_n(PIECE, whole).chain((rest > 0).then_some(rest)).collect()
+}
+
+/// A file whose header and tokens were read and found to be what its name says.
+struct Opened {
+    file: File,
+    ids: Vec<u32>,
+    before: Chain,
+    kind: Kind,
+    /// Bytes of rows, recurrent state and logits.
+    lengths: [u64; 3],
+    snap: bool,
+}
+
+impl Opened {
+    /// `None` for whatever is wrong with it.
+    fn open(folder: &Path, name: &str, seed: &Chain, sizes: &Sizes) -> Option<Opened> {
+        let mut file = File::open(folder.join(name)).ok()?;
+        let bytes = file.metadata().ok().filter(|m| m.is_file())?.len();
+        let header = read_section(&mut file, HEADER)?;
+        let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
+        let lengths: [u64; 5] = std::array::from_fn(|i| number(80 + 8 * i));
+        let [tokens, rows, recurrent, logits, pos] = lengths;
+        let snap = name.starts_with("s-");
+        let kind = u32::from_le_bytes(header[12..16].try_into().expect("four bytes"));
+        let fits = header[..8] == *MAGIC
+            && header[8..12] == VERSION.to_le_bytes()
+            && header[16..48] == *seed
+            && tokens <= u64::from(sizes.block)
+            && rows == tokens * sizes.row
+            && recurrent == if snap { sizes.recurrent } else { 0 }
+            && (logits == 0 || snap && logits == sizes.logits)
+            && bytes == sizes.length(tokens, snap, logits > 0)
+            && depth(name).0 as u64 == pos;
+        let before: Chain = header[48..80].try_into().expect("a hash");
+        if !fits {
+            return None;
+        }
+        let ids = read_section(&mut file, tokens as usize * 4)?;
+        let ids: Vec<u32> = ids.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let expected =
+            if snap { snap_name(&before, pos as u32, &ids) } else { block_name(pos as u32, &chain(&before, &ids)) };
+        let kind = [Kind::Timed, Kind::Turn, Kind::Branch].get(kind as usize).copied()?;
+        (expected == name).then_some(Opened { file, ids, before, kind, lengths: [rows, recurrent, logits], snap })
+    }
+
+    /// Its state, once the file is at the end of the rows.
+    fn state(&mut self, room: &mut Reserved) -> Option<Option<State>> {
+        let [_, recurrent, logits] = self.lengths;
+        let mut section = |bytes: u64| -> Option<Option<Arc<Kept>>> {
+            let kept = read_pieces(&mut self.file, room, &state_pieces(bytes))?;
+            Some((bytes > 0).then(|| Arc::new(kept)))
+        };
+        let (recurrent, logits) = (section(recurrent)?, section(logits)?);
+        Some(self.snap.then_some(State { recurrent, logits, kind: self.kind }))
+    }
+
+    /// Everything in it.
+    fn load(mut self, room: &mut Reserved, sizes: &Sizes) -> Option<Loaded> {
+        let rows = read_pieces(&mut self.file, room, &sizes.pieces(self.ids.len()))?;
+        let rows = (!self.ids.is_empty()).then(|| Arc::new(rows));
+        let state = self.state(room)?;
+        Some(Loaded { rows, ids: self.ids, state })
+    }
+}
+
+/// A file that is read straight to where its content belongs.
+#[cfg(unix)]
+pub struct Direct {
+    opened: Opened,
+    /// Where the rows begin.
+    at: u64,
+}
+
+#[cfg(unix)]
+impl Direct {
+    /// Its tokens.
+    pub fn ids(&self) -> &[u32] {
+        &self.opened.ids
+    }
+
+    /// Bytes of its state.
+    pub fn state_bytes(&self) -> u64 {
+        self.opened.lengths[1] + self.opened.lengths[2]
+    }
+
+    /// Writes its rows to where those of each head belong, by several threads; false if they are
+    /// not what was written once.
+    pub fn fill(&self, places: Vec<&mut [u8]>) -> bool {
+        use std::os::unix::fs::FileExt;
+        let (count, threads) = (places.len(), readers());
+        let mut work: Vec<(u64, &mut [u8], [u8; SUM])> = Vec::with_capacity(count);
+        let mut at = self.at;
+        for place in places {
+            let len = place.len() as u64;
+            work.push((at, place, [0; SUM]));
+            at += len;
+        }
+        let file = &self.opened.file;
+        let read = |part: &mut [(u64, &mut [u8], [u8; SUM])]| {
+            part.iter_mut().all(|(at, place, found)| {
+                let whole = file.read_exact_at(place, *at).is_ok();
+                *found = sum(place);
+                whole
+            })
+        };
+        let whole = std::thread::scope(|scope| {
+            let mut parts = work.chunks_mut(count.div_ceil(threads).max(1));
+            let first = parts.next();
+            let others: Vec<_> = parts.map(|part| scope.spawn(move || read(part))).collect();
+            let mine = first.is_none_or(read);
+            others.into_iter().fold(mine, |all, other| other.join().unwrap_or(false) && all)
+        });
+        let (mut hasher, mut hash) = (Sha256::new(), [0; 32]);
+        work.iter().for_each(|w| hasher.update(w.2));
+        whole && file.read_exact_at(&mut hash, at).is_ok() && hash[..] == hasher.finalize()[..]
+    }
+
+    /// Its state, into room that was made for it; `None` if it is not what was written once.
+    pub fn state(&mut self, room: &mut Reserved) -> Option<Option<State>> {
+        use std::io::{Seek, SeekFrom};
+        let behind = self.at + self.opened.lengths[0] + 32;
+        self.opened.file.seek(SeekFrom::Start(behind)).ok()?;
+        self.opened.state(room)
+    }
+}
+
+/// Threads that read files.
+fn readers() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(READERS))
+}
+
+/// One of the threads that read files, ahead of the engine.
 struct Reader {
     folder: PathBuf,
     seed: Chain,
@@ -433,55 +680,34 @@ impl Reader {
             // Whoever waits for the next one holds the lock; the others read.
             let next = self.wishes.lock().unwrap_or_else(PoisonError::into_inner).recv();
             let Ok(Wish { name, mut room, reply }) = next else { return };
-            let loaded = self.read(&name, &mut room);
+            let opened = Opened::open(&self.folder, &name, &self.seed, &self.sizes);
+            let loaded = opened.and_then(|opened| opened.load(&mut room, &self.sizes));
             if loaded.is_none() {
-                locked(&self.index).remove(&name);
-                // If it cannot be removed it is found again at the next start, and is a miss again.
-                let _ = std::fs::remove_file(self.folder.join(&name));
+                remove(&self.folder, &self.index, &name);
             }
             // Who wanted it may be gone.
             let _ = reply.send(loaded);
         }
     }
+}
 
-    /// A file's content; `None` for whatever is wrong with it.
-    fn read(&self, name: &str, room: &mut Reserved) -> Option<Loaded> {
-        let mut file = File::open(self.folder.join(name)).ok()?;
-        let bytes = file.metadata().ok().filter(|m| m.is_file())?.len();
-        let header = read_section(&mut file, room, HEADER as u64)?;
-        let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
-        let lengths: [u64; 5] = std::array::from_fn(|i| number(80 + 8 * i));
-        let [tokens, rows, recurrent, logits, pos] = lengths;
-        let snap = name.starts_with("s-");
-        let kind = u32::from_le_bytes(header[12..16].try_into().expect("four bytes"));
-        let fits = header[..8] == *MAGIC
-            && header[8..12] == VERSION.to_le_bytes()
-            && header[16..48] == self.seed
-            && tokens <= u64::from(self.sizes.block)
-            && rows == tokens * self.sizes.row
-            && recurrent == if snap { self.sizes.recurrent } else { 0 }
-            && (logits == 0 || snap && logits == self.sizes.logits)
-            && bytes == self.sizes.length(tokens, snap, logits > 0)
-            && depth(name).0 as u64 == pos;
-        let before: Chain = header[48..80].try_into().expect("a hash");
-        if !fits {
-            return None;
-        }
-        let ids = read_section(&mut file, room, tokens * 4)?;
-        let ids: Vec<u32> = ids.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        let expected =
-            if snap { snap_name(&before, pos as u32, &ids) } else { block_name(pos as u32, &chain(&before, &ids)) };
-        if expected != name {
-            return None;
-        }
-        let mut section = |bytes: u64| -> Option<Option<Arc<Kept>>> {
-            let kept = read_section(&mut file, room, bytes)?;
-            Some((bytes > 0).then(|| Arc::new(kept)))
-        };
-        let (rows, recurrent, logits) = (section(rows)?, section(recurrent)?, section(logits)?);
-        let kind = [Kind::Timed, Kind::Turn, Kind::Branch].get(kind as usize).copied()?;
-        Some(Loaded { rows, ids, state: snap.then_some(State { recurrent, logits, kind }) })
+/// Removes a file with which something is wrong.
+fn remove(folder: &Path, index: &Mutex<Index>, name: &str) {
+    locked(index).remove(name);
+    // If it cannot be removed it is found again at the next start, and is a miss again.
+    let _ = std::fs::remove_file(folder.join(name));
+}
+
+/// The hash that follows a section; `None` if its pieces are not all of it.
+fn hash_of(section: &[u8], pieces: Option<&[usize]>) -> Option<[u8; 32]> {
+    let Some(pieces) = pieces else { return Some(Sha256::digest(section).into()) };
+    let (mut hasher, mut rest) = (Sha256::new(), section);
+    for len in pieces {
+        let (piece, later) = rest.split_at_checked(*len)?;
+        hasher.update(sum(piece));
+        rest = later;
     }
+    rest.is_empty().then(|| hasher.finalize().into())
 }
 
 fn content(kept: Option<&Arc<Kept>>) -> &[u8] {
@@ -491,6 +717,7 @@ fn content(kept: Option<&Arc<Kept>>) -> &[u8] {
 struct Writer {
     folder: PathBuf,
     seed: Chain,
+    sizes: Sizes,
     budget: u64,
     index: Arc<Mutex<Index>>,
     written: Arc<AtomicU64>,
@@ -527,8 +754,15 @@ impl Writer {
         for n in [item.ids.len(), rows.len(), recurrent.len(), logits.len(), item.pos as usize] {
             header.extend_from_slice(&(n as u64).to_le_bytes());
         }
-        let sections: [&[u8]; 5] = [&header, &ids, rows, recurrent, logits];
-        let bytes = sections.iter().map(|s| s.len() as u64 + 32).sum::<u64>();
+        // Sections, and the pieces in which they are summed, of those that are.
+        let sections: [(&[u8], Option<Vec<usize>>); 5] = [
+            (&header, None),
+            (&ids, None),
+            (rows, Some(self.sizes.pieces(item.ids.len()))),
+            (recurrent, Some(state_pieces(recurrent.len() as u64))),
+            (logits, Some(state_pieces(logits.len() as u64))),
+        ];
+        let bytes = sections.iter().map(|s| s.0.len() as u64 + 32).sum::<u64>();
         loop {
             let mut index = locked(&self.index);
             if bytes > self.budget {
@@ -549,10 +783,10 @@ impl Writer {
         }
         output.reserve(bytes).ok()?;
         let mut at = 0;
-        for section in sections {
+        for (section, pieces) in sections {
             output.write_all_at(section, at).ok()?;
             at += section.len() as u64;
-            output.write_all_at(&Sha256::digest(section), at).ok()?;
+            output.write_all_at(&hash_of(section, pieces.as_deref())?, at).ok()?;
             at += 32;
         }
         output.finish().ok()?;
@@ -564,7 +798,9 @@ impl Writer {
 mod tests {
     use super::*;
 
-    const SIZES: Sizes = Sizes { block: 16, row: 4, recurrent: 8, logits: 12 };
+    fn sizes() -> Sizes {
+        Sizes { block: 16, row: 4, heads: [4].into(), recurrent: 8, logits: 12 }
+    }
 
     #[test]
     fn many_files_of_others_at_a_position_cost_one_look() {
@@ -574,9 +810,9 @@ mod tests {
         }
         let prompt: Vec<u32> = (0..40).collect();
         let mine = snap_name(&seed, 9, &prompt[..9]);
-        index.add(mine.clone(), SIZES.length(9, true, false));
+        index.add(mine.clone(), sizes().length(9, true, false));
         let begun = std::time::Instant::now();
-        let found = index.find(&prompt, seed, &SIZES);
+        let found = index.find(&prompt, seed, &sizes());
         let took = begun.elapsed();
         assert_eq!((found.snap, found.usable), (Some(mine), 9));
         // A dozen looks; a hash for each of the names would take a hundred times as long.

@@ -7,6 +7,7 @@
 
 pub mod account;
 pub mod disk;
+pub mod sum;
 pub mod tree;
 
 use std::path::PathBuf;
@@ -16,7 +17,9 @@ use loaf_runtime::Engine;
 use sha2::{Digest, Sha256};
 
 use crate::error::ServeError;
-use account::{Account, Kept};
+use account::{Account, Kept, Reserved};
+#[cfg(unix)]
+use disk::Direct;
 use disk::{Coming, Disk, Sizes, Stored};
 use tree::{Chain, Hit, Item, Tree};
 
@@ -66,13 +69,14 @@ impl Cache {
         let sizes = Sizes {
             block: options.block.max(1),
             row: engine.row_bytes(),
+            heads: engine.head_bytes().into(),
             recurrent: engine.recurrent_bytes(),
             logits: u64::from(engine.model().plan().vocab) * 4,
         };
         let mut problem = None;
         let disk = options.folder.as_ref().and_then(|folder| {
             let artifact = engine.model().id().to_string();
-            let opened = Disk::open(folder, &artifact, seed, sizes, options.disk);
+            let opened = Disk::open(folder, &artifact, seed, sizes.clone(), options.disk);
             opened.map_err(|e| problem = Some(ServeError::File(folder.clone(), e))).ok()
         });
         let tree = Tree::new(seed, options.block, sizes.recurrent > 0);
@@ -153,6 +157,34 @@ impl Cache {
         Some(self.disk.as_ref()?.get(name.to_owned(), room))
     }
 
+    /// Has the system read a file soon.
+    pub fn hint(&self, name: &str) {
+        self.disk.iter().for_each(|disk| disk.hint(name));
+    }
+
+    /// Opens a file to be read straight to where its content belongs, with room for its state; both
+    /// are `None` if they are not to be had.
+    #[cfg(unix)]
+    pub fn direct(&mut self, name: &str) -> Option<(Direct, Reserved)> {
+        let direct = self.disk.as_ref()?.direct(name)?;
+        if !self.make_room(direct.state_bytes()) {
+            return None;
+        }
+        let room = self.account.reserve(direct.state_bytes())?;
+        Some((direct, room))
+    }
+
+    /// Removes a file with which something is wrong.
+    pub fn remove(&self, name: &str) {
+        self.disk.iter().for_each(|disk| disk.remove(name));
+    }
+
+    /// The tokens of up to `most` sessions on disk that were last of use, and of each what is to be
+    /// read.
+    pub fn recent(&self, most: usize) -> Vec<(Vec<u32>, Stored)> {
+        self.disk.as_ref().map(|disk| disk.recent(most)).unwrap_or_default()
+    }
+
     /// Whether there is a folder, and the chain before the first token.
     pub fn disk_seed(&self) -> Option<Chain> {
         self.disk.as_ref().map(|_| self.tree.seed())
@@ -175,11 +207,12 @@ impl Cache {
         self.tree.all().into_iter().for_each(|item| self.write(item));
     }
 
-    /// Writes everything that is in memory and waits for it.
-    pub fn write_all(&mut self) {
+    /// Writes everything that is in memory and waits for it. What there is of the beginnings of
+    /// `used` was last of use, in that order.
+    pub fn write_all(&mut self, used: &[Vec<u32>]) {
         self.write_tree();
         if let Some(disk) = &mut self.disk {
-            disk.finish();
+            disk.finish(used);
         }
     }
 }

@@ -90,6 +90,12 @@ impl Scheduler {
                 }
             }
         }
+        if in_slot.is_none()
+            && let Some(live) = self.take_over(prompt, &mut found)
+        {
+            self.start(waiting, live, Some(found), common, metrics);
+            return Ok(());
+        }
         let live = match &in_slot {
             Some(s) if s.idle && self.goes_on_in_place(s) => self.in_place(s).map_err(Some),
             Some(s) => {
@@ -113,8 +119,9 @@ impl Scheduler {
         Ok(())
     }
 
-    fn start(&mut self, waiting: Waiting, live: Live, restore: Option<Restore>, common: u32, metrics: &Metrics) {
+    fn start(&mut self, waiting: Waiting, mut live: Live, restore: Option<Restore>, common: u32, metrics: &Metrics) {
         let Waiting { job, since } = waiting;
+        live.stored = false;
         let now = Instant::now();
         let work = match &job.wanted {
             Wanted::Embedding(_) => Ok(Work::Embedding(Vec::new())),
@@ -150,6 +157,9 @@ impl Scheduler {
         if let Some(Restore { source: Source::Live(id), .. }) = &restore {
             let all = self.tasks.iter_mut().map(|t| &mut t.live).chain(&mut self.idle);
             all.filter(|live| live.id == *id).for_each(|live| live.pins += 1);
+        }
+        if let Some(restore) = &restore {
+            self.engine.expect(&live.sequence, restore.usable);
         }
         metrics.started.add(1);
         let begins = restore.is_none();
@@ -245,7 +255,9 @@ impl Scheduler {
     }
 
     fn has_slot_besides(&self, id: u64) -> bool {
-        self.engine.free_slots() > 0 || self.idle.iter().any(|live| live.id != id && live.pins == 0)
+        self.engine.free_slots() > 0
+            || self.warming.is_some()
+            || self.idle.iter().any(|live| live.id != id && live.pins == 0)
     }
 
     /// Takes an idle sequence back to what a prompt shares with it.
@@ -276,7 +288,7 @@ impl Scheduler {
     /// An empty sequence. If every slot is taken, the idle one of least use is parked: then
     /// `Err(None)`, come again.
     fn fresh(&mut self, besides: Option<u64>) -> Result<Live, Option<Failure>> {
-        if self.engine.free_slots() == 0 {
+        if self.engine.free_slots() == 0 && !self.stop_warming() {
             if self.parking.is_some() {
                 return Err(None);
             }
@@ -285,14 +297,19 @@ impl Scheduler {
             let least = least.or_else(|| self.idle.iter().position(|live| live.pins == 0));
             let Some(least) = least else { return Err(None) };
             let live = self.idle.swap_remove(least);
-            if self.keeps && self.cache.account().budget() > 0 {
+            if self.keeps && self.cache.account().budget() > 0 && !live.stored {
                 self.parking = Some(Parking::new(live));
                 return Err(None);
             }
         }
+        self.empty().map_err(Some)
+    }
+
+    /// An empty sequence in a slot that is free.
+    pub(super) fn empty(&mut self) -> Result<Live, Failure> {
         self.clock += 1;
         let id = self.clock;
-        let sequence = self.engine.sequence().map_err(|e| Some(Failure::broken(e)))?;
-        Ok(Live { id, sequence, marks: Vec::new(), branches: Vec::new(), used: id, pins: 0 })
+        let sequence = self.engine.sequence().map_err(Failure::broken)?;
+        Ok(Live { id, sequence, marks: Vec::new(), branches: Vec::new(), used: id, pins: 0, stored: false })
     }
 }

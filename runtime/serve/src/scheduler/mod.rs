@@ -17,6 +17,7 @@ mod marks;
 mod restore;
 mod say;
 mod step;
+mod warm;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ use loaf_runtime::tokenizer::Tokenizer;
 use loaf_runtime::{Engine, Generation, Sequence};
 
 use crate::cache::Cache;
+use crate::cache::disk::Stored;
 use crate::cache::tree::State;
 use crate::job::{Event, Failure, Job, Stop, TokenProbs, Usage};
 use crate::metrics::{Gauges, Metrics};
@@ -66,6 +68,8 @@ struct Live {
     used: u64,
     /// How many others are being copied from it.
     pins: u32,
+    /// Whether it is on disk as it is.
+    stored: bool,
 }
 
 struct Waiting {
@@ -122,6 +126,10 @@ pub struct Scheduler {
     tasks: Vec<Task>,
     idle: Vec<Live>,
     parking: Option<restore::Parking>,
+    /// On its way into a slot before anybody asks for it, and what is to follow, once that was
+    /// looked for.
+    warming: Option<warm::Warming>,
+    to_warm: Option<VecDeque<(Vec<u32>, Stored)>>,
     recurrent: bool,
     /// Whether the device can save and load rows.
     keeps: bool,
@@ -158,6 +166,8 @@ impl Scheduler {
             tasks: Vec::new(),
             idle: Vec::new(),
             parking: None,
+            warming: None,
+            to_warm: None,
             recurrent,
             keeps,
             vocab: vocab as usize,
@@ -298,10 +308,16 @@ impl Scheduler {
         if let Some(parking) = self.parking.take() {
             self.write_out(parking.into());
         }
-        while let Some(live) = self.idle.pop() {
-            self.write_out(live);
+        // The order of use outlives the process: what was last of use comes back first.
+        self.idle.sort_by_key(|live| live.used);
+        let mut used = Vec::new();
+        for live in std::mem::take(&mut self.idle) {
+            if !live.stored {
+                used.push(live.sequence.ids().to_vec());
+                self.write_out(live);
+            }
         }
-        self.cache.write_all();
+        self.cache.write_all(&used);
     }
 }
 

@@ -7,13 +7,14 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use loaf_runtime::Engine;
 use loaf_runtime::sequence::common_prefix;
 
 use super::step::{By, choose};
-use super::{Live, Mark, Scheduler, Tier};
-use crate::cache::Found;
+use super::{Live, Mark, Scheduler, Task, Tier};
 use crate::cache::disk::{Coming, Stored};
 use crate::cache::tree::{Chain, Hit, Item, Kind, Rows, State, chain};
+use crate::cache::{Cache, Found};
 use crate::job::{Event, Failure};
 use crate::metrics::Metrics;
 
@@ -59,6 +60,93 @@ impl Restore {
     }
 }
 
+impl Restore {
+    /// Whether there is more to be read: a snapshot at the end of a block has no rows, but state.
+    pub(super) fn has_files(&self) -> bool {
+        matches!(&self.source, Source::Files(names) if !names.is_empty())
+    }
+}
+
+fn load(engine: &mut Engine, live: &mut Live, prompt: &[u32], rows: &Rows) -> bool {
+    let at = live.sequence.position() as usize;
+    let ids = &prompt[at..at + rows.take as usize];
+    engine.load_rows(&mut live.sequence, ids, &rows.bytes, rows.of).is_ok()
+}
+
+/// Takes the next file of a beginning: whether it was what it should be, or `None` if it is still
+/// on its way. Where there is time for it (`wait`) it is read straight to where it belongs.
+pub(super) fn file_piece(
+    engine: &mut Engine,
+    cache: &mut Cache,
+    recurrent: bool,
+    live: &mut Live,
+    prompt: &[u32],
+    restore: &mut Restore,
+    wait: Option<Duration>,
+) -> Option<bool> {
+    let Source::Files(names) = &mut restore.source else { return Some(false) };
+    let Some((name, coming)) = names.pop_front() else { return Some(false) };
+    let (at, usable) = (live.sequence.position(), restore.usable);
+    let Some(coming) = coming else {
+        // Without time for it, and not on its way, there is no room for it.
+        if wait.is_none() {
+            return Some(false);
+        }
+        names.iter().take(AHEAD).for_each(|(name, _)| cache.hint(name));
+        #[cfg(unix)]
+        if let Some(loaded) = fill(engine, cache, live, prompt, &name, usable, &mut restore.state) {
+            return Some(loaded);
+        }
+        let coming = cache.read(&name, false);
+        let known = coming.is_some();
+        if known {
+            names.push_front((name, coming));
+        }
+        return if known { None } else { Some(false) };
+    };
+    let Some(read) = coming.wait(wait.unwrap_or_default()) else {
+        names.push_front((name, Some(coming)));
+        return None;
+    };
+    let Some(file) = read else { return Some(false) };
+    let same = common_prefix(&file.ids, &prompt[at as usize..]) as u32;
+    let take = same.min(usable - at);
+    let whole = take as usize == file.ids.len();
+    restore.state = file.state;
+    let rows = file.rows.filter(|_| take > 0);
+    let rows = rows.map(|bytes| Rows { bytes, of: file.ids.len() as u32, take });
+    Some((whole || !recurrent) && rows.is_none_or(|rows| load(engine, live, prompt, &rows)))
+}
+
+/// Reads a file of which all is of use into the slot; `None` if it cannot be read in this way.
+#[cfg(unix)]
+fn fill(
+    engine: &mut Engine,
+    cache: &mut Cache,
+    live: &mut Live,
+    prompt: &[u32],
+    name: &str,
+    usable: u32,
+    state: &mut Option<State>,
+) -> Option<bool> {
+    let (mut direct, mut room) = cache.direct(name)?;
+    let at = live.sequence.position() as usize;
+    let ids = direct.ids();
+    if ids.len() > usable as usize - at || !prompt[at..].starts_with(ids) {
+        return None;
+    }
+    let filled =
+        ids.is_empty() || engine.fill_rows(&mut live.sequence, ids, &mut |places| direct.fill(places)).unwrap_or(false);
+    match filled.then(|| direct.state(&mut room)).flatten() {
+        Some(read) => *state = read,
+        None => {
+            cache.remove(name);
+            return Some(false);
+        }
+    }
+    Some(true)
+}
+
 /// An idle sequence on its way into the cache.
 pub(super) struct Parking {
     live: Live,
@@ -92,11 +180,13 @@ impl Scheduler {
         for i in 0..self.tasks.len() {
             while !self.tasks[i].done {
                 let Some(mut restore) = self.tasks[i].restore.take() else { break };
-                self.read_ahead(&mut restore);
-                // With nothing else to do it is waited for; else it is looked at again in the next
-                // turn.
-                let others = self.tasks.iter().enumerate().any(|(k, t)| k != i && t.restore.is_none() && !t.done);
-                let wait = if others { Duration::ZERO } else { limit.saturating_sub(start.elapsed()) };
+                // With nothing else to do it is read at once, or waited for; else others read it,
+                // and it is looked at again in the next turn.
+                let alone = self.tasks.iter().enumerate().all(|(k, t)| k == i || t.restore.is_some() || t.done);
+                if !alone {
+                    self.read_ahead(&mut restore);
+                }
+                let wait = if alone { Some(limit.saturating_sub(start.elapsed())) } else { None };
                 if !self.restore_piece(i, restore, wait, metrics) {
                     break;
                 }
@@ -120,48 +210,37 @@ impl Scheduler {
         }
     }
 
-    /// Loads the next piece, or finishes; false if it is not there yet.
-    fn restore_piece(&mut self, i: usize, mut restore: Restore, wait: Duration, metrics: &Metrics) -> bool {
+    /// Loads the next piece, or finishes; false if it is not there yet. A task that is alone has
+    /// `wait` for it.
+    fn restore_piece(&mut self, i: usize, mut restore: Restore, wait: Option<Duration>, metrics: &Metrics) -> bool {
         let at = self.tasks[i].live.sequence.position();
-        // A snapshot at the end of a block has no rows, but state.
-        let more = |restore: &Restore| matches!(&restore.source, Source::Files(names) if !names.is_empty());
-        if at == restore.usable && !more(&restore) {
+        if at == restore.usable && !restore.has_files() {
             self.restored(i, restore, metrics);
             return true;
         }
         let loaded = match &mut restore.source {
-            Source::Rows(rows) => rows.pop_front().is_some_and(|rows| self.load(i, &rows)),
-            Source::Files(names) => match names.pop_front() {
-                Some((name, Some(coming))) => {
-                    let Some(read) = coming.wait(wait) else {
-                        names.push_front((name, Some(coming)));
+            Source::Rows(rows) => rows.pop_front().is_some_and(|rows| {
+                let Task { live, job, .. } = &mut self.tasks[i];
+                load(&mut self.engine, live, &job.prompt, &rows)
+            }),
+            Source::Files(_) => {
+                let Scheduler { engine, cache, tasks, recurrent, .. } = self;
+                let Task { live, job, .. } = &mut tasks[i];
+                match file_piece(engine, cache, *recurrent, live, &job.prompt, &mut restore, wait) {
+                    Some(loaded) => loaded,
+                    None => {
                         self.tasks[i].restore = Some(restore);
                         return false;
-                    };
-                    let Some(file) = read else {
-                        self.unpin(&restore);
-                        self.missed(i, metrics);
-                        return true;
-                    };
-                    let rest = &self.tasks[i].job.prompt[at as usize..];
-                    let same = common_prefix(&file.ids, rest) as u32;
-                    let take = same.min(restore.usable - at);
-                    let whole = take as usize == file.ids.len();
-                    restore.state = file.state.clone();
-                    let rows = file.rows.filter(|_| take > 0);
-                    let rows = rows.map(|bytes| Rows { bytes, of: file.ids.len() as u32, take });
-                    (whole || !self.recurrent) && rows.is_none_or(|rows| self.load(i, &rows))
+                    }
                 }
-                // There is no room for it.
-                _ => false,
-            },
+            }
             Source::Live(id) => {
                 let id = *id;
                 self.copy(i, id, (restore.usable - at).min(PIECE))
             }
         };
         if loaded {
-            if self.tasks[i].live.sequence.position() == restore.usable && !more(&restore) {
+            if self.tasks[i].live.sequence.position() == restore.usable && !restore.has_files() {
                 self.restored(i, restore, metrics);
                 return true;
             }
@@ -197,13 +276,6 @@ impl Scheduler {
         }
         self.tasks[i].tier = Tier::Memory;
         self.tasks[i].restore = Some(hit);
-    }
-
-    fn load(&mut self, i: usize, rows: &Rows) -> bool {
-        let task = &mut self.tasks[i];
-        let at = task.live.sequence.position() as usize;
-        let ids = &task.job.prompt[at..at + rows.take as usize];
-        self.engine.load_rows(&mut task.live.sequence, ids, &rows.bytes, rows.of).is_ok()
     }
 
     /// Copies rows from another slot.

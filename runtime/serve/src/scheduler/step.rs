@@ -44,6 +44,7 @@ impl Scheduler {
                 rows.push((&mut task.live.sequence, id));
             }
         }
+        let start = Instant::now();
         let done = match best {
             Some(known) => self.engine.decode_best(&mut rows, known).map(Some),
             None => self.engine.decode(&mut rows).map(|()| None),
@@ -57,6 +58,7 @@ impl Scheduler {
             }
         };
         metrics.steps.add(1);
+        metrics.step_us.add(start.elapsed().as_micros() as u64);
         metrics.decode_rows.add(chosen.len() as u64);
         for (row, i) in chosen.into_iter().enumerate() {
             self.took(i, 1);
@@ -198,6 +200,7 @@ impl Scheduler {
             return;
         }
         metrics.steps.add(1);
+        metrics.step_us.add(start.elapsed().as_micros() as u64);
         metrics.prefill_rows.add(rows as u64);
         if !looks {
             self.learn(start.elapsed().as_secs_f64() / rows as f64, rows);
@@ -227,11 +230,13 @@ impl Scheduler {
             return;
         }
         let last: Vec<u32> = ended.iter().map(|e| e.1).collect();
+        let start = Instant::now();
         if let Err(e) = self.engine.logits_of(&last) {
             let why = Failure::broken(e);
             ended.iter().for_each(|(i, _)| self.tasks[*i].fail(why.clone()));
             return;
         }
+        metrics.step_us.add(start.elapsed().as_micros() as u64);
         for (row, (i, _)) in ended.into_iter().enumerate() {
             self.go_on(i, row, metrics);
         }

@@ -10,11 +10,12 @@
 pub(crate) mod replay;
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use loaf_formats::plan::{Phase, State, StateKind};
 
 use self::replay::{Bases, Needs, Replay, Scratch};
-use super::{Device, DeviceError, Limits, Part, SlotRun};
+use super::{Device, DeviceError, Fill, Limits, Part, SlotRun};
 use crate::memory::{LARGE_PAGE, Reserved};
 use crate::model::Model;
 use crate::op_times::OpTimes;
@@ -85,6 +86,20 @@ const PREFETCH_FROM: usize = 256 << 20;
 // SAFETY: the addresses inside point into memory it owns, the model's included; nothing is tied to
 // the thread that made it.
 unsafe impl Send for Cpu {}
+
+/// These ranges of `bytes`, no two of which overlap, in their order.
+fn each_of<'a>(bytes: &'a mut [u8], ranges: &[Range<usize>]) -> Vec<&'a mut [u8]> {
+    let mut order: Vec<usize> = (0..ranges.len()).collect();
+    order.sort_unstable_by_key(|i| ranges[*i].start);
+    let mut out: Vec<&mut [u8]> = ranges.iter().map(|_| Default::default()).collect();
+    let (mut rest, mut at) = (bytes, 0);
+    for i in order {
+        let (_, from) = rest.split_at_mut(ranges[i].start - at);
+        let (now, later) = from.split_at_mut(ranges[i].len());
+        (rest, at, out[i]) = (later, ranges[i].end, now);
+    }
+    out
+}
 
 /// Where slots and versions lie, in bytes.
 #[derive(Clone, Copy)]
@@ -252,6 +267,12 @@ impl Cpu {
         })
     }
 
+    /// The ranges of the state memory that some rows of each head are.
+    fn head_ranges(&self, slot: u32, rows: &Range<u32>) -> Vec<Range<usize>> {
+        let of = |(start, row)| start + rows.start as usize * row..start + rows.end as usize * row;
+        self.heads(slot).map(of).collect()
+    }
+
     /// The ranges of the state memory that a part of a slot is, in the order of the plan's table.
     fn ranges(&self, slot: u32, version: u32, pos: u32, part: Part) -> impl Iterator<Item = Range<usize>> + use<> {
         let (places, states) = (self.places, self.model.clone());
@@ -372,15 +393,40 @@ impl Device for Cpu {
     }
 
     fn load_rows(&mut self, slot: u32, rows: Range<u32>, bytes: &[u8], of: u32) -> Result<(), DeviceError> {
-        let mut rest = bytes;
-        for (start, row) in self.heads(slot) {
-            let range = start + rows.start as usize * row..start + rows.end as usize * row;
+        let (mut sources, mut rest) = (Vec::new(), bytes);
+        for (_, row) in self.heads(slot) {
             let (now, later) = rest.split_at(of as usize * row);
-            let len = range.len();
-            self.state.bytes_mut()[range].copy_from_slice(&now[..len]);
-            rest = later;
+            (rest, _) = (later, sources.push(now));
         }
+        let ranges = self.head_ranges(slot, &rows);
+        let places = each_of(self.state.bytes_mut(), &ranges);
+        let copies: Vec<Mutex<(&mut [u8], &[u8])>> = places.into_iter().zip(sources).map(Mutex::new).collect();
+        // It takes as long as memory and first touches of it do, and several threads have more of
+        // both.
+        self.pool.run(copies.len(), &|units, _| {
+            for copy in &copies[units] {
+                let mut copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
+                let (to, from) = &mut *copy;
+                to.copy_from_slice(&from[..to.len()]);
+            }
+        });
         Ok(())
+    }
+
+    fn expect(&mut self, slot: u32, positions: u32) {
+        let model = self.model.clone();
+        for s in model.plan().states.iter().filter(|s| s.kind == StateKind::KvCache) {
+            // All of the first large page of each head will be touched, too.
+            if u64::from(positions) * u64::from(s.row_bytes) > LARGE_PAGE as u64 {
+                let range = self.places.range(s.kind, slot, 0, s.offset..s.offset + s.bytes);
+                self.state.advise_large_pages(range);
+            }
+        }
+    }
+
+    fn fill_rows(&mut self, slot: u32, rows: Range<u32>, fill: Fill<'_>) -> Result<bool, DeviceError> {
+        let ranges = self.head_ranges(slot, &rows);
+        Ok(fill(each_of(self.state.bytes_mut(), &ranges)))
     }
 
     fn pretend(&mut self, slot: u32, from: u32, to: u32) {
