@@ -39,6 +39,7 @@ kernels! {
     MulRows = "mul_rows",
     GatherRows = "gather_rows",
     Quantize = "quantize",
+    Quantize64 = "quantize_64",
     Softmax = "softmax",
     WeightedSum = "weighted_sum",
     Rope = "rope",
@@ -50,6 +51,8 @@ kernels! {
     ExpertSort = "expert_sort",
     Conv = "conv_plain",
     ConvSilu = "conv_silu",
+    Conv4 = "conv_plain_4",
+    ConvSilu4 = "conv_silu_4",
     GdnGates = "gdn_gates",
     GdnScan = "gdn_scan",
     GdnScan128 = "gdn_scan_128",
@@ -827,7 +830,17 @@ pub fn launch_with(r: &Record<'_>, operands: [Operand; 12], bases: &Bases, step:
         OpKind::SigmoidMul => (K::SigmoidMul, of!(sigmoid_mul, |a| flat(a.heads * a.dim))),
         OpKind::MulRows => (K::MulRows, of!(mul_rows, |a| flat(a.dim))),
         OpKind::GatherRows => (K::GatherRows, of!(gather_rows, |a| flat(a.dim))),
-        OpKind::Quantize => (K::Quantize, of!(quantize, |a| warps(a.rows * a.heads * (a.dim / a.group), 1))),
+        OpKind::Quantize => {
+            let (a, o) = (op::quantize::Attrs::of(&attrs), op::quantize::Operands::of(&operands));
+            let (x, codes) = (o.x, o.codes);
+            let aligned = (x.at | (x.row * 4) | (u64::from(x.head) * 4)).is_multiple_of(16)
+                && (codes.at | codes.row | u64::from(codes.head)).is_multiple_of(4);
+            if a.group == 64 && a.dim.is_multiple_of(512) && aligned {
+                (K::Quantize64, warps(a.rows * a.heads * (a.dim / 512), 1))
+            } else {
+                (K::Quantize, warps(a.rows * a.heads * (a.dim / a.group), 1))
+            }
+        }
         OpKind::Softmax => (K::Softmax, of!(softmax, |a| warps(a.rows, 1))),
         OpKind::WeightedSum => (K::WeightedSum, of!(weighted_sum, |a| flat(a.dim))),
         OpKind::Rope => (K::Rope, of!(rope, |a| flat(a.heads * (a.dim - a.half)))),
@@ -837,20 +850,27 @@ pub fn launch_with(r: &Record<'_>, operands: [Operand; 12], bases: &Bases, step:
         OpKind::ExpertLinearDense => {
             (K::ExpertLinearDense, of!(expert_linear_dense, |a| places(warps(a.outputs, 1), rows * a.k as u64)))
         }
-        OpKind::TopK => (K::TopK, of!(top_k, |a| shape([rows as u32, 1, 1], THREADS, (a.experts + a.k) as u32 * 4))),
+        OpKind::TopK => (K::TopK, of!(top_k, |a| shape([rows as u32, 1, 1], 32, (2 * a.experts + a.k) as u32 * 4))),
         OpKind::ExpertSort => {
             // Counts for each warp, in 32 KB if experts are not too many.
             let experts = op::expert_sort::Attrs::of(&attrs).experts as u32;
             let warps = (8192 / experts.max(1)).clamp(1, 16);
             (K::ExpertSort, shape([1, 1, 1], 32 * warps, (experts * (warps + 1) + 1) * 4))
         }
-        OpKind::Conv => of!(conv, |a| conv(K::Conv, a.heads * a.dim)),
-        OpKind::ConvSilu => of!(conv_silu, |a| conv(K::ConvSilu, a.heads * a.dim)),
+        OpKind::Conv => {
+            of!(conv, |a| conv(if a.kernel <= 4 { K::Conv4 } else { K::Conv }, a.heads * a.dim))
+        }
+        OpKind::ConvSilu => {
+            of!(conv_silu, |a| conv(if a.kernel <= 4 { K::ConvSilu4 } else { K::ConvSilu }, a.heads * a.dim))
+        }
         OpKind::GdnGates => (K::GdnGates, of!(gdn_gates, |a| flat(a.heads * a.dim))),
         OpKind::GdnScan => {
             let s = op::gdn_scan::Attrs::of(&attrs);
-            let kernel = if s.k_dim == 128 { K::GdnScan128 } else { K::GdnScan };
-            (kernel, shape([up(s.v_dim as u64, 64), s.v_heads as u32, rows.min(bases.runs.into()) as u32], 64, 0))
+            // Columns of a block, and its threads.
+            let (kernel, columns, threads) =
+                if s.k_dim == 128 { (K::GdnScan128, 32, 128) } else { (K::GdnScan, 64, 64) };
+            let grid = [up(s.v_dim as u64, columns), s.v_heads as u32, rows.min(bases.runs.into()) as u32];
+            (kernel, shape(grid, threads, 0))
         }
         OpKind::LinearQuant | OpKind::ExpertLinearQuant => return Some(product(r, &operands, &attrs, bases)),
         OpKind::Attention => return Some(attention(&operands, &attrs, bases, step).launch(bases, few)),

@@ -62,6 +62,18 @@ DEVICE void wait_for_earlier() {
 #endif
 }
 
+// The run that a tile of `per` rows is of, each run having tiles of its own; `tile` becomes its number within the run. False past the last.
+DEVICE bool run_of_tile(const Step &step, u32 per, u32 &tile, Run &run) {
+    u32 runs = step.head[0];
+    for (u32 r = 0; r < runs; r++) {
+        run = step.runs[r];
+        u32 tiles = (run.rows + per - 1) / per;
+        if (tile < tiles) return true;
+        tile -= tiles;
+    }
+    return false;
+}
+
 DEVICE float real(u64 word) { return __uint_as_float((u32)word); }
 
 template <class T> DEVICE T *at(const Operand &o, u64 r, u64 h) { return (T *)o.at + (r * o.row + h * o.head); }

@@ -86,35 +86,62 @@ extern "C" __global__ void expert_linear_dense(const Call c) {
     dense_dot(p, c.a[A::format], c.a[A::inputs]);
 }
 
-// A block for a row: an expert's rank is the number of experts that are better, or as good and before it.
-extern "C" __global__ void top_k(const Call c) {
+// A score as a number of the same order, a NaN below all others, equals equal; never 0.
+DEVICE u32 score_order(float x) {
+    u32 bits = __float_as_uint(x + 0.0f);
+    return !(x == x) ? 1 : bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// A warp for a row: an expert's rank is the number of experts that are better, or as good and before it. No more is ranked than what is as
+// large as the k-th largest of the lanes' largest scores: k lanes have one that is.
+// Shared memory: orders and places of what is ranked, [experts] each, and the k best.
+extern "C" __global__ void __launch_bounds__(32) top_k(const Call c) {
     using A = top_k_op::A; using O = top_k_op::O;
     wait_for_earlier();
-    u32 r = blockIdx.x, experts = c.a[A::experts], k = c.a[A::k];
-    float *p = (float *)shared, *best = p + experts;
+    u32 r = blockIdx.x, lane = threadIdx.x, experts = c.a[A::experts], k = c.a[A::k];
+    u32 *orders = (u32 *)shared, *places = orders + experts;
+    float *best = (float *)(places + experts);
     const float *probs = at<float>(c.o[O::probs], r, 0);
-    for (u32 e = threadIdx.x; e < experts; e += blockDim.x) p[e] = probs[e];
-    __syncthreads();
-    for (u32 e = threadIdx.x; e < experts; e += blockDim.x) {
-        float x = p[e];
-        bool nan = !(x == x);
-        u32 rank = 0;
-        for (u32 j = 0; j < experts; j++) {
-            float y = p[j];
-            bool other = !(y == y);
-            bool before = nan != other ? nan : nan || x == y ? j < e : y > x;
-            rank += before ? 1 : 0;
+    u32 most = 0, above = 0, least = 0, count = 0;
+    for (u32 e = lane; e < experts; e += 32) {
+        u32 x = score_order(probs[e]);
+        most = x > most ? x : most;
+    }
+    for (u32 j = 0; j < 32; j++) {
+        u32 other = __shfl_sync(FULL, most, j);
+        above += other > most || other == most && j < lane ? 1 : 0;
+    }
+    // Exactly one lane has each number of lanes above it.
+    if (k <= 32)
+        for (u32 j = 0; j < 32; j++) {
+            u32 x = __shfl_sync(FULL, most, j);
+            if (__shfl_sync(FULL, above, j) == k - 1) least = x;
         }
+    for (u32 from = 0; from < experts; from += 32) {
+        u32 e = from + lane, x = e < experts ? score_order(probs[e]) : 0;
+        bool takes = x && x >= least;
+        u32 mask = __ballot_sync(FULL, takes);
+        if (takes) {
+            u32 n = count + __popc(mask & ((1u << lane) - 1));
+            orders[n] = x;
+            places[n] = e;
+        }
+        count += __popc(mask);
+    }
+    __syncwarp();
+    for (u32 n = lane; n < count; n += 32) {
+        u32 x = orders[n], rank = 0, e = places[n];
+        for (u32 j = 0; j < count; j++) rank += orders[j] > x || orders[j] == x && j < n ? 1 : 0;
         if (rank < k) {
             ((u32 *)c.o[O::ids].at)[r * c.o[O::ids].row + rank] = e;
-            best[rank] = x;
+            best[rank] = probs[e];
         }
     }
-    __syncthreads();
+    __syncwarp();
     float sum = 0.0f;
     if (c.a[A::renorm])
         for (u32 j = 0; j < k; j++) sum += best[j];
-    for (u32 j = threadIdx.x; j < k; j += blockDim.x) at<float>(c.o[O::weights], r, 0)[j] = c.a[A::renorm] ? best[j] / sum : best[j];
+    for (u32 j = lane; j < k; j += 32) at<float>(c.o[O::weights], r, 0)[j] = c.a[A::renorm] ? best[j] / sum : best[j];
 }
 
 // One block, whose warps have a part of the slots each: they count their experts' slots, then put theirs in order, 32 at a time, behind

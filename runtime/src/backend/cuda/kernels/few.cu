@@ -43,6 +43,21 @@ FEW_CODES(few_codes, 1, false)
 FEW_CODES(few_norm_1, 1, true)
 FEW_CODES(few_norm_2, 2, true)
 
+// The int8 form of any values in groups of 64, eight of them a warp, where each head has as many times eight: `quantize` of sixteen bytes a lane.
+extern "C" __global__ void quantize_64(const Call c) {
+    using A = quantize_op::A; using O = quantize_op::O;
+    wait_for_earlier();
+    u32 heads = c.a[A::heads], parts = c.a[A::dim] / (8 * ROW_GROUP), u = WARP, lane = LANE;
+    if (u >= c.a[A::rows] * heads * parts) return;
+    u32 r = u / parts / heads, h = u / parts % heads, part = u % parts;
+    u32 first = part * 8 * ROW_GROUP + lane / 16 * ROW_GROUP + lane % 16 * 4, group = part * 8 + lane / 16;
+    const float4 *x = (const float4 *)(at<float>(c.o[O::x], r, h) + first);
+    float4 v[4];
+#pragma unroll
+    for (u32 n = 0; n < 4; n++) v[n] = x[n * (2 * ROW_GROUP / 4)];
+    row_codes<4>(v, at<i8>(c.o[O::codes], r, h) + first, 2 * ROW_GROUP, at<float>(c.o[O::scales], r, h) + group, at<float>(c.o[O::sums], r, h) + group, 2);
+}
+
 // A product of few rows.
 struct FewProduct {
     u64 w, s, b;

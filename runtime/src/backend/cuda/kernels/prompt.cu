@@ -90,15 +90,9 @@ template <int DIM> DEVICE void attention_tile(const Attend &p) {
     u32 t = threadIdx.x, warp = t >> 5, lane = t & 31, group = p.heads / p.kv_heads, per_tile = QUERIES / group, kvh = blockIdx.x;
     wait_for_earlier();
     // The longest first.
-    u32 tile = gridDim.y - 1 - blockIdx.y, runs = p.step.head[0], r = 0;
+    u32 tile = gridDim.y - 1 - blockIdx.y;
     Run run;
-    for (; r < runs; r++) {
-        run = p.step.runs[r];
-        u32 tiles = (run.rows + per_tile - 1) / per_tile;
-        if (tile < tiles) break;
-        tile -= tiles;
-    }
-    if (r == runs) return;
+    if (!run_of_tile(p.step, per_tile, tile, run)) return;
     u32 first = tile * per_tile, rows = run.rows - first < per_tile ? run.rows - first : per_tile, queries = rows * group;
     u32 pos0 = run.pos + first, row0 = run.first + first;
     u64 size = p.k.dtype == F16 ? 2 : 4;
