@@ -219,7 +219,7 @@ PIPED = re.compile(r" \| (?:sort|head|tail|wc|grep|uniq|awk|tee|less|xargs|cront
 def load_scenes(kinds):
     """The blocks of scenes.txt; `kinds` are the kinds of slots that have values."""
     scenes = []
-    for name in ("scenes.txt", "new_scenes.txt"):
+    for name in ("scenes.txt", "new_scenes.txt", "wide_scenes.txt"):
         with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), name)) as f:
             scenes += read_scenes(f.read())
     for scene in scenes:

@@ -277,10 +277,10 @@ def main():
             files.append((os.path.basename(path), f.read()))
     faults, commands, patterns = faults_of(files)
     outside, blocks, wordings = [], 0, 0
-    for name in ("outside.txt", "new_outside.txt"):
+    for name in ("outside.txt", "new_outside.txt", "wide_outside.txt"):
         with open(os.path.join(HERE, name), encoding="utf-8") as f:
             outside += [line for line in f.read().splitlines() if line.strip() and not line.startswith("#")]
-    for name in ("scenes.txt", "new_scenes.txt"):
+    for name in ("scenes.txt", "new_scenes.txt", "wide_scenes.txt"):
         with open(os.path.join(HERE, name), encoding="utf-8") as f:
             more, found, worded = faults_of_scenes(name, f.read())
         faults, blocks, wordings = faults + more, blocks + found, wordings + worded
