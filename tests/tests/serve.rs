@@ -98,7 +98,7 @@ fn a_stream_says_what_a_whole_answer_says() {
 fn numbers_are_what_json_has_and_null_is_nothing() {
     // What an integer is, is a matter of its value; what is above zero stays so however small.
     let ask = |prompt: Value| {
-        let more = json!({ "prompt": prompt, "top_p": 5e-324, "repetition_penalty": 5e-324, "no_such_field": null });
+        let more = json!({ "prompt": prompt, "top_p": 5e-324, "min_p": 1, "repetition_penalty": 5e-324, "no_such_field": null });
         server().post("/v1/completions", &text(more)).json()["choices"][0]["text"].clone()
     };
     assert_eq!(ask(json!([[3.0, 5]])), ask(json!([[3, 5]])));
@@ -180,7 +180,7 @@ fn what_is_not_supported_is_refused_by_name() {
         (json!({ "audio": { "voice": "x" } }), "audio"),
         (json!({ "stream_options": { "include_usage": true } }), "stream_options"),
         (json!({ "top_p": 0 }), "top_p"),
-        (json!({ "min_p": 1 }), "min_p"),
+        (json!({ "min_p": 1.001 }), "min_p"),
         (json!({ "repetition_penalty": 0 }), "repetition_penalty"),
         (json!({ "seed": -1 }), "seed"),
         (json!({ "max_completion_tokens": 4 }), "max_tokens"),

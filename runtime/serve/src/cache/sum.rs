@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn every_bit_every_length_and_every_order_shows() {
-        let bytes: Vec<u8> = (0..200u32).map(|i| (i * 31 >> 2) as u8).collect();
+        let bytes: Vec<u8> = (0..200u32).map(|i| ((i * 31) >> 2) as u8).collect();
         let whole = sum(&bytes);
         let mut seen = std::collections::BTreeSet::from([whole]);
         for i in 0..bytes.len() * 8 {

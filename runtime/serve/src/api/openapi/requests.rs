@@ -79,7 +79,7 @@ fn sampling() -> Value {
     json!({
         "temperature": number(0.0, 100.0),
         "top_p": { "type": "number", "exclusiveMinimum": 0, "maximum": 1 },
-        "min_p": { "type": "number", "minimum": 0, "exclusiveMaximum": 1 },
+        "min_p": number(0.0, 1.0),
         "top_k": whole(0, u64::from(u32::MAX)),
         "seed": { "type": "integer", "minimum": 0, "maximum": u64::MAX },
         "presence_penalty": number(-100.0, 100.0), "frequency_penalty": number(-100.0, 100.0),
