@@ -945,8 +945,8 @@ fn compiled_kernels_keep_to_their_registers_and_stack() {
             _ => 256,
         };
         assert!(registers > 0 && registers * threads <= 65536, "{name}: {registers} registers of {threads} threads");
-        // Tiles of attention and of products put some aside that they need once a block, so that two
-        // blocks fit on a multiprocessor.
+        // Tiles of attention and of products put some aside that they need once a block, so that
+        // two blocks fit on a multiprocessor.
         let most = match name.as_str() {
             name if name.starts_with("attention_tile") => 64,
             name if name.starts_with("wide_") => 96,
@@ -1021,8 +1021,8 @@ fn a_hybrid_mixture_of_true_shape_has_the_bits_of_the_cpu() {
     }
 }
 
-/// Prompts of hybrids with keys of 128 elements: more rows than the rule's kernel holds operands of,
-/// no whole lot of them, the last of them from a state that others have left; values that are a
+/// Prompts of hybrids with keys of 128 elements: more rows than the rule's kernel holds operands
+/// of, no whole lot of them, the last of them from a state that others have left; values that are a
 /// whole number of its columns, and values that are not.
 #[test]
 fn prompts_by_the_delta_rule_have_the_bits_of_the_cpu() {

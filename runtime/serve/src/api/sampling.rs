@@ -36,7 +36,7 @@ pub fn sampler(fields: &mut Fields, loaded: &Loaded) -> Result<SamplerOptions, R
     let mut o = SamplerOptions::new(&loaded.model.chat().sampling, seed);
     o.temperature = fields.float("temperature", 0.0, 100.0)?.unwrap_or(o.temperature);
     o.top_p = fields.above("top_p", 0.0, 1.0)?.unwrap_or(o.top_p);
-    // One, and what JSON and f32 round to it, leaves the likeliest tokens alone, as the number below.
+    // One, and what JSON and f32 round to it, leaves the likeliest tokens, as the number below.
     o.min_p = fields.float("min_p", 0.0, 1.0)?.map_or(o.min_p, |p| p.min(1f32.next_down()));
     o.top_k = fields.number("top_k", 0, u64::from(u32::MAX))?.map_or(o.top_k, |k| k as u32);
     o.presence_penalty = fields.float("presence_penalty", -100.0, 100.0)?.unwrap_or(o.presence_penalty);
