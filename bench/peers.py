@@ -64,6 +64,10 @@ ISAS = {
     "avx2": (["-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON",
               "-DGGML_AVX512=OFF", "-DGGML_AVX_VNNI=OFF"],
              {"AVX2 = 1": True, "AVX512 = 1": False, "AVX_VNNI = 1": False}),
+    # What a CPU with AMX has besides; built for that itself, llama.cpp may end as soon as it repacks weights.
+    "avx512": (["-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON",
+                "-DGGML_AVX512=ON", "-DGGML_AVX512_VBMI=ON", "-DGGML_AVX512_VNNI=ON", "-DGGML_AVX512_BF16=ON"],
+               {"AVX512 = 1": True, "AVX512_VBMI = 1": True, "AVX512_VNNI = 1": True, "AMX_INT8 = 1": False}),
 }
 PREFILLS, DECODE, CONTEXTS, DEEP = (128, 512), 64, (4096, 16384), 16
 

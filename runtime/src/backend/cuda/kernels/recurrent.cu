@@ -161,9 +161,9 @@ extern "C" __global__ void gdn_scan(const Call c) {
 
 // The same with 128 rows of state: a block has 32 columns of a head and four warps. Each sum over the rows is a chain of 128, so the first
 // warp does no more than what the next row waits for: it finds what is recalled, a lane a column, state in registers. The second and third, up
-// to a lot of rows later, sum what rows give from a state of their own: a lane has two columns and a quarter of their rows, so that a key or
+// to seven rows later, sum what rows give from a state of their own: a lane has two columns and a quarter of their rows, so that a key or
 // query serves two sums, and the lanes with the next quarter are a row behind those before them, whose sums they go on with. The last warp
-// brings operands to shared memory, a lot ahead.
+// brings operands to shared memory, two lots ahead.
 enum { SCAN_COLUMNS = 32, SCAN_LOT = 4, SCAN_ROWS = 8 * SCAN_LOT, SCAN_PARTS = 4, SCAN_PART = 128 / SCAN_PARTS, SCAN_SLOTS = 8, SCAN_AHEAD = 5, SCAN_ASKED = 4 };
 
 struct __align__(16) Scanned {
@@ -209,7 +209,7 @@ DEVICE void bring_scanned(const ScanPart &p, u32 lot) {
     copies_wait<0>();
 }
 
-// What is recalled: a lane a column. Keys come four at a time, three lots of them ahead: this row's to add, the next one's to recall.
+// What is recalled: a lane a column. Keys come four at a time, five fours of them ahead: this row's to add, the next one's to recall.
 DEVICE void scan_recalls(const ScanPart &p) {
     float state[128], now_k[SCAN_SLOTS][4], next_k[SCAN_SLOTS][4], r = 0.0f;
     const float *from = (const float *)(p.s.state.at + p.run.from) + p.head * p.s.state.row + p.column(p.lane);
