@@ -439,16 +439,21 @@ impl Disk {
             index.files.iter().map(|(name, (_, used))| (*used, depth(name), name.clone())).collect()
         };
         names.sort_unstable_by(|a, b| b.cmp(a));
-        let (mut out, mut seen) = (Vec::new(), BTreeSet::new());
+        let (mut out, mut seen, mut tried) = (Vec::<(Vec<u32>, Stored)>::new(), BTreeSet::new(), 0);
         // Files that stand alone, or that others damaged, are not looked for without end.
-        for (_, (_, snap), name) in names.into_iter().take(TRIED) {
-            if out.len() == most {
+        for (_, (_, snap), name) in names {
+            if out.len() == most || tried == TRIED {
                 break;
             }
             if seen.contains(&name) || self.sizes.recurrent > 0 && !snap {
                 continue;
             }
+            tried += 1;
             let Some(mut ids) = self.ids_of(name, &mut seen) else { continue };
+            // Snapshots of one conversation are many.
+            if out.iter().any(|(other, _)| other.starts_with(&ids)) {
+                continue;
+            }
             // Who goes on from there asks for one token more.
             ids.push(0);
             let stored = locked(&self.index).find(&ids, self.seed, &self.sizes);
@@ -639,11 +644,22 @@ impl Direct {
                 whole
             })
         };
+        let size = count.div_ceil(threads).max(1);
+        let parts = Mutex::new(work.chunks_mut(size));
+        let take = || {
+            loop {
+                let part = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some(part) = part else { return true };
+                if !read(part) {
+                    return false;
+                }
+            }
+        };
         let whole = std::thread::scope(|scope| {
-            let mut parts = work.chunks_mut(count.div_ceil(threads).max(1));
-            let first = parts.next();
-            let others: Vec<_> = parts.map(|part| scope.spawn(move || read(part))).collect();
-            let mine = first.is_none_or(read);
+            // What a thread that the system does not have would do, the others do.
+            let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, take).ok();
+            let others: Vec<_> = (1..count.div_ceil(size)).filter_map(spawn).collect();
+            let mine = take();
             others.into_iter().fold(mine, |all, other| other.join().unwrap_or(false) && all)
         });
         let (mut hasher, mut hash) = (Sha256::new(), [0; 32]);

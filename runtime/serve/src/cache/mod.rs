@@ -222,7 +222,8 @@ impl Cache {
 fn seed(engine: &Engine, block: u32) -> Chain {
     let plan = engine.model().plan();
     let mut hash = Sha256::new();
-    hash.update(b"loaf session cache 1\0");
+    // Files of another version have other names: nobody finds them, and they go first.
+    hash.update(b"loaf session cache 2\0");
     hash.update(engine.model().id().to_string());
     hash.update(block.to_le_bytes());
     for s in &plan.states {

@@ -156,6 +156,8 @@ impl Scheduler {
         let recurrent = engine.recurrent_bytes() > 0;
         let keeps = engine.keeps_rows();
         let all = engine.model().plan().vocab;
+        // What comes back before anybody asks was of use before all else.
+        let clock = u64::from(engine.limits().slots);
         let vocab = tokenizer.as_ref().map_or(all, |t| t.token_count().min(all));
         Scheduler {
             engine,
@@ -171,7 +173,7 @@ impl Scheduler {
             recurrent,
             keeps,
             vocab: vocab as usize,
-            clock: 0,
+            clock,
             per_row: 0.0,
             per_looked: 0.0,
             looked: false,

@@ -24,7 +24,11 @@ impl Warming {
         let ids = self.live.sequence.ids();
         let Source::Files(names) = &found.source else { return false };
         let blocks = names.iter().filter(|(name, _)| name.starts_with("b-")).count();
-        ids.len().is_multiple_of(block) && ids.len() / block <= blocks && prompt.starts_with(ids)
+        // A prompt that ends where this does goes on from a token before.
+        ids.len().is_multiple_of(block)
+            && ids.len() / block <= blocks
+            && ids.len() <= found.usable as usize
+            && prompt.starts_with(ids)
     }
 }
 
@@ -90,7 +94,9 @@ impl Scheduler {
             if self.tasks.iter().map(|t| &t.live).chain(&self.idle).any(has) {
                 continue;
             }
-            let live = self.empty().ok()?;
+            let mut live = self.empty().ok()?;
+            // Jobs' were of use later, and those that follow earlier.
+            live.used = self.to_warm.as_ref().map_or(0, |left| left.len() as u64);
             self.engine.expect(&live.sequence, stored.usable);
             return Some(Warming { live, restore: Restore::from_disk(stored), ids });
         }
