@@ -256,15 +256,15 @@ fn sessions_come_back_before_anybody_asks_and_who_asks_earlier_takes_over() {
         let prompt = |n: u32| -> Vec<u32> { (0..44).map(|i| (n + i * 7) % vocab).collect() };
         let metrics = Metrics::default();
         let mut cold = scheduler(model, 1, 0, None);
-        let mut ask = |scheduler: &mut Scheduler, metrics: &Metrics, n: u32| {
-            let job = [(prompt(n), 1, Vec::new())];
+        let mut ask = |scheduler: &mut Scheduler, metrics: &Metrics, prompt: Vec<u32>| {
+            let job = [(prompt, 1, Vec::new())];
             let (said, cached) = run(scheduler, metrics, &job);
             assert_eq!(said, run(&mut cold, &Metrics::default(), &job).0, "{name}");
             cold.forget();
             cached
         };
         let mut first = scheduler(model, 3, 32 << 20, Some(folder.path()));
-        assert_eq!((0..3).map(|n| ask(&mut first, &metrics, n)).sum::<usize>(), 0, "{name}");
+        assert_eq!((0..3).map(|n| ask(&mut first, &metrics, prompt(n))).sum::<usize>(), 0, "{name}");
         first.finish();
         // With three slots two of them come back, and a slot stays free.
         let (metrics, mut second) = (Metrics::default(), scheduler(model, 3, 32 << 20, Some(folder.path())));
@@ -277,12 +277,12 @@ fn sessions_come_back_before_anybody_asks_and_who_asks_earlier_takes_over() {
         assert_eq!((gauges.idle, gauges.slots_free), (2, 1), "{name}");
         assert!(pieces > 10 && metrics.warmed_tokens.get() >= 88, "{name}: {pieces} pieces");
         // The two that were last of use lie in slots, the first one on disk.
-        (1..3).for_each(|n| assert!(ask(&mut second, &metrics, n) >= 43, "{name}"));
+        (1..3).for_each(|n| assert!(ask(&mut second, &metrics, prompt(n)) >= 43, "{name}"));
         // A hybrid comes back to the end of its answer, and repeats a prompt from the file of its
         // end.
         let in_slots = metrics.cached_in_slots.get();
         assert!(in_slots >= 86 || model.plan().recurrent_bytes > 0, "{name}: {in_slots}");
-        assert!(ask(&mut second, &metrics, 0) >= 40 && metrics.cached_on_disk.get() >= 40, "{name}");
+        assert!(ask(&mut second, &metrics, prompt(0)) >= 40 && metrics.cached_on_disk.get() >= 40, "{name}");
         let written = second.gauges().disk_written;
         drop(second);
         // Whoever asks after three pieces goes on with them; whoever asks for something else gets
@@ -291,7 +291,7 @@ fn sessions_come_back_before_anybody_asks_and_who_asks_earlier_takes_over() {
             let (metrics, mut third) = (Metrics::default(), scheduler(model, 2, 32 << 20, Some(folder.path())));
             (0..3).for_each(|_| third.warm(&metrics));
             assert_eq!((metrics.warmed_tokens.get(), third.gauges().slots_free), (0, 1), "{name}");
-            assert!(ask(&mut third, &metrics, n) >= 40 && metrics.cached_on_disk.get() >= 40, "{name}");
+            assert!(ask(&mut third, &metrics, prompt(n)) >= 40 && metrics.cached_on_disk.get() >= 40, "{name}");
             assert_eq!(third.gauges().slots_free, u64::from(n == 2), "{name}: {n}");
         }
         // What came back and nobody asked for is not written again, and makes room in its only
@@ -301,8 +301,14 @@ fn sessions_come_back_before_anybody_asks_and_who_asks_earlier_takes_over() {
             last.warm(&metrics);
         }
         assert!(metrics.warmed_tokens.get() >= 44, "{name}");
-        ask(&mut last, &metrics, 77);
+        ask(&mut last, &metrics, prompt(77));
         assert_eq!((last.gauges().cache_blocks, written, last.gauges().disk_written), (0, 0, 0), "{name}");
+        // Nor does it matter where a prompt ends, be it where warming stands.
+        for (pieces, end) in (1..6).flat_map(|pieces| (1..44).map(move |end| (pieces, end))) {
+            let (metrics, mut third) = (Metrics::default(), scheduler(model, 2, 32 << 20, Some(folder.path())));
+            (0..pieces).for_each(|_| third.warm(&metrics));
+            ask(&mut third, &metrics, prompt(2)[..end].to_vec());
+        }
     }
 }
 
