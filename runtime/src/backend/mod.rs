@@ -144,9 +144,6 @@ impl Part {
     }
 }
 
-/// Writes rows where they lie, and says whether they are what they should be.
-pub type Fill<'a> = &'a mut dyn FnMut(Vec<&mut [u8]>) -> bool;
-
 /// A device with the slots of one engine.
 ///
 /// Ids, slots, versions and positions are in range, and runs in order: the engine checks them.
@@ -270,7 +267,12 @@ pub trait Device: Send {
     ///
     /// # Errors
     /// What the device says, which may not be able to.
-    fn fill_rows(&mut self, slot: u32, rows: Range<u32>, fill: Fill<'_>) -> Result<bool, DeviceError> {
+    fn fill_rows(
+        &mut self,
+        slot: u32,
+        rows: Range<u32>,
+        fill: &mut dyn FnMut(Vec<&mut [u8]>) -> bool,
+    ) -> Result<bool, DeviceError> {
         let _ = (slot, rows, fill);
         Err(DeviceError::Unsupported("loading a part of a cache"))
     }

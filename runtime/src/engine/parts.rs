@@ -12,7 +12,6 @@ use std::ops::Range;
 use loaf_formats::plan::StateKind;
 
 use super::{Engine, EngineError, Part};
-use crate::backend::Fill;
 use crate::sequence::Sequence;
 
 impl Engine {
@@ -93,7 +92,12 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::load_rows`].
-    pub fn fill_rows(&mut self, sequence: &mut Sequence, ids: &[u32], fill: Fill<'_>) -> Result<bool, EngineError> {
+    pub fn fill_rows(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        fill: &mut dyn FnMut(Vec<&mut [u8]>) -> bool,
+    ) -> Result<bool, EngineError> {
         self.check(sequence, ids)?;
         let at = sequence.position();
         let filled = self.device.fill_rows(sequence.slot, at..at + ids.len() as u32, fill)?;

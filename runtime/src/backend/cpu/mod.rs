@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use loaf_formats::plan::{Phase, State, StateKind};
 
 use self::replay::{Bases, Needs, Replay, Scratch};
-use super::{Device, DeviceError, Fill, Limits, Part, SlotRun};
+use super::{Device, DeviceError, Limits, Part, SlotRun};
 use crate::memory::{LARGE_PAGE, Reserved};
 use crate::model::Model;
 use crate::op_times::OpTimes;
@@ -424,7 +424,12 @@ impl Device for Cpu {
         }
     }
 
-    fn fill_rows(&mut self, slot: u32, rows: Range<u32>, fill: Fill<'_>) -> Result<bool, DeviceError> {
+    fn fill_rows(
+        &mut self,
+        slot: u32,
+        rows: Range<u32>,
+        fill: &mut dyn FnMut(Vec<&mut [u8]>) -> bool,
+    ) -> Result<bool, DeviceError> {
         let ranges = self.head_ranges(slot, &rows);
         Ok(fill(each_of(self.state.bytes_mut(), &ranges)))
     }
