@@ -266,6 +266,8 @@ fn sessions_come_back_before_anybody_asks_and_who_asks_earlier_takes_over() {
         let mut first = scheduler(model, 3, 32 << 20, Some(folder.path()));
         assert_eq!((0..3).map(|n| ask(&mut first, &metrics, prompt(n))).sum::<usize>(), 0, "{name}");
         first.finish();
+        let second_of = || std::time::UNIX_EPOCH.elapsed().expect("a time after 1970").as_secs();
+        let finished = second_of();
         // With three slots two of them come back, and a slot stays free.
         let (metrics, mut second) = (Metrics::default(), scheduler(model, 3, 32 << 20, Some(folder.path())));
         let mut pieces = 0;
@@ -284,15 +286,22 @@ fn sessions_come_back_before_anybody_asks_and_who_asks_earlier_takes_over() {
         assert!(in_slots >= 86 || model.plan().recurrent_bytes > 0, "{name}: {in_slots}");
         assert!(ask(&mut second, &metrics, prompt(0)) >= 40 && metrics.cached_on_disk.get() >= 40, "{name}");
         let written = second.gauges().disk_written;
+        // Files keep the order of use by seconds, of a clock that may be some milliseconds behind:
+        // the first one was last of use.
+        let mut later = false;
+        while !later {
+            later = second_of() > finished;
+            std::thread::sleep(std::time::Duration::from_millis(30));
+        }
         drop(second);
         // Whoever asks after three pieces goes on with them; whoever asks for something else gets
         // its own.
-        for n in [2, 0] {
+        for n in [0, 2] {
             let (metrics, mut third) = (Metrics::default(), scheduler(model, 2, 32 << 20, Some(folder.path())));
             (0..3).for_each(|_| third.warm(&metrics));
             assert_eq!((metrics.warmed_tokens.get(), third.gauges().slots_free), (0, 1), "{name}");
             assert!(ask(&mut third, &metrics, prompt(n)) >= 40 && metrics.cached_on_disk.get() >= 40, "{name}");
-            assert_eq!(third.gauges().slots_free, u64::from(n == 2), "{name}: {n}");
+            assert_eq!(third.gauges().slots_free, u64::from(n == 0), "{name}: {n}");
         }
         // What came back and nobody asked for is not written again, and makes room in its only
         // slot.
@@ -300,14 +309,16 @@ fn sessions_come_back_before_anybody_asks_and_who_asks_earlier_takes_over() {
         while last.warms() {
             last.warm(&metrics);
         }
-        assert!(metrics.warmed_tokens.get() >= 44, "{name}");
+        assert!(metrics.warmed_tokens.get() >= 40, "{name}");
         ask(&mut last, &metrics, prompt(77));
         assert_eq!((last.gauges().cache_blocks, written, last.gauges().disk_written), (0, 0, 0), "{name}");
         // Nor does it matter where a prompt ends, be it where warming stands.
         for (pieces, end) in (1..6).flat_map(|pieces| (1..44).map(move |end| (pieces, end))) {
             let (metrics, mut third) = (Metrics::default(), scheduler(model, 2, 32 << 20, Some(folder.path())));
             (0..pieces).for_each(|_| third.warm(&metrics));
-            ask(&mut third, &metrics, prompt(2)[..end].to_vec());
+            for n in [0, 2] {
+                ask(&mut third, &metrics, prompt(n)[..end].to_vec());
+            }
         }
     }
 }
