@@ -58,15 +58,14 @@ FULL_MIXES = {False: ("q4_0",), True: ("q4_0", "ud-q4_k_m")}
 # Bytes a weight of stored formats, but for affine ones.
 STORED = {"f32": 4, "f16": 2, "bf16": 2, "q4_0": 18 / 32, "q5_0": 22 / 32, "q8_0": 34 / 32, "iq4_nl": 18 / 32, "q2_k": 84 / 256,
           "q3_k": 110 / 256, "q4_k": 144 / 256, "q5_k": 176 / 256, "q6_k": 210 / 256, "iq4_xs": 138 / 256, "tq2_0": 66 / 256}
+AVX2 = ["-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON"]
 # What --isa may name: cmake's options for llama.cpp, and what it must then say of itself.
 ISAS = {
     "native": (["-DGGML_NATIVE=ON"], {}),
-    "avx2": (["-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON",
-              "-DGGML_AVX512=OFF", "-DGGML_AVX_VNNI=OFF"],
+    "avx2": ([*AVX2, "-DGGML_AVX512=OFF", "-DGGML_AVX_VNNI=OFF"],
              {"AVX2 = 1": True, "AVX512 = 1": False, "AVX_VNNI = 1": False}),
     # What a CPU with AMX has besides; built for that itself, llama.cpp may end as soon as it repacks weights.
-    "avx512": (["-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON",
-                "-DGGML_AVX512=ON", "-DGGML_AVX512_VBMI=ON", "-DGGML_AVX512_VNNI=ON", "-DGGML_AVX512_BF16=ON"],
+    "avx512": ([*AVX2, "-DGGML_AVX512=ON", "-DGGML_AVX512_VBMI=ON", "-DGGML_AVX512_VNNI=ON", "-DGGML_AVX512_BF16=ON"],
                {"AVX512 = 1": True, "AVX512_VBMI = 1": True, "AVX512_VNNI = 1": True, "AMX_INT8 = 1": False}),
 }
 PREFILLS, DECODE, CONTEXTS, DEEP = (128, 512), 64, (4096, 16384), 16

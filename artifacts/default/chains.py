@@ -11,7 +11,7 @@ What it does not do: pipes and sets of files (compose.py), or choose splits (gen
 import os
 import re
 
-from grammar import CLOSE, FENCE, OPEN, SLOT, TO_ME, fill, is_verbal, parse
+from grammar import BATCHES, CLOSE, FENCE, OPEN, SLOT, TO_ME, fill, is_verbal, parse
 
 # What a slot of a kind is, for a pronoun.
 GROUP = {kind: group for group, kinds in {
@@ -219,8 +219,8 @@ PIPED = re.compile(r" \| (?:sort|head|tail|wc|grep|uniq|awk|tee|less|xargs|cront
 def load_scenes(kinds):
     """The blocks of scenes.txt; `kinds` are the kinds of slots that have values."""
     scenes = []
-    for name in ("scenes.txt", "new_scenes.txt", "wide_scenes.txt"):
-        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), name)) as f:
+    for batch in BATCHES:
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{batch}scenes.txt")) as f:
             scenes += read_scenes(f.read())
     for scene in scenes:
         scene.finish(kinds)

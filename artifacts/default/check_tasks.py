@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 
-from grammar import FENCE, MACROS, Choice, Macro, Slot, expand, fill, sequence, tidy
+from grammar import BATCHES, FENCE, MACROS, Choice, Macro, Slot, expand, fill, sequence, tidy
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LEAST = {"commands": 1500, "patterns": 4000, "outside": 150, "blocks of scenes": 90, "wordings of scenes": 2000}
@@ -277,10 +277,10 @@ def main():
             files.append((os.path.basename(path), f.read()))
     faults, commands, patterns = faults_of(files)
     outside, blocks, wordings = [], 0, 0
-    for name in ("outside.txt", "new_outside.txt", "wide_outside.txt"):
+    for name in (f"{batch}outside.txt" for batch in BATCHES):
         with open(os.path.join(HERE, name), encoding="utf-8") as f:
             outside += [line for line in f.read().splitlines() if line.strip() and not line.startswith("#")]
-    for name in ("scenes.txt", "new_scenes.txt", "wide_scenes.txt"):
+    for name in (f"{batch}scenes.txt" for batch in BATCHES):
         with open(os.path.join(HERE, name), encoding="utf-8") as f:
             more, found, worded = faults_of_scenes(name, f.read())
         faults, blocks, wordings = faults + more, blocks + found, wordings + worded

@@ -35,7 +35,7 @@ from itertools import accumulate
 from chains import ARCHIVED, ARCHIVES, GONE, SAME, TELLING, Bound, GROUP, MAKES, POINTERS, backwards, join, load_scenes, original, pointer, slots_of, thing
 from compose import ATTRIBUTES, CONSUMERS, DIR_ATTRIBUTES, FOR_BARE, FOR_DIRS, FOR_LINKS, MODIFIERS, ONLY_DIRS, TYPES
 from forms import recast
-from grammar import CLOSE, FENCE, OPEN, TO_ME, bucket, expand, fill, is_verbal, parse, tidy
+from grammar import BATCHES, CLOSE, FENCE, OPEN, TO_ME, bucket, expand, fill, is_verbal, parse, tidy
 from slots import KINDS, NUMBERS, ORDINALS, WEEKDAYS, user as person, word
 from synonyms import NOT_AFTER, NOT_BEFORE, PHRASES, TOOLS, WORDS as SYNONYMS
 
@@ -198,7 +198,7 @@ EVERYDAY = set()     # commands whose every pattern is trained, but for one in t
 TOLD = set()         # the patterns of told_*.tasks, new_*.tasks and wide_*.tasks
 HELD = set()         # (command, number of the pattern) of those held out of them
 TASKS = load_tasks()
-NOT_COMMANDS = load_patterns("outside.txt") + load_patterns("new_outside.txt") + load_patterns("wide_outside.txt")
+NOT_COMMANDS = [pattern for batch in BATCHES for pattern in load_patterns(f"{batch}outside.txt")]
 CLOSED = load_closed()
 LINES = [t for t in TASKS if t.pipeable]
 NOUNS = [t for t in LINES if t.nouns]

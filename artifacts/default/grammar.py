@@ -12,6 +12,8 @@ What it does not do: know what a slot means (slots.py) or what a command is (gen
 import re
 import zlib
 
+# What the names of the files begin with that have more of the same: more scenes, more of what is outside.
+BATCHES = ("", "new_", "wide_")
 OPEN, CLOSE = "\x01", "\x02"
 FENCE = re.compile("[\x01\x02]")
 SLOT = re.compile(r"\{([a-z][a-z0-9]*)(?::([a-z0-9]+))?\}")

@@ -212,12 +212,10 @@ fn attention_by_tiles_has_the_bits_of_the_cpu() {
     }
 }
 
-/// Prompts whose products are the larger tiles, in steps that make norms, int8 forms and heads as
-/// those of few rows do: tiles that rows and outputs do not fill, and slots of experts.
-#[test]
-fn prompts_by_larger_tiles_have_the_bits_of_the_cpu() {
-    let options = BuildOptions { quant: four_bits(64), chunks: vec![256], ..BuildOptions::default() };
-    let mixture = [
+/// The sizes of a small hybrid of mixtures: inputs of an expert, and elements of the delta rule's
+/// keys and values.
+fn small_hybrid(expert: u64, [key, value]: [u64; 2]) -> [(&'static str, u64); 16] {
+    [
         ("hidden_size", 128),
         ("num_hidden_layers", 2),
         ("full_attention_interval", 2),
@@ -226,15 +224,23 @@ fn prompts_by_larger_tiles_have_the_bits_of_the_cpu() {
         ("head_dim", 64),
         ("num_experts", 4),
         ("num_experts_per_tok", 2),
-        ("moe_intermediate_size", 128),
-        ("shared_expert_intermediate_size", 128),
+        ("moe_intermediate_size", expert),
+        ("shared_expert_intermediate_size", expert),
         ("linear_num_key_heads", 2),
         ("linear_num_value_heads", 4),
-        ("linear_key_head_dim", 32),
-        ("linear_value_head_dim", 32),
+        ("linear_key_head_dim", key),
+        ("linear_value_head_dim", value),
         ("vocab_size", 512),
         ("max_position_embeddings", 600),
-    ];
+    ]
+}
+
+/// Prompts whose products are the larger tiles, in steps that make norms, int8 forms and heads as
+/// those of few rows do: tiles that rows and outputs do not fill, and slots of experts.
+#[test]
+fn prompts_by_larger_tiles_have_the_bits_of_the_cpu() {
+    let options = BuildOptions { quant: four_bits(64), chunks: vec![256], ..BuildOptions::default() };
+    let mixture = small_hybrid(128, [32, 32]);
     let cases: [(&str, Baked, usize, &[&str]); 3] = [
         (
             "1,024",
@@ -1030,24 +1036,7 @@ fn prompts_by_the_delta_rule_have_the_bits_of_the_cpu() {
         (128, four_bits(64), &["gdn_scan_128", "conv_silu_4", "quantize_64"][..]),
         (73, QuantOptions::default(), &["gdn_scan_128", "conv_silu_4"]),
     ] {
-        let numbers = [
-            ("hidden_size", 128),
-            ("num_hidden_layers", 2),
-            ("full_attention_interval", 2),
-            ("num_attention_heads", 2),
-            ("num_key_value_heads", 1),
-            ("head_dim", 64),
-            ("num_experts", 4),
-            ("num_experts_per_tok", 2),
-            ("moe_intermediate_size", 64),
-            ("shared_expert_intermediate_size", 64),
-            ("linear_num_key_heads", 2),
-            ("linear_num_value_heads", 4),
-            ("linear_key_head_dim", 128),
-            ("linear_value_head_dim", dim),
-            ("vocab_size", 512),
-            ("max_position_embeddings", 600),
-        ];
+        let numbers = small_hybrid(64, [128, dim]);
         let what = format!("values of {dim}");
         let baked = random("configs/qwen3_coder_next", &numbers, &BuildOptions { quant, ..BuildOptions::default() });
         let ids = text(512, 81);

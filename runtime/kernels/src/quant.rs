@@ -172,10 +172,9 @@ impl Packing {
 
     /// What the true codes exceed the unpacked ones by.
     #[inline(always)]
-    fn bias<S: Rows, const STREAMED: bool>(self) -> i32 {
+    fn bias<S: Rows>(self) -> i32 {
         match self.kind {
             layout::E2M1 | layout::E2M1_HALVES => -E2M1_BIAS,
-            layout::Q8 if STREAMED => S::STREAMED_Q8_BIAS,
             layout::Q8 => S::Q8_BIAS,
             layout::TABLE => S::TABLE_BIAS,
             _ => 0,
@@ -285,7 +284,7 @@ unsafe fn prepare<'a, S: Rows>(
             if panelled {
                 (steps.permute)(packing, from, inp, codes.add(index * code_bytes));
             }
-            if packing.bias::<S, true>() != 0 || panelled && packing.bias::<S, false>() != 0 {
+            if packing.bias::<S>() != 0 {
                 for g in 0..inp / group {
                     let sum = (0..group).fold(0i32, |sum, i| sum + i32::from(*from.add(g * group + i)));
                     *code_sums.add(index * padded_groups + g) = sum;
@@ -345,7 +344,7 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
     // SAFETY: rows are below `out`; those of a vector past it repeat the last and are not stored.
     unsafe {
         if let Some(unit) = unit {
-            let correction = if packing.is_affine() { None } else { Some(packing.bias::<S, false>()) };
+            let correction = if packing.is_affine() { None } else { Some(packing.bias::<S>()) };
             stage(slots, (list, n), correction, &panels.stage);
             (unit.begin)(packing.group);
         }
@@ -597,18 +596,10 @@ pub(super) unsafe fn arrange<S: Rows, const KIND: u8, const GROUP: usize, const 
 /// The float part of one group: `acc` after adding the integer dots `d` of a vector of rows with
 /// group `g` of `x`.
 #[inline(always)]
-unsafe fn scaled<S: Rows, const STREAMED: bool>(
-    packing: Packing,
-    acc: S::F,
-    d: S::I,
-    x: &Row,
-    panels: &Panels,
-    p: usize,
-    g: usize,
-) -> S::F {
+unsafe fn scaled<S: Rows>(packing: Packing, acc: S::F, d: S::I, x: &Row, panels: &Panels, p: usize, g: usize) -> S::F {
     // SAFETY: an existing group.
     unsafe {
-        let bias = packing.bias::<S, STREAMED>();
+        let bias = packing.bias::<S>();
         let d = if bias == 0 { d } else { S::add_i(d, S::splat_i(bias * *x.code_sums.add(g))) };
         let scale = S::load(panels.scales[p].add(g * S::LANES));
         let acc = S::fma(S::mul(scale, S::splat(*x.scales.add(g))), S::to_float(d), acc);
@@ -661,13 +652,13 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
             ($v:ident, $dots:expr, $n:expr) => {
                 for j in 0..$n {
                     if whole {
-                        acc = scaled::<S, true>(packing, acc, $dots[j], x, panels, 0, $v * parts + j);
+                        acc = scaled::<S>(packing, acc, $dots[j], x, panels, 0, $v * parts + j);
                         continue;
                     }
                     sum = S::add_i(sum, $dots[j]);
                     rest -= 1;
                     if rest == 0 {
-                        acc = scaled::<S, true>(packing, acc, sum, x, panels, 0, g);
+                        acc = scaled::<S>(packing, acc, sum, x, panels, 0, g);
                         (sum, rest, g) = (S::splat_i(0), in_group, g + 1);
                     }
                 }
@@ -839,7 +830,7 @@ unsafe fn tile<S: Rows, const P: usize, const R: usize>(
             }
             for p in 0..P {
                 for r in 0..R {
-                    acc[p][r] = scaled::<S, false>(packing, acc[p][r], total[p][r], &x[r], panels, p, g);
+                    acc[p][r] = scaled::<S>(packing, acc[p][r], total[p][r], &x[r], panels, p, g);
                 }
             }
         }

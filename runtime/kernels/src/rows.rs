@@ -70,10 +70,8 @@ pub(crate) trait Rows: Copy + 'static {
     const TILE: usize;
     /// Activation rows up to which weights are unpacked for each row anew.
     const STREAMED: usize;
-    /// What [`Rows::unpack`] subtracts from 8-bit codes.
+    /// What [`Rows::unpack`] and [`Rows::dots`] subtract from 8-bit codes.
     const Q8_BIAS: i32;
-    /// What [`Rows::dots`] subtracts from 8-bit codes.
-    const STREAMED_Q8_BIAS: i32 = Self::Q8_BIAS;
     /// What panels have subtracted from the values of a table, if anything.
     const TABLE_BIAS: i32 = Self::Q8_BIAS - 128;
 

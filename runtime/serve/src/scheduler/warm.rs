@@ -1,9 +1,11 @@
 //! After a start: the sessions on disk that were last of use come back into slots, while nobody
 //! asks for anything.
 //!
-//! A piece is a file, so whoever asks waits for one at most; who asks for what is on its way takes
-//! it over as it is, and waits for the rest. One slot of several stays free. What came back and was
-//! not gone on with is still on disk as it is, so it makes room at once.
+//! A piece is a file, so whoever asks waits for one at most (the first piece looks through headers
+//! and tokens of those that were last of use besides); who asks for what is on its way takes it
+//! over as it is, and waits for the rest. One slot of several stays free. What came back and was
+//! not gone on with lies on disk as it is, unless the budget has taken it since, so it makes room
+//! at once.
 
 use loaf_runtime::sequence::common_prefix;
 
