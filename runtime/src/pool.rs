@@ -2,15 +2,17 @@
 //!
 //! A decode step is a few hundred short loops, so handing one out must cost about a microsecond and
 //! no heap allocation: workers spin for a moment after each loop, then park; the caller is worker 0
-//! and takes its share. The partition is static and contiguous: worker `w` of `n` gets units
-//! `units * w / n .. units * (w + 1) / n`. Kernels never split a sum over units, so results do not
-//! depend on the number of threads.
+//! and takes its share. Of `n` workers, worker `w` has units `units * w / n .. units * (w + 1) / n`,
+//! so that it reads on where it asked for memory ahead; of loops with many units a quarter is left
+//! for whoever is done first, as a worker may share its processor with another process. Kernels
+//! never split a sum over units, so results depend neither on the number of threads nor on who did
+//! what.
 //!
 //! A panic in the loop's body is carried to the caller once every worker is done. A loop started
 //! from inside a loop, or while another thread runs one, runs on its caller alone.
 
 use std::any::Any;
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -24,10 +26,21 @@ use crate::prefetch::Prefetch;
 const SPIN: Duration = Duration::from_micros(40);
 /// The loop word: workers taking part in the low bits, a loop's number above them.
 const ACTIVE_BITS: u32 = 16;
+/// Of so many units a worker a part is left for whoever is done first, ...
+const MANY_UNITS: usize = 8;
+/// ... namely one in so many, ...
+const LEFT: usize = 4;
+/// ... in so many pieces a worker.
+const PIECES: usize = 2;
 /// Most threads a pool has.
 pub const MAX_THREADS: usize = (1 << ACTIVE_BITS) - 1;
 
 type Body<'a> = dyn Fn(Range<usize>, usize) + Sync + 'a;
+
+/// A value with cache lines of its own (two, which some processors fetch together): threads that
+/// wait for one thing are not disturbed by those that change another.
+#[repr(align(128))]
+struct Apart<T>(T);
 
 /// The loop being run. Written by the caller before it publishes the loop word; read by active
 /// workers, all of which the caller waits for before it writes again.
@@ -39,18 +52,30 @@ struct Job {
 }
 
 struct Shared {
-    job: UnsafeCell<Job>,
-    /// Number of the current loop and its active workers; `u64::MAX` asks workers to end.
-    word: AtomicU64,
-    /// Active workers, the caller aside, that are not done.
-    remaining: AtomicUsize,
-    /// Whether worker `w + 1` sleeps, or is about to.
-    parked: Vec<AtomicBool>,
-    /// The caller sleeps on `done` until `remaining` is 0.
-    caller_sleeps: AtomicBool,
+    call: Apart<Call>,
+    /// Units of the current loop that were taken, of those that are nobody's share.
+    taken: Apart<AtomicUsize>,
+    /// What worker `w + 1` says of itself.
+    workers: Vec<Apart<Worker>>,
+    /// The caller sleeps on `done` until every active worker has finished.
+    caller_sleeps: Apart<AtomicBool>,
     lock: Mutex<Option<Box<dyn Any + Send>>>,
     done: Condvar,
     spin: Duration,
+}
+
+/// What workers wait for and then read: one line of cache.
+struct Call {
+    job: UnsafeCell<Job>,
+    /// Number of the current loop and its active workers; `u64::MAX` asks workers to end.
+    word: AtomicU64,
+}
+
+struct Worker {
+    /// The loop word of the last loop that it has finished.
+    finished: AtomicU64,
+    /// Whether it sleeps, or is about to.
+    parked: AtomicBool,
 }
 
 // SAFETY: `job` is the only field that is not `Sync`; its doc says who may touch it when. The
@@ -74,11 +99,15 @@ impl Pool {
         // With more threads than processors, spinning only keeps the others from running.
         let crowded = std::thread::available_parallelism().is_ok_and(|n| threads > n.get());
         let shared = Arc::new(Shared {
-            job: UnsafeCell::new(Job { body: None, units: 0, prefetch: Prefetch::NONE }),
-            word: AtomicU64::new(0),
-            remaining: AtomicUsize::new(0),
-            parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
-            caller_sleeps: AtomicBool::new(false),
+            call: Apart(Call {
+                job: UnsafeCell::new(Job { body: None, units: 0, prefetch: Prefetch::NONE }),
+                word: AtomicU64::new(0),
+            }),
+            taken: Apart(AtomicUsize::new(0)),
+            workers: (1..threads)
+                .map(|_| Apart(Worker { finished: AtomicU64::new(0), parked: AtomicBool::new(false) }))
+                .collect(),
+            caller_sleeps: Apart(AtomicBool::new(false)),
             lock: Mutex::new(None),
             done: Condvar::new(),
             spin: if crowded { Duration::ZERO } else { SPIN },
@@ -136,22 +165,25 @@ impl Pool {
         // active workers.
         let erased = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         // SAFETY: `busy` is ours and no worker is active, so nobody else touches the job.
-        unsafe { *shared.job.get() = Job { body: Some(erased), units, prefetch } };
-        shared.remaining.store(active - 1, Ordering::Relaxed);
-        let number = (shared.word.load(Ordering::Relaxed) >> ACTIVE_BITS).wrapping_add(1);
+        unsafe { *shared.call.0.job.get() = Job { body: Some(erased), units, prefetch } };
+        // Workers read it after the word, which is published below.
+        shared.taken.0.store(0, Ordering::Relaxed);
+        let number = (shared.call.0.word.load(Ordering::Relaxed) >> ACTIVE_BITS).wrapping_add(1);
+        let word = number << ACTIVE_BITS | active as u64;
         // Sequentially consistent against `parked`: either a worker sees the word, or we see that
         // it sleeps.
-        shared.word.store(number << ACTIVE_BITS | active as u64, Ordering::SeqCst);
-        for worker in 1..active {
-            if shared.parked[worker - 1].swap(false, Ordering::SeqCst) {
-                self.workers[worker - 1].thread().unpark();
+        shared.call.0.word.store(word, Ordering::SeqCst);
+        for (worker, thread) in shared.workers.iter().zip(&self.workers).take(active - 1) {
+            // A load first: an exchange takes the line away from its worker.
+            if worker.0.parked.load(Ordering::SeqCst) && worker.0.parked.swap(false, Ordering::SeqCst) {
+                thread.thread().unpark();
             }
         }
-        let own = catch_unwind(AssertUnwindSafe(|| body(share(units, 0, active), 0)));
-        shared.wait_for_workers(prefetch.part(share(prefetch.units(), 0, active)));
+        let mine = catch_unwind(AssertUnwindSafe(|| shared.take_part(units, 0, active, body)));
+        shared.wait_for(&shared.workers[..active - 1], word, prefetch.part(own(prefetch.units(), 0, active)));
         let theirs = shared.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.busy.store(false, Ordering::Release);
-        if let Some(payload) = own.err().or(theirs) {
+        if let Some(payload) = mine.err().or(theirs) {
             resume_unwind(payload);
         }
     }
@@ -159,13 +191,23 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.word.store(u64::MAX, Ordering::SeqCst);
+        self.shared.call.0.word.store(u64::MAX, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
             // A worker catches its panics, so joining cannot fail.
             let _ = worker.join();
         }
     }
+}
+
+/// Of `units`, how many are left for whoever is done first: the last ones.
+fn left(units: usize, active: usize) -> usize {
+    if units < MANY_UNITS * active { 0 } else { units / LEFT }
+}
+
+/// The units that are worker `w`'s alone.
+fn own(units: usize, w: usize, active: usize) -> Range<usize> {
+    share(units - left(units, active), w, active)
 }
 
 /// Worker `w`'s part of `0..units`.
@@ -190,56 +232,82 @@ impl Shared {
             }
             // SAFETY: this worker is active, so the caller waits for it before it writes the job
             // again.
-            let job = unsafe { *self.job.get() };
+            let job = unsafe { *self.call.0.job.get() };
             if let Some(body) = job.body {
-                // SAFETY: the caller keeps the closure alive until `remaining` is 0.
+                // SAFETY: the caller keeps the closure alive until this worker has finished.
                 let body = unsafe { &*body };
-                let run = || body(share(job.units, worker, active), worker);
+                let run = || self.take_part(job.units, worker, active, body);
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(run)) {
                     *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
                 }
             }
-            prefetch = job.prefetch.part(share(job.prefetch.units(), worker, active));
-            // The last one wakes the caller, if it sleeps.
-            if self.remaining.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_sleeps.load(Ordering::SeqCst) {
+            prefetch = job.prefetch.part(own(job.prefetch.units(), worker, active));
+            // Against `caller_sleeps` as the word against `parked`.
+            self.workers[worker - 1].0.finished.swap(seen, Ordering::SeqCst);
+            if self.caller_sleeps.0.load(Ordering::SeqCst) {
                 let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
                 self.done.notify_one();
             }
         }
     }
 
+    /// Runs worker `worker`'s share of a loop, and then what is left of it.
+    fn take_part(&self, units: usize, worker: usize, active: usize, body: &Body<'_>) {
+        body(own(units, worker, active), worker);
+        let left = left(units, active);
+        let (first, piece) = (units - left, left / (PIECES * active));
+        if left == 0 {
+            return;
+        }
+        loop {
+            let at = first + self.taken.0.fetch_add(piece, Ordering::Relaxed);
+            if at >= units {
+                return;
+            }
+            body(at..(at + piece).min(units), worker);
+        }
+    }
+
     /// The loop word once it differs from `seen`.
     fn next_word(&self, seen: u64, worker: usize, mut prefetch: Prefetch) -> u64 {
-        while self.word.load(Ordering::Acquire) == seen && prefetch.step() {}
-        if let Some(word) = spin_until(self.spin, || Some(self.word.load(Ordering::Acquire)).filter(|w| *w != seen)) {
+        let word = &self.call.0.word;
+        while word.load(Ordering::Acquire) == seen && prefetch.step() {}
+        if let Some(word) = spin_until(self.spin, || Some(word.load(Ordering::Acquire)).filter(|w| *w != seen)) {
             return word;
         }
-        let parked = &self.parked[worker - 1];
+        let parked = &self.workers[worker - 1].0.parked;
         loop {
             // An exchange, not a store: that the load below comes after it then rests on no
             // emulator's reading of a store.
             parked.swap(true, Ordering::SeqCst);
-            let word = self.word.load(Ordering::SeqCst);
-            if word != seen {
+            let now = word.load(Ordering::SeqCst);
+            if now != seen {
                 parked.store(false, Ordering::SeqCst);
-                return word;
+                return now;
             }
             std::thread::park();
         }
     }
 
-    fn wait_for_workers(&self, mut prefetch: Prefetch) {
-        while self.remaining.load(Ordering::Acquire) != 0 && prefetch.step() {}
-        let finished = || (self.remaining.load(Ordering::Acquire) == 0).then_some(());
-        if spin_until(self.spin, finished).is_some() {
+    /// Waits until `workers` have finished the loop of `word`.
+    fn wait_for(&self, workers: &[Apart<Worker>], word: u64, mut prefetch: Prefetch) {
+        let left = Cell::new(workers);
+        // Those that are found to have finished are not looked at again.
+        let finished = |order| {
+            let busy = left.get().iter().position(|w| w.0.finished.load(order) != word);
+            left.set(&left.get()[busy.unwrap_or(left.get().len())..]);
+            busy.is_none()
+        };
+        while !finished(Ordering::Acquire) && prefetch.step() {}
+        if spin_until(self.spin, || finished(Ordering::Acquire).then_some(())).is_some() {
             return;
         }
         let mut held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        self.caller_sleeps.swap(true, Ordering::SeqCst);
-        while self.remaining.load(Ordering::SeqCst) != 0 {
+        self.caller_sleeps.0.swap(true, Ordering::SeqCst);
+        while !finished(Ordering::SeqCst) {
             held = self.done.wait(held).unwrap_or_else(PoisonError::into_inner);
         }
-        self.caller_sleeps.store(false, Ordering::SeqCst);
+        self.caller_sleeps.0.store(false, Ordering::SeqCst);
     }
 }
 
