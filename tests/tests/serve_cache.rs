@@ -401,6 +401,32 @@ fn a_conversation_that_parts_from_a_long_one_takes_no_copy_of_it_and_both_are_ke
 }
 
 #[test]
+fn states_that_came_back_unasked_make_room_for_what_is_asked_for() {
+    let baked = bake("hf/qwen3_next", &Default::default());
+    let (model, metrics) = (&baked.loaf, Metrics::default());
+    let (vocab, state) = (model.plan().vocab, model.plan().snapshot_bytes(0) + u64::from(model.plan().vocab) * 4);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let job = |n: u32| [((0..44).map(|i| (n + i * 7) % vocab).collect::<Vec<u32>>(), 1, Vec::new())];
+    let mut first = scheduler(model, 5, 32 << 20, Some(folder.path()));
+    let said: Vec<_> = (0..4).map(|n| run(&mut first, &metrics, &job(n)).0).collect();
+    first.finish();
+    // Room for two states that came back, and little else.
+    let memory = 2 * state + state / 2;
+    let (metrics, mut second) = (Metrics::default(), scheduler(model, 5, memory, Some(folder.path())));
+    while second.warms() {
+        second.warm(&metrics);
+    }
+    assert!(second.gauges().idle >= 2 && second.gauges().cache_bytes > state, "{:?}", second.gauges());
+    for n in 0..4 {
+        let (again, cached) = run(&mut second, &metrics, &job(n as u32));
+        assert_eq!(again, said[n], "{n}");
+        assert!(cached >= 40, "{n}: {cached} of 44 tokens were known");
+        assert!(second.gauges().cache_bytes <= memory);
+    }
+    assert!(metrics.cached_on_disk.get() >= 40);
+}
+
+#[test]
 fn a_follow_up_goes_on_while_the_state_before_it_is_copied() {
     let baked = bake("hf/qwen3_next", &Default::default());
     let (model, metrics) = (&baked.loaf, Metrics::default());

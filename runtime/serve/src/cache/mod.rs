@@ -167,6 +167,11 @@ impl Cache {
         Some(self.disk.as_ref()?.get(name.to_owned(), room))
     }
 
+    /// Bytes of a file.
+    pub fn bytes_of(&self, name: &str) -> Option<u64> {
+        self.disk.as_ref()?.bytes_of(name)
+    }
+
     /// Has the system read a file soon.
     pub fn hint(&self, name: &str) {
         self.disk.iter().for_each(|disk| disk.hint(name));

@@ -77,7 +77,7 @@ impl Scheduler {
     }
 
     /// What `get` gives of so many bytes, after what is worth less was dropped.
-    fn with_room<T>(&mut self, bytes: u64, get: fn(&mut Cache, u64) -> Option<T>) -> Option<T> {
+    pub(super) fn with_room<T>(&mut self, bytes: u64, get: fn(&mut Cache, u64) -> Option<T>) -> Option<T> {
         loop {
             if let Some(got) = get(&mut self.cache, bytes) {
                 return Some(got);
@@ -99,7 +99,7 @@ impl Scheduler {
 
     /// Drops the mark that is worth least: timed ones first, that with the nearest neighbours, of
     /// whatever sequence, so that those of one long prompt get sparse and leave room for its end;
-    /// then, of sequences that run no job, those that later ones follow.
+    /// then ends of turns that later ones follow. Of sequences that run a job no others go.
     fn drop_worst_mark(&mut self) -> bool {
         let rank = |live: &Live, i: usize| {
             let mark = &live.marks[i];
@@ -118,7 +118,9 @@ impl Scheduler {
         let running = self.tasks.iter().enumerate().map(|(l, t)| (&t.live, true, l));
         let all = running.chain(self.idle.iter().enumerate().map(|(l, live)| (live, false, l)));
         let all = all.flat_map(|(live, runs, l)| {
-            let marks = (0..live.marks.len()).filter(move |i| !runs || live.marks[*i].state.kind == Kind::Timed);
+            let passed = |i: usize| live.marks[i].state.kind == Kind::Turn && i + 1 < live.marks.len();
+            let goes = move |i: &usize| !runs || live.marks[*i].state.kind == Kind::Timed || passed(*i);
+            let marks = (0..live.marks.len()).filter(goes);
             marks.map(move |i| (rank(live, i), runs, l, i))
         });
         let Some((_, runs, l, i)) = all.min() else { return false };

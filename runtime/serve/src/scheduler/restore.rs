@@ -219,6 +219,12 @@ impl Scheduler {
             self.restored(i, restore, metrics);
             return true;
         }
+        // What somebody waits for comes before states that nobody asked for yet.
+        if let (Source::Files(names), true) = (&restore.source, self.recurrent)
+            && let Some(bytes) = names.front().and_then(|(name, _)| self.cache.bytes_of(name))
+        {
+            drop(self.with_room(bytes, Cache::reserve));
+        }
         let loaded = match &mut restore.source {
             Source::Rows(rows) => rows.pop_front().is_some_and(|rows| {
                 let Task { live, job, .. } = &mut self.tasks[i];
