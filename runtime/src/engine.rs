@@ -317,10 +317,11 @@ impl Engine {
         }
         self.begin();
         for (sequence, id) in &*rows {
-            self.put(sequence, &[*id], sequence.version, false);
+            self.put(sequence, &[*id], sequence.target(), false);
         }
         step(&mut *self.device, &self.ids, &self.runs)?;
         for (sequence, id) in rows {
+            sequence.version = sequence.target();
             sequence.ids.push(*id);
             sequence.forget_stale();
         }
@@ -361,6 +362,7 @@ impl Engine {
         if keeps {
             let written = to..to + ids.len() as u32;
             sequence.kept.retain(|k| !written.contains(&k.1));
+            sequence.held.retain(|h| !written.contains(&h.1));
             sequence.kept.push(before);
             sequence.kept.extend(written.clone().map(|v| (before.0 + 1 + v - to, v)));
             sequence.version = written.end - 1;
@@ -383,11 +385,12 @@ impl Engine {
         }
         self.begin();
         for (sequence, ids) in &*parts {
-            self.put(sequence, ids, sequence.version, false);
+            self.put(sequence, ids, sequence.target(), false);
         }
         self.device.prefill(&self.ids, &self.runs)?;
         self.hidden_rows = self.ids.len() as u32;
         for (sequence, ids) in parts {
+            sequence.version = sequence.target();
             sequence.ids.extend_from_slice(ids);
             sequence.forget_stale();
         }
@@ -484,16 +487,19 @@ impl Engine {
             return Err(EngineError::Rewind { to, from, possible });
         }
         if !sequence.rewindable {
-            if let Some(&(_, version)) = sequence.kept.iter().find(|k| k.0 == to) {
+            sequence.held.retain(|h| h.0 <= to);
+            if let Some(&(_, version)) = sequence.kept.iter().chain(&sequence.held).find(|k| k.0 == to) {
                 sequence.version = version;
             } else {
+                sequence.kept.clear();
                 if let Some((_, state)) = sequence.marks.iter().find(|m| m.0 == to) {
-                    self.device.load(sequence.slot, to, Part::Recurrent, state)?;
+                    sequence.version = sequence.target();
+                    self.device.load(sequence.slot, sequence.version, to, Part::Recurrent, state)?;
                 } else {
+                    // The start: nothing is held before it.
+                    sequence.version = 0;
                     self.device.clear(sequence.slot)?;
                 }
-                sequence.version = 0;
-                sequence.kept.clear();
             }
         }
         sequence.pretended = to.saturating_sub(sequence.ids.len() as u32);
@@ -580,7 +586,7 @@ impl Engine {
         if snapshot.state.len() as u64 != expected {
             return Err(EngineError::Snapshot { expected, found: snapshot.state.len() });
         }
-        self.device.load(sequence.slot, pos, Part::All, &snapshot.state)?;
+        self.device.load(sequence.slot, 0, pos, Part::All, &snapshot.state)?;
         sequence.ids.extend_from_slice(&snapshot.ids);
         Ok(sequence)
     }
@@ -603,6 +609,7 @@ impl Engine {
         sequence.ids.clear();
         sequence.pretended = tokens;
         sequence.kept.clear();
+        sequence.held.clear();
         sequence.marks.clear();
         Ok(())
     }

@@ -43,6 +43,23 @@ impl Reserved {
         }
     }
 
+    /// Gives whole pages of a range of bytes back to the system; they are zero when they are
+    /// touched again.
+    pub fn give_back(&mut self, range: Range<usize>) {
+        // As large as pages are anywhere.
+        const PAGES: usize = 64 << 10;
+        let start = self.map.as_ptr() as usize;
+        let from = (start + range.start).next_multiple_of(PAGES);
+        let to = (start + range.end.min(self.bytes)) / PAGES * PAGES;
+        if from < to {
+            // SAFETY: the mapping is private and anonymous and borrowed exclusively, so nobody
+            // reads what becomes zero. Without it the memory stays taken, that is all.
+            #[cfg(target_os = "linux")]
+            let _ =
+                unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from - start, to - from) };
+        }
+    }
+
     /// First byte; the mapping is at least as long as asked for and page-aligned.
     pub fn ptr(&mut self) -> *mut u8 {
         self.map.as_mut_ptr()

@@ -70,6 +70,9 @@ pub struct Sequence {
     /// Positions whose recurrent state still lies in another version than the present one, rising:
     /// (position, version).
     pub(crate) kept: Vec<(u32, u32)>,
+    /// Positions whose recurrent state stays in a version that no step writes to, rising:
+    /// (position, version).
+    pub(crate) held: Vec<(u32, u32)>,
     /// Recurrent state that was put aside, by position, rising.
     pub(crate) marks: Vec<(u32, Box<[u8]>)>,
     /// Positions beyond `ids` that were pretended.
@@ -99,6 +102,7 @@ impl Sequence {
             version: 0,
             ids: ids.inspect_err(|_| slots.give_back(slot))?,
             kept: Vec::with_capacity(64),
+            held: Vec::new(),
             marks: Vec::new(),
             pretended: 0,
             rewindable,
@@ -129,7 +133,8 @@ impl Sequence {
         if self.rewindable {
             return to;
         }
-        let positions = self.kept.iter().map(|k| k.0).chain(self.marks.iter().map(|m| m.0));
+        let versions = self.kept.iter().chain(&self.held).map(|k| k.0);
+        let positions = versions.chain(self.marks.iter().map(|m| m.0));
         positions.filter(|p| *p <= to).max().unwrap_or(0)
     }
 
@@ -138,10 +143,19 @@ impl Sequence {
         common_prefix(&self.ids, ids)
     }
 
+    /// The version that the next step writes to: the present one, unless it is held. One is free,
+    /// see [`crate::Engine::hold`].
+    pub(crate) fn target(&self) -> u32 {
+        let is_held = |version: u32| self.held.iter().any(|h| h.1 == version);
+        let free = || (0..=self.held.len() as u32).find(|v| !is_held(*v)).unwrap_or(self.version);
+        if is_held(self.version) { free() } else { self.version }
+    }
+
     /// Forgets what is about positions past the present one, or in the present version.
     pub(crate) fn forget_stale(&mut self) {
         let (pos, version) = (self.position(), self.version);
         self.kept.retain(|k| k.0 <= pos && k.1 != version);
+        self.held.retain(|h| h.0 <= pos);
         self.marks.retain(|m| m.0 <= pos);
     }
 }

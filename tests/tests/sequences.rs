@@ -216,6 +216,86 @@ fn a_marked_position_can_be_gone_back_to() {
 }
 
 #[test]
+fn states_that_are_held_stay_as_they_are_whatever_follows() {
+    for name in ["hf/qwen3_next", "hf/qwen3_5_moe"] {
+        let baked = bake(name, &BuildOptions::default());
+        let ids = Expected::read(name).ids;
+        let want = alone(&baked.loaf, &ids[..40]);
+        for kernels in tables() {
+            let what = format!("{name}, {}", kernels.isa().name());
+            let mut engine = engine(&baked.loaf, kernels, 2, 2);
+            let mut sequence = engine.sequence().expect("a slot");
+            let bytes = engine.recurrent_bytes();
+            let shown = |engine: &Engine, sequence: &Sequence, at: u32, piece: u64| {
+                let mut out = Vec::new();
+                for from in (0..bytes).step_by(piece as usize) {
+                    let to = bytes.min(from + piece);
+                    engine.show_recurrent(sequence, at, from..to, &mut |b| out.extend_from_slice(b)).expect("held");
+                }
+                out
+            };
+            assert!(!engine.hold(&mut sequence).expect("its own"), "{what}: nothing to hold yet");
+            // After a prompt, a second one, and single tokens.
+            engine.eval(&mut sequence, &ids[..10]).expect("a prompt");
+            let mut state = vec![0; bytes as usize];
+            engine.save_recurrent(&sequence, &mut state).expect("memory");
+            assert!(engine.hold(&mut sequence).expect("its own") && engine.hold(&mut sequence).expect("its own"));
+            engine.eval(&mut sequence, &ids[10..20]).expect("more");
+            assert!(engine.hold(&mut sequence).expect("its own"));
+            for id in &ids[20..23] {
+                engine.decode_one(&mut sequence, *id).expect("a token");
+            }
+            assert!(engine.hold(&mut sequence).expect("its own"));
+            let logits = engine.eval(&mut sequence, &ids[23..30]).expect("the rest").to_vec();
+            assert_bits(&format!("{what}: past held states"), &[logits], &want[29..30]);
+            assert_eq!(engine.held(&sequence), [10, 20, 23], "{what}");
+            engine.trim(&mut sequence);
+            assert_eq!(shown(&engine, &sequence, 10, 1000), state, "{what}: in pieces");
+            assert!(matches!(
+                engine.show_recurrent(&sequence, 11, 0..bytes, &mut |_| ()),
+                Err(EngineError::Rewind { to: 11, .. })
+            ));
+            // Another end after the second; then back to the first, twice.
+            engine.rewind(&mut sequence, 20).expect("it is held");
+            let logits = engine.eval(&mut sequence, &ids[20..40]).expect("the rest").to_vec();
+            assert_bits(&format!("{what}: another end"), &[logits], &want[39..40]);
+            assert_eq!(engine.held(&sequence), [10, 20], "{what}: what was cut off is gone");
+            for _ in 0..2 {
+                engine.rewind(&mut sequence, 10).expect("it is held");
+                assert_eq!((engine.held(&sequence), shown(&engine, &sequence, 10, bytes)), (vec![10], state.clone()));
+                let logits = engine.eval(&mut sequence, &ids[10..16]).expect("the rest").to_vec();
+                assert_bits(&format!("{what}: from the first"), &[logits], &want[15..16]);
+            }
+            // A state that is brought back takes no held one's place.
+            engine.load_recurrent(&mut sequence, 10, &state).expect("as it was");
+            let logits = engine.eval(&mut sequence, &ids[10..16]).expect("the rest").to_vec();
+            assert_bits(&format!("{what}: brought back"), &[logits], &want[15..16]);
+            assert_eq!(shown(&engine, &sequence, 10, bytes), state, "{what}");
+            // As many as there is room for, and one more once one is let go.
+            let mut held = 1;
+            while engine.hold(&mut sequence).expect("its own") {
+                engine.decode_one(&mut sequence, ids[16]).expect("a token");
+                held += 1;
+            }
+            assert_eq!(held, engine.limits().versions - 1, "{what}");
+            engine.let_go(&mut sequence, 10);
+            assert!(engine.hold(&mut sequence).expect("its own"), "{what}");
+            engine.decode_one(&mut sequence, ids[16]).expect("a token");
+            // The slot is as good as new.
+            drop(sequence);
+            let mut after = engine.sequence().expect("the slot");
+            let logits = engine.eval(&mut after, &ids[..9]).expect("a prompt").to_vec();
+            assert_bits(&format!("{what}: a used slot"), &[logits], &want[8..9]);
+        }
+    }
+    let baked = bake("hf/llama3", &BuildOptions::default());
+    let mut engine = engine(&baked.loaf, Kernels::detect(), 1, 1);
+    let mut sequence = engine.sequence().expect("a slot");
+    engine.eval(&mut sequence, &[1, 2]).expect("a prompt");
+    assert!(!engine.hold(&mut sequence).expect("its own"), "a model without such state needs none of it");
+}
+
+#[test]
 fn what_does_not_fit_together_is_refused_and_changes_nothing() {
     let baked = bake("hf/qwen3", &BuildOptions::default());
     let vocab = baked.loaf.plan().vocab;

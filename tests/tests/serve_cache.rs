@@ -52,7 +52,7 @@ fn scheduler(model: &Model, slots: u32, memory: u64, folder: Option<&Path>) -> S
     assert!(problem.is_none(), "{problem:?}");
     let (stall, replay) = (STALL, Duration::from_micros(300));
     // Little is given up, so that ends are put aside.
-    Scheduler::new(engine, None, cache, Pace { stall, alone: stall, replay, give_up: 1, least: 1 })
+    Scheduler::new(engine, None, cache, Pace { stall, alone: stall, replay, give_up: 1, least: 1, copied: 700 })
 }
 
 /// Runs jobs together; what each said, and the tokens that needed no evaluation.
@@ -401,6 +401,80 @@ fn a_conversation_that_parts_from_a_long_one_takes_no_copy_of_it_and_both_are_ke
 }
 
 #[test]
+fn states_that_came_back_unasked_make_room_for_what_is_asked_for() {
+    let baked = bake("hf/qwen3_next", &Default::default());
+    let (model, metrics) = (&baked.loaf, Metrics::default());
+    let (vocab, state) = (model.plan().vocab, model.plan().snapshot_bytes(0) + u64::from(model.plan().vocab) * 4);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let job = |n: u32| [((0..44).map(|i| (n + i * 7) % vocab).collect::<Vec<u32>>(), 1, Vec::new())];
+    let mut first = scheduler(model, 5, 32 << 20, Some(folder.path()));
+    let said: Vec<_> = (0..4).map(|n| run(&mut first, &metrics, &job(n)).0).collect();
+    first.finish();
+    // Room for two states that came back, and little else.
+    let memory = 2 * state + state / 2;
+    let (metrics, mut second) = (Metrics::default(), scheduler(model, 5, memory, Some(folder.path())));
+    while second.warms() {
+        second.warm(&metrics);
+    }
+    assert!(second.gauges().idle >= 2 && second.gauges().cache_bytes > state, "{:?}", second.gauges());
+    for n in 0..4 {
+        let (again, cached) = run(&mut second, &metrics, &job(n as u32));
+        assert_eq!(again, said[n], "{n}");
+        assert!(cached >= 40, "{n}: {cached} of 44 tokens were known");
+        assert!(second.gauges().cache_bytes <= memory);
+    }
+    assert!(metrics.cached_on_disk.get() >= 40);
+}
+
+#[test]
+fn a_follow_up_goes_on_while_the_state_before_it_is_copied() {
+    let baked = bake("hf/qwen3_next", &Default::default());
+    let (model, metrics) = (&baked.loaf, Metrics::default());
+    let (state, vocab) = (model.plan().snapshot_bytes(0), model.plan().vocab);
+    let mut cold = self::scheduler(model, 1, 0, None);
+    // With room for many states, and for so few that none of them is held.
+    for (memory, holds) in [(40 * state, true), (3 * state, false)] {
+        let mut scheduler = self::scheduler(model, 2, memory, None);
+        while scheduler.warms() {
+            scheduler.warm(&metrics);
+        }
+        let mut ask = |scheduler: &mut Scheduler, prompt: &Vec<u32>| {
+            let job = [(prompt.clone(), 1, Vec::new())];
+            let (said, cached) = run(scheduler, &metrics, &job);
+            assert_eq!(said, run(&mut cold, &Metrics::default(), &job).0);
+            cold.forget();
+            assert!(scheduler.gauges().cache_bytes <= memory);
+            (said[0].0.iter().map(|(id, _)| *id).collect::<Vec<_>>(), cached)
+        };
+        let first: Vec<u32> = (0..20).map(|i| i * 7 % vocab).collect();
+        let (said, _) = ask(&mut scheduler, &first);
+        // Charged, and still to be copied.
+        assert_eq!(scheduler.warms(), holds);
+        assert!(scheduler.gauges().cache_bytes >= state, "{:?}", scheduler.gauges());
+        // At once, ten times.
+        let mut text = first.clone();
+        let mut last = said;
+        for n in 0..10 {
+            text.extend(&last);
+            text.extend([n, n + 1]);
+            let (said, cached) = ask(&mut scheduler, &text);
+            assert!(cached + 3 >= text.len(), "{cached} of {} tokens known", text.len());
+            last = said;
+        }
+        // With time, all that is held is copied, and then no more.
+        let mut pieces = 0;
+        while scheduler.warms() {
+            scheduler.warm(&metrics);
+            pieces += 1;
+        }
+        assert_eq!(pieces > 3, holds, "{pieces} pieces");
+        // The last ones that were kept can be come back to.
+        let (_, cached) = ask(&mut scheduler, &text);
+        assert_eq!(cached, text.len(), "the last prompt again");
+    }
+}
+
+#[test]
 fn an_answer_goes_on_by_a_token_a_turn_beside_whatever_there_is_to_do() {
     let baked = bake("hf/llama3", &Default::default());
     let (model, metrics) = (&baked.loaf, Metrics::default());
@@ -408,7 +482,7 @@ fn an_answer_goes_on_by_a_token_a_turn_beside_whatever_there_is_to_do() {
     let options = CacheOptions { memory: 1 << 20, block: 8, ..CacheOptions::default() };
     let (cache, _) = Cache::open(&engine, &options);
     // No time at all is left to prompts: then they get a row a turn, looked at or not.
-    let pace = Pace { stall: Duration::ZERO, alone: Duration::ZERO, replay: STALL, give_up: 64, least: 1 };
+    let pace = Pace { stall: Duration::ZERO, alone: Duration::ZERO, replay: STALL, give_up: 64, least: 1, copied: 700 };
     let mut scheduler = Scheduler::new(engine, None, cache, pace);
     let (events, mut received) = unbounded_channel();
     let long: Vec<u32> = (0..40).map(|i| i * 5 % model.plan().vocab).collect();
@@ -451,7 +525,7 @@ fn a_short_prompt_does_not_wait_for_a_long_one_which_goes_on_all_the_same() {
     let options = CacheOptions { memory: 0, block: 8, ..CacheOptions::default() };
     let (cache, _) = Cache::open(&engine, &options);
     // Eight rows a step where nothing is decoded, two beside that.
-    let pace = Pace { stall: Duration::ZERO, alone: Duration::ZERO, replay: STALL, give_up: 64, least: 2 };
+    let pace = Pace { stall: Duration::ZERO, alone: Duration::ZERO, replay: STALL, give_up: 64, least: 2, copied: 700 };
     let mut scheduler = Scheduler::new(engine, None, cache, pace);
     let (events, mut received) = unbounded_channel();
     let vocab = model.plan().vocab;

@@ -275,6 +275,7 @@ impl Served {
             replay: Duration::from_millis(self.options.cache.replay_ms),
             give_up: 64,
             least: 8,
+            copied: 4 << 20,
         };
         self.metrics.loads.add(1);
         Ok(Scheduler::new(engine, loaded.tokenizer.clone(), cache, pace))

@@ -225,11 +225,32 @@ pub trait Device: Send {
     /// What the device says.
     fn save(&mut self, slot: u32, version: u32, pos: u32, part: Part, out: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// The opposite of [`Device::save`], into version 0.
+    /// The opposite of [`Device::save`].
     ///
     /// # Errors
     /// What the device says.
-    fn load(&mut self, slot: u32, pos: u32, part: Part, bytes: &[u8]) -> Result<(), DeviceError>;
+    fn load(&mut self, slot: u32, version: u32, pos: u32, part: Part, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Whether a step may read one version of recurrent state and write another for as long as
+    /// anybody likes, and [`Device::show`] works.
+    fn holds(&self) -> bool {
+        false
+    }
+
+    /// Shows a range of the bytes that [`Device::save`] gives of the recurrent part, in their
+    /// order, where they lie.
+    ///
+    /// # Errors
+    /// What the device says, which may not be able to.
+    fn show(&self, slot: u32, version: u32, range: Range<u64>, show: &mut dyn FnMut(&[u8])) -> Result<(), DeviceError> {
+        let _ = (slot, version, range, show);
+        Err(DeviceError::Unsupported("showing recurrent state"))
+    }
+
+    /// Gives memory of a slot's versions back to the system, but for those in `used`.
+    fn trim(&mut self, slot: u32, used: &[u32]) {
+        let _ = (slot, used);
+    }
 
     /// Whether it can save and load rows of caches by themselves.
     fn keeps_rows(&self) -> bool {

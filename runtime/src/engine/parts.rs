@@ -119,6 +119,70 @@ impl Engine {
         Ok(self.device.save(sequence.slot, sequence.version, sequence.position(), Part::Recurrent, out)?)
     }
 
+    /// Keeps the recurrent state at the sequence's position where it is, which costs nothing: what
+    /// is evaluated after it is written elsewhere in the slot, which takes as much memory again.
+    /// The sequence can be rewound to it ([`Engine::rewind`]) until it is let go, the sequence was
+    /// taken back to before it, or rows were verified ([`Engine::extend`]). False if the model has
+    /// no such state, the device cannot, or as many are held as a slot has room for.
+    ///
+    /// # Errors
+    /// [`EngineError::OtherEngine`].
+    pub fn hold(&mut self, sequence: &mut Sequence) -> Result<bool, EngineError> {
+        self.owns(sequence)?;
+        let at = (sequence.position(), sequence.version);
+        if sequence.held.iter().any(|h| h.0 == at.0) {
+            return Ok(true);
+        }
+        // One stays free.
+        let room = sequence.held.len() + 1 < self.limits.versions as usize;
+        if sequence.rewindable || at.0 == 0 || !room || !self.device.holds() {
+            return Ok(false);
+        }
+        let i = sequence.held.partition_point(|h| h.0 < at.0);
+        sequence.held.insert(i, at);
+        Ok(true)
+    }
+
+    /// Positions of a sequence that are held, rising.
+    pub fn held(&self, sequence: &Sequence) -> Vec<u32> {
+        sequence.held.iter().map(|h| h.0).collect()
+    }
+
+    /// Does not hold the state at a position any more.
+    pub fn let_go(&mut self, sequence: &mut Sequence, at: u32) {
+        sequence.held.retain(|h| h.0 != at);
+    }
+
+    /// Gives memory back to the system that the sequence's slot took for states which are held no
+    /// more.
+    pub fn trim(&mut self, sequence: &mut Sequence) {
+        if self.owns(sequence).is_ok() {
+            sequence.kept.clear();
+            let used: Vec<u32> = sequence.held.iter().map(|h| h.1).chain(std::iter::once(sequence.version)).collect();
+            self.device.trim(sequence.slot, &used);
+        }
+    }
+
+    /// Shows a range of the bytes of the recurrent state at the sequence's position, or at one that
+    /// is held, where they lie; in their order, in pieces.
+    ///
+    /// # Errors
+    /// A position that is neither, or what the device says.
+    pub fn show_recurrent(
+        &self,
+        sequence: &Sequence,
+        at: u32,
+        range: Range<u64>,
+        show: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), EngineError> {
+        self.owns(sequence)?;
+        let from = sequence.position();
+        let held = sequence.held.iter().find(|h| h.0 == at).map(|h| h.1);
+        let version = held.or((at == from).then_some(sequence.version));
+        let version = version.ok_or(EngineError::Rewind { to: at, from, possible: from })?;
+        Ok(self.device.show(sequence.slot, version, range, show)?)
+    }
+
     /// Cuts a sequence back to its first `to` tokens, and makes `state` its recurrent state there.
     /// `state` is what [`Engine::save_recurrent`] gave at that position, after the same tokens.
     ///
@@ -132,11 +196,12 @@ impl Engine {
             return Err(EngineError::Rewind { to, from, possible: most });
         }
         self.check_len(self.recurrent_bytes(), state.len())?;
-        if !state.is_empty() {
-            self.device.load(sequence.slot, to, Part::Recurrent, state)?;
-        }
-        sequence.version = 0;
         sequence.kept.clear();
+        sequence.held.retain(|h| h.0 <= to);
+        sequence.version = sequence.target();
+        if !state.is_empty() {
+            self.device.load(sequence.slot, sequence.version, to, Part::Recurrent, state)?;
+        }
         sequence.pretended = 0;
         sequence.ids.truncate(to as usize);
         sequence.forget_stale();

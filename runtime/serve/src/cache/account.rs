@@ -6,6 +6,12 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Bytes of a large page, and from which on they are asked for.
+#[cfg(target_os = "linux")]
+const LARGE_PAGE: usize = 2 << 20;
+#[cfg(target_os = "linux")]
+const LARGE: usize = 8 << 20;
+
 /// How many bytes are kept, and how many may be.
 #[derive(Debug)]
 pub struct Account {
@@ -42,6 +48,11 @@ impl Account {
         Some(Reserved { left: bytes, account: self.clone() })
     }
 
+    /// As [`Account::take`], of bytes that are added later: there are none yet.
+    pub fn room(self: &Arc<Account>, bytes: usize) -> Option<Kept> {
+        self.reserve(bytes as u64)?.room(bytes)
+    }
+
     /// Charges first, allocates then: `None` if the budget or the system says no.
     pub fn take(self: &Arc<Account>, bytes: usize) -> Option<Kept> {
         let mut kept = self.reserve(bytes as u64)?.room(bytes)?;
@@ -63,6 +74,7 @@ impl Reserved {
         self.left = self.left.checked_sub(bytes as u64)?;
         let mut kept = Kept { bytes: Vec::new(), charged: bytes as u64, account: self.account.clone() };
         kept.bytes.try_reserve_exact(bytes).ok()?;
+        kept.advise();
         Some(kept)
     }
 
@@ -92,6 +104,28 @@ pub struct Kept {
     bytes: Vec<u8>,
     charged: u64,
     account: Arc<Account>,
+}
+
+impl Kept {
+    /// Adds bytes, as far as there is room for them: there is no more than was charged.
+    pub fn add(&mut self, bytes: &[u8]) {
+        let room = usize::try_from(self.charged).unwrap_or(usize::MAX).saturating_sub(self.bytes.len());
+        self.bytes.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+
+    /// Asks for large pages, without which most of the time in which much is copied goes into
+    /// first touches of small ones.
+    fn advise(&mut self) {
+        #[cfg(target_os = "linux")]
+        if self.bytes.capacity() >= LARGE {
+            let start = self.bytes.as_mut_ptr();
+            let skip = start.align_offset(LARGE_PAGE);
+            let len = self.bytes.capacity().saturating_sub(skip) / LARGE_PAGE * LARGE_PAGE;
+            // SAFETY: the pages lie within memory that the vector owns, and advice changes no
+            // content; nothing depends on the answer.
+            unsafe { libc::madvise(start.wrapping_add(skip).cast(), len, libc::MADV_HUGEPAGE) };
+        }
+    }
 }
 
 impl Deref for Kept {

@@ -118,6 +118,16 @@ impl Cache {
         if self.make_room(bytes) { self.account.take(usize::try_from(bytes).ok()?) } else { None }
     }
 
+    /// As [`Cache::take`], of bytes that are added later.
+    pub fn room(&mut self, bytes: u64) -> Option<Kept> {
+        if self.make_room(bytes) { self.account.room(usize::try_from(bytes).ok()?) } else { None }
+    }
+
+    /// Charges bytes that are not the cache's own, after as much else as that takes was removed.
+    pub fn reserve(&mut self, bytes: u64) -> Option<Reserved> {
+        if self.make_room(bytes) { self.account.reserve(bytes) } else { None }
+    }
+
     /// Has written what there is of the beginnings of `ids`, as far as it is not on disk yet.
     pub fn persist(&mut self, ids: &[u32]) {
         if let Some(disk) = &self.disk {
@@ -155,6 +165,11 @@ impl Cache {
         }
         let room = self.account.reserve(bytes)?;
         Some(self.disk.as_ref()?.get(name.to_owned(), room))
+    }
+
+    /// Bytes of a file.
+    pub fn bytes_of(&self, name: &str) -> Option<u64> {
+        self.disk.as_ref()?.bytes_of(name)
     }
 
     /// Has the system read a file soon.

@@ -100,8 +100,11 @@ impl Scheduler {
             Some(s) if s.idle && self.goes_on_in_place(s) => self.in_place(s).map_err(Some),
             Some(s) => {
                 let (id, usable, state) = (s.id, s.usable, s.state.clone());
+                let fresh = self.fresh(Some(id));
+                // Nobody waits for a copy of its state in vain.
+                let state = if fresh.is_ok() { self.copied_state(id, usable).or(state) } else { state };
                 found = Restore { source: Source::Live(id), usable, state };
-                self.fresh(Some(id))
+                fresh
             }
             None => self.fresh(None),
         };
@@ -221,10 +224,9 @@ impl Scheduler {
             for branch in live.branches.iter().filter(|b| idle && self.is_small(b.from(), position)) {
                 let Some(there) = branch.shared(prompt, shared) else { continue };
                 *common = (*common).max(there);
-                let mark =
-                    branch.marks().iter().rfind(|m| m.pos <= there && (m.pos <= last || m.state.logits.is_some()));
+                let mark = branch.marks().iter().rfind(|m| m.0 <= there && (m.0 <= last || m.1.logits.is_some()));
                 let (usable, state) = match mark {
-                    Some(mark) if self.recurrent => (mark.pos, Some(mark.state.clone())),
+                    Some((pos, state)) if self.recurrent => (*pos, Some(state.clone())),
                     _ if self.recurrent => continue,
                     _ => (there.min(last), None),
                 };
@@ -279,7 +281,7 @@ impl Scheduler {
             }
             _ => self.engine.rewind(&mut live.sequence, found.usable),
         };
-        live.marks.retain(|m| m.pos <= found.usable);
+        live.cut_marks(found.usable);
         live.branches.retain(|b| b.from() <= found.usable);
         result.map_err(Failure::broken)?;
         Ok(live)
@@ -310,6 +312,7 @@ impl Scheduler {
         self.clock += 1;
         let id = self.clock;
         let sequence = self.engine.sequence().map_err(Failure::broken)?;
-        Ok(Live { id, sequence, marks: Vec::new(), branches: Vec::new(), used: id, pins: 0, stored: false })
+        let (marks, spare, branches) = Default::default();
+        Ok(Live { id, sequence, marks, spare, branches, used: id, pins: 0, stored: false })
     }
 }

@@ -26,8 +26,8 @@ pub(super) struct Branch {
     ids: Vec<u32>,
     /// Rows of all of them.
     rows: Arc<Kept>,
-    /// Behind `from`, rising.
-    marks: Vec<Mark>,
+    /// Behind `from`, rising: positions, and the states there.
+    marks: Vec<(u32, State)>,
     /// When it was put aside, which nothing else was.
     used: u64,
 }
@@ -50,7 +50,7 @@ impl Branch {
         self.used
     }
 
-    pub(super) fn marks(&self) -> &[Mark] {
+    pub(super) fn marks(&self) -> &[(u32, State)] {
         &self.marks
     }
 }
@@ -70,9 +70,11 @@ impl Scheduler {
         if self.recurrent && position > last + give_up {
             self.keep_end(live);
         }
-        let marks: Vec<Mark> = live.marks.iter().filter(|m| m.pos > from).cloned().collect();
+        self.copy_all_held(live, from + 1);
+        let marks = live.marks.iter().filter(|m| m.pos > from && m.held.is_none());
+        let marks: Vec<(u32, State)> = marks.map(|m| (m.pos, m.state.clone())).collect();
         // A hybrid goes on from where its state is known.
-        let to = if self.recurrent { marks.last().map_or(from, |m| m.pos) } else { live.sequence.position() };
+        let to = if self.recurrent { marks.last().map_or(from, |m| m.0) } else { live.sequence.position() };
         let bytes = u64::from(to - from) * self.engine.row_bytes();
         if to == from || position - to > give_up || !self.is_small(from, to) {
             return false;
@@ -101,7 +103,7 @@ impl Scheduler {
             Some(state) => self.engine.load_recurrent(&mut live.sequence, branch.from, state),
             None => self.engine.rewind(&mut live.sequence, branch.from),
         };
-        live.marks.retain(|m| m.pos <= branch.from);
+        live.cut_marks(branch.from);
         let ids = &branch.ids[..((to - branch.from) as usize).min(branch.ids.len())];
         let loaded = cut
             .and_then(|()| self.engine.load_rows(&mut live.sequence, ids, &branch.rows, branch.ids.len() as u32))
@@ -109,7 +111,8 @@ impl Scheduler {
                 Some(state) => self.engine.load_recurrent(&mut live.sequence, to, state),
                 None => Ok(()),
             });
-        live.marks.extend(branch.marks.iter().filter(|m| m.pos <= to).cloned());
+        let marks = branch.marks.iter().filter(|m| m.0 <= to).cloned();
+        live.marks.extend(marks.map(|(pos, state)| Mark { pos, state, held: None }));
         loaded.is_ok()
     }
 
@@ -119,7 +122,7 @@ impl Scheduler {
         let last = live.branches.iter().enumerate().max_by_key(|(_, b)| b.from).map(|(at, _)| at);
         let Some(branch) = last.map(|at| live.branches.remove(at)) else { return false };
         let to = branch.from + branch.ids.len() as u32;
-        let state = branch.marks.last().map(|m| m.state.clone());
+        let state = branch.marks.last().map(|m| m.1.clone());
         self.graft(live, &branch, to, state.as_ref())
     }
 

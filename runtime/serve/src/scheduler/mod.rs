@@ -26,6 +26,7 @@ use loaf_runtime::tokenizer::Tokenizer;
 use loaf_runtime::{Engine, Generation, Sequence};
 
 use crate::cache::Cache;
+use crate::cache::account::Reserved;
 use crate::cache::disk::Stored;
 use crate::cache::tree::State;
 use crate::job::{Event, Failure, Job, Stop, TokenProbs, Usage};
@@ -46,13 +47,16 @@ pub struct Pace {
     /// where nothing is being decoded. A step of one row reads all weights too, so a slow model
     /// would come to the end of no prompt.
     pub least: usize,
+    /// Bytes of states that are held in slots which are copied in a turn.
+    pub copied: usize,
 }
 
 /// A recurrent state that was put aside, and where.
-#[derive(Clone)]
 struct Mark {
     pos: u32,
+    /// Without the recurrent state, while that is held.
     state: State,
+    held: Option<marks::Held>,
 }
 
 /// A sequence in a slot.
@@ -62,6 +66,8 @@ struct Live {
     sequence: Sequence,
     /// Rising in position.
     marks: Vec<Mark>,
+    /// What its slot takes for states that are held no more.
+    spare: Vec<Reserved>,
     /// Other ends of it.
     branches: Vec<branches::Branch>,
     /// When it was last of use.
@@ -225,6 +231,7 @@ impl Scheduler {
         self.decode(metrics);
         self.prefill(left, metrics);
         self.settle(metrics);
+        self.copy_held();
     }
 
     /// What there is now, for reports.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use loaf_runtime::Engine;
 use loaf_runtime::sequence::common_prefix;
 
+use super::marks::remove_mark;
 use super::step::{By, choose};
 use super::{Live, Mark, Scheduler, Task, Tier};
 use crate::cache::disk::{Coming, Stored};
@@ -218,6 +219,12 @@ impl Scheduler {
             self.restored(i, restore, metrics);
             return true;
         }
+        // What somebody waits for comes before states that nobody asked for yet.
+        if let (Source::Files(names), true) = (&restore.source, self.recurrent)
+            && let Some(bytes) = names.front().and_then(|(name, _)| self.cache.bytes_of(name))
+        {
+            drop(self.with_room(bytes, Cache::reserve));
+        }
         let loaded = match &mut restore.source {
             Source::Rows(rows) => rows.pop_front().is_some_and(|rows| {
                 let Task { live, job, .. } = &mut self.tasks[i];
@@ -308,7 +315,7 @@ impl Scheduler {
                 return task.fail(Failure::broken(e));
             }
             if task.live.marks.iter().all(|m| m.pos != usable) {
-                task.live.add_mark(Mark { pos: usable, state });
+                task.live.add_mark(Mark { pos: usable, state, held: None });
             }
         }
         self.begin(i, metrics);
@@ -355,6 +362,8 @@ impl Scheduler {
                 let mut live = parking.live;
                 if self.keeps && self.next_branch(&mut live) {
                     self.parking = Some(Parking::new(live));
+                } else {
+                    self.engine.trim(&mut live.sequence);
                 }
             }
             if start.elapsed() > limit {
@@ -377,6 +386,7 @@ impl Scheduler {
     fn write_end(&mut self, live: &mut Live, seed: Chain) {
         let mut before = seed;
         self.keep_end(live);
+        self.copy_all_held(live, 0);
         let (ids, block) = (live.sequence.ids().to_vec(), self.cache.tree().block());
         let mut marks = std::mem::take(&mut live.marks).into_iter().peekable();
         // A hybrid's blocks are kept for snapshots alone.
@@ -385,7 +395,9 @@ impl Scheduler {
         loop {
             let end = from + block;
             while let Some(mark) = marks.next_if(|m| (m.pos as usize) < end) {
-                self.write_piece(live, &before, from..mark.pos as usize, Some(mark.state));
+                if mark.held.is_none() {
+                    self.write_piece(live, &before, from..mark.pos as usize, Some(mark.state));
+                }
             }
             let useful = last.is_some_and(|last| end <= last) || marks.peek().is_some();
             if !useful || !self.write_piece(live, &before, from..end, None) {
@@ -460,6 +472,12 @@ impl Scheduler {
             parking.ended = true;
             self.keep_end(&mut parking.live);
         }
+        if let Some(at) = parking.live.next_held(0) {
+            if !self.copy_mark(&mut parking.live, at, self.pace.copied) && !self.no_room() {
+                remove_mark(&mut self.engine, &mut parking.live, at);
+            }
+            return true;
+        }
         let block = self.cache.tree().block();
         let Parking { live, covered, .. } = parking;
         let ids = live.sequence.ids().to_vec();
@@ -502,10 +520,9 @@ impl Scheduler {
         if !self.recurrent || live.marks.iter().any(|m| m.pos == pos) {
             return;
         }
-        let Some(mut kept) = self.take(self.engine.recurrent_bytes()) else { return };
-        if self.engine.save_recurrent(&live.sequence, &mut kept).is_ok() {
+        if let Some(kept) = self.saved(live) {
             let state = State { recurrent: Some(kept.into()), logits: None, kind: Kind::Turn };
-            live.add_mark(Mark { pos, state });
+            live.add_mark(Mark { pos, state, held: None });
         }
     }
 

@@ -37,11 +37,15 @@ impl Warming {
 impl Scheduler {
     /// Whether there may be more to bring back.
     pub fn warms(&self) -> bool {
-        self.keeps && (self.warming.is_some() || self.to_warm.as_ref().is_none_or(|left| !left.is_empty()))
+        let more = self.to_warm.as_ref().is_none_or(|left| !left.is_empty());
+        self.keeps && (self.warming.is_some() || more || self.has_to_copy())
     }
 
-    /// Brings a file back.
+    /// Copies a piece of a state that is held, or brings a file back.
     pub fn warm(&mut self, metrics: &Metrics) {
+        if self.copy_held() {
+            return;
+        }
         let Some(mut warming) = self.next_to_warm() else { return };
         let Warming { live, restore, ids } = &mut warming;
         let Scheduler { engine, cache, recurrent, .. } = self;
@@ -65,7 +69,7 @@ impl Scheduler {
             let pos = restore.usable;
             let loaded = recurrent.is_some_and(|r| self.engine.load_recurrent(&mut live.sequence, pos, &r).is_ok());
             if let Some(state) = state.filter(|_| loaded) {
-                live.add_mark(Mark { pos, state });
+                live.add_mark(Mark { pos, state, held: None });
             }
             loaded
         };

@@ -155,6 +155,11 @@ impl Cpu {
                 }
             }
         }
+        // Versions of a large state are written for the first time in the middle of a step.
+        for i in (0..slots).filter(|_| has_versions && version > 2 * LARGE_PAGE as u64) {
+            let first = places.range(StateKind::Recurrent, i, 0, 0..0).start;
+            state.advise_large_pages(first..first + (version * u64::from(versions)) as usize);
+        }
         model.advise_large_pages();
         let cache = state.ptr();
         let bases = Bases {
@@ -343,6 +348,7 @@ impl Device for Cpu {
     }
 
     fn clear(&mut self, slot: u32) -> Result<(), DeviceError> {
+        self.trim(slot, &[0]);
         for range in self.ranges(slot, 0, 0, Part::Recurrent) {
             self.state.bytes_mut()[range].fill(0);
         }
@@ -367,14 +373,39 @@ impl Device for Cpu {
         Ok(())
     }
 
-    fn load(&mut self, slot: u32, pos: u32, part: Part, bytes: &[u8]) -> Result<(), DeviceError> {
+    fn load(&mut self, slot: u32, version: u32, pos: u32, part: Part, bytes: &[u8]) -> Result<(), DeviceError> {
         let mut rest = bytes;
-        for range in self.ranges(slot, 0, pos, part) {
+        for range in self.ranges(slot, version, pos, part) {
             let (now, later) = rest.split_at(range.len());
             self.state.bytes_mut()[range].copy_from_slice(now);
             rest = later;
         }
         Ok(())
+    }
+
+    fn holds(&self) -> bool {
+        self.limits.versions > 1
+    }
+
+    fn show(&self, slot: u32, version: u32, range: Range<u64>, show: &mut dyn FnMut(&[u8])) -> Result<(), DeviceError> {
+        let mut at = 0;
+        for part in self.ranges(slot, version, 0, Part::Recurrent) {
+            let bytes = part.len() as u64;
+            let within = |to: u64| part.start + to.saturating_sub(at).min(bytes) as usize;
+            let wanted = within(range.start)..within(range.end);
+            if !wanted.is_empty() {
+                show(&self.state.bytes()[wanted]);
+            }
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    fn trim(&mut self, slot: u32, used: &[u32]) {
+        for version in (0..self.limits.versions).filter(|v| self.limits.versions > 1 && !used.contains(v)) {
+            let range = self.places.range(StateKind::Recurrent, slot, version, 0..self.places.version);
+            self.state.give_back(range);
+        }
     }
 
     fn keeps_rows(&self) -> bool {

@@ -502,9 +502,9 @@ impl Device for CudaDevice {
         Ok(self.memory.read(&mut *self.driver, &ranges, out)?)
     }
 
-    fn load(&mut self, slot: u32, pos: u32, part: Part, bytes: &[u8]) -> Result<(), DeviceError> {
+    fn load(&mut self, slot: u32, version: u32, pos: u32, part: Part, bytes: &[u8]) -> Result<(), DeviceError> {
         self.driver.enter()?;
-        let ranges = self.memory.ranges(self.model.plan(), slot, 0, pos, part);
+        let ranges = self.memory.ranges(self.model.plan(), slot, version, pos, part);
         Ok(self.memory.write(&mut *self.driver, &ranges, bytes)?)
     }
 

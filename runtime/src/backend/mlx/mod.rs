@@ -509,7 +509,7 @@ impl super::Device for MlxDevice {
         self.save_slot(slot as usize, pos, part, out).map_err(words)
     }
 
-    fn load(&mut self, slot: u32, pos: u32, part: Part, bytes: &[u8]) -> Done {
+    fn load(&mut self, slot: u32, _: u32, pos: u32, part: Part, bytes: &[u8]) -> Done {
         self.forget_sampling(slot);
         self.load_slot(slot as usize, pos, part, bytes).map_err(words)
     }
