@@ -90,12 +90,35 @@ impl Model {
     }
 }
 
+/// Extents of a model: hidden size, inner size of every feed-forward block, tokens, blocks (two of a
+/// hybrid).
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    /// Hidden size.
+    pub hidden: u64,
+    /// Inner size of every feed-forward block.
+    pub inner: u64,
+    /// Tokens.
+    pub vocab: u64,
+    /// Blocks.
+    pub blocks: usize,
+}
+
 /// The model of an architecture (`qwen2`, `qwen3`, `qwen35moe`; `qwen35moe+fused` has gate and up
 /// rows of every expert in one tensor) with matrices of a type.
 ///
 /// # Panics
 /// For a type or an architecture that there is none of.
 pub fn model(name: &str, kind: &str) -> File {
+    sized(name, kind, Sizes { hidden: HIDDEN, inner: HIDDEN, vocab: VOCAB, blocks: 2 })
+}
+
+/// The same in other sizes.
+///
+/// # Panics
+/// As [`model`] does.
+pub fn sized(name: &str, kind: &str, sizes: Sizes) -> File {
+    let Sizes { hidden, inner, vocab, blocks } = sizes;
     let row = *KINDS.iter().find(|row| row.0 == kind).expect("a type of the table");
     let mut m = Model { name: format!("{name}-{kind}"), kind: row, file: File::default() };
     let (arch, fused) = name.strip_suffix("+fused").map_or((name, false), |arch| (arch, true));
@@ -105,38 +128,38 @@ pub fn model(name: &str, kind: &str) -> File {
     m.file.key("general.architecture", arch).key("general.alignment", Value::U32(32));
     m.file.key("tokenizer.ggml.model", "none");
     for (name, n) in [
-        ("block_count", 2),
+        ("block_count", blocks as u32),
         ("context_length", 64),
-        ("embedding_length", HIDDEN as u32),
-        ("feed_forward_length", HIDDEN as u32),
+        ("embedding_length", hidden as u32),
+        ("feed_forward_length", inner as u32),
         ("attention.head_count", 4),
         ("attention.head_count_kv", 2),
         ("attention.key_length", 64),
         ("attention.value_length", 64),
-        ("vocab_size", VOCAB as u32),
+        ("vocab_size", vocab as u32),
     ] {
         key(&mut m, name, Value::U32(n));
     }
     key(&mut m, "attention.layer_norm_rms_epsilon", Value::F32(1e-6));
     key(&mut m, "rope.freq_base", Value::F32(10000.0));
-    m.matrix("token_embd.weight", &[HIDDEN, VOCAB]);
-    m.matrix("output.weight", &[HIDDEN, VOCAB]);
-    m.norm("output_norm.weight", HIDDEN);
+    m.matrix("token_embd.weight", &[hidden, vocab]);
+    m.matrix("output.weight", &[hidden, vocab]);
+    m.norm("output_norm.weight", hidden);
     if matches!(arch, "qwen2" | "qwen3") {
-        for b in 0..2 {
-            attention(&mut m, b, 256, "ffn_norm");
-            for name in ["ffn_gate", "ffn_up", "ffn_down"] {
-                m.matrix(&format!("blk.{b}.{name}.weight"), &[HIDDEN, HIDDEN]);
-            }
+        for b in 0..blocks {
+            attention(&mut m, b, hidden, 256, "ffn_norm");
+            m.matrix(&format!("blk.{b}.ffn_gate.weight"), &[hidden, inner]);
+            m.matrix(&format!("blk.{b}.ffn_up.weight"), &[hidden, inner]);
+            m.matrix(&format!("blk.{b}.ffn_down.weight"), &[inner, hidden]);
         }
         return m.file;
     }
-    assert_eq!(arch, "qwen35moe");
+    assert_eq!((arch, blocks), ("qwen35moe", 2));
     for (name, n) in [
         ("expert_count", 4),
         ("expert_used_count", 2),
-        ("expert_feed_forward_length", HIDDEN as u32),
-        ("expert_shared_feed_forward_length", HIDDEN as u32),
+        ("expert_feed_forward_length", inner as u32),
+        ("expert_shared_feed_forward_length", inner as u32),
         ("ssm.conv_kernel", 4),
         ("ssm.state_size", 64),
         ("ssm.group_count", 2),
@@ -149,43 +172,43 @@ pub fn model(name: &str, kind: &str) -> File {
     }
     key(&mut m, "rope.dimension_sections", Value::I32s(vec![4, 2, 2, 0]));
     // Key heads of 64, two of them; value heads of 64, four.
-    m.norm("blk.0.attn_norm.weight", HIDDEN);
-    m.norm("blk.0.post_attention_norm.weight", HIDDEN);
-    m.matrix("blk.0.attn_qkv.weight", &[HIDDEN, 512]);
-    m.matrix("blk.0.attn_gate.weight", &[HIDDEN, 256]);
-    m.matrix("blk.0.ssm_alpha.weight", &[HIDDEN, 4]);
-    m.matrix("blk.0.ssm_beta.weight", &[HIDDEN, 4]);
+    m.norm("blk.0.attn_norm.weight", hidden);
+    m.norm("blk.0.post_attention_norm.weight", hidden);
+    m.matrix("blk.0.attn_qkv.weight", &[hidden, 512]);
+    m.matrix("blk.0.attn_gate.weight", &[hidden, 256]);
+    m.matrix("blk.0.ssm_alpha.weight", &[hidden, 4]);
+    m.matrix("blk.0.ssm_beta.weight", &[hidden, 4]);
     m.vector("blk.0.ssm_conv1d.weight", &[4, 512], |b| f32::from(i16::from(b) - 128) / 256.0);
     m.vector("blk.0.ssm_a", &[4], |b| -(1.0 + f32::from(b)) / 64.0);
     m.vector("blk.0.ssm_dt.bias", &[4], |b| f32::from(i16::from(b) - 128) / 64.0);
     m.norm("blk.0.ssm_norm.weight", 64);
-    m.matrix("blk.0.ssm_out.weight", &[256, HIDDEN]);
-    attention(&mut m, 1, 512, "post_attention_norm");
+    m.matrix("blk.0.ssm_out.weight", &[256, hidden]);
+    attention(&mut m, 1, hidden, 512, "post_attention_norm");
     for b in 0..2 {
-        m.vector(&format!("blk.{b}.ffn_gate_inp.weight"), &[HIDDEN, 4], |b| f32::from(i16::from(b) - 128) / 256.0);
-        m.vector(&format!("blk.{b}.ffn_gate_inp_shexp.weight"), &[HIDDEN], |b| f32::from(i16::from(b) - 128) / 1024.0);
+        m.vector(&format!("blk.{b}.ffn_gate_inp.weight"), &[hidden, 4], |b| f32::from(i16::from(b) - 128) / 256.0);
+        m.vector(&format!("blk.{b}.ffn_gate_inp_shexp.weight"), &[hidden], |b| f32::from(i16::from(b) - 128) / 1024.0);
         if fused {
-            m.matrix(&format!("blk.{b}.ffn_gate_up_exps.weight"), &[HIDDEN, 2 * HIDDEN, 4]);
+            m.matrix(&format!("blk.{b}.ffn_gate_up_exps.weight"), &[hidden, 2 * inner, 4]);
         }
-        let apart = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
-        for name in if fused { &apart[2..] } else { &apart } {
-            m.matrix(&format!("blk.{b}.{name}.weight"), &[HIDDEN, HIDDEN, 4]);
+        let apart = [("gate", [hidden, inner]), ("up", [hidden, inner]), ("down", [inner, hidden])];
+        for (name, [from, to]) in if fused { &apart[2..] } else { &apart } {
+            m.matrix(&format!("blk.{b}.ffn_{name}_exps.weight"), &[*from, *to, 4]);
         }
-        for name in ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"] {
-            m.matrix(&format!("blk.{b}.{name}.weight"), &[HIDDEN, HIDDEN]);
+        for (name, extents) in &apart {
+            m.matrix(&format!("blk.{b}.ffn_{name}_shexp.weight"), extents);
         }
     }
     m.file
 }
 
 /// Norms and attention of a block; `q` rows of queries, gates included.
-fn attention(m: &mut Model, b: usize, q: u64, second_norm: &str) {
-    m.norm(&format!("blk.{b}.attn_norm.weight"), HIDDEN);
-    m.norm(&format!("blk.{b}.{second_norm}.weight"), HIDDEN);
-    m.matrix(&format!("blk.{b}.attn_q.weight"), &[HIDDEN, q]);
-    m.matrix(&format!("blk.{b}.attn_k.weight"), &[HIDDEN, 128]);
-    m.matrix(&format!("blk.{b}.attn_v.weight"), &[HIDDEN, 128]);
-    m.matrix(&format!("blk.{b}.attn_output.weight"), &[256, HIDDEN]);
+fn attention(m: &mut Model, b: usize, hidden: u64, q: u64, second_norm: &str) {
+    m.norm(&format!("blk.{b}.attn_norm.weight"), hidden);
+    m.norm(&format!("blk.{b}.{second_norm}.weight"), hidden);
+    m.matrix(&format!("blk.{b}.attn_q.weight"), &[hidden, q]);
+    m.matrix(&format!("blk.{b}.attn_k.weight"), &[hidden, 128]);
+    m.matrix(&format!("blk.{b}.attn_v.weight"), &[hidden, 128]);
+    m.matrix(&format!("blk.{b}.attn_output.weight"), &[256, hidden]);
     if m.name.starts_with("qwen2-") {
         for (name, n) in [("q", q), ("k", 128), ("v", 128)] {
             m.vector(&format!("blk.{b}.attn_{name}.bias"), &[n], |b| f32::from(i16::from(b) - 128) / 256.0);

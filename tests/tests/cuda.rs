@@ -13,7 +13,8 @@ use loaf_runtime::backend::cuda::driver::Driver;
 use loaf_runtime::backend::cuda::launch::{ASK_SHARED, CHOICE_ROOM, Choose, Kernel, Launch, OWN_SHARED};
 use loaf_runtime::backend::cuda::nvidia::Nvidia;
 use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions, PTX};
-use loaf_runtime::backend::{DeviceError, Trace as _};
+use loaf_runtime::backend::{DeviceError, Trace};
+use loaf_runtime::compare::CpuTrace;
 use loaf_runtime::generate;
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::best;
@@ -22,6 +23,7 @@ use loaf_tests::gpu::{Emulated, Record, Work};
 use loaf_tests::{
     Baked, Expected, assert_bits, bake, bake_dir, decode_logits, fixture, fixtures, prefill_logits, session,
 };
+use loaf_tests::{gguf, gguf_models};
 
 /// Whether tests run on a card, which is quick enough for long texts.
 fn has_card() -> bool {
@@ -133,6 +135,99 @@ fn prompts_by_tiles_have_the_bits_of_the_cpu() {
         let want = session(&baked.loaf, Kernels::detect(), 2).eval(&ids).expect("a prompt").to_vec();
         let got = cuda(&baked.loaf, options()).eval(&ids).expect("a prompt").to_vec();
         assert_bits(name, &[got], &[want]);
+    }
+}
+
+/// Every float result of a prompt's chunks and of a token, by name.
+fn traced(device: &mut dyn Trace, parts: &[&[u32]]) -> Vec<(String, Vec<u32>)> {
+    let (mut all, mut pos) = (Vec::new(), 0);
+    for part in parts {
+        device
+            .play(pos, part, &mut |record, operand, values| {
+                let name = format!("{} of {} rows from {pos}, operand {operand}", record.kind.spec().name, part.len());
+                all.push((name, values.iter().map(|v| v.to_bits()).collect()));
+            })
+            .expect("a part that fits");
+        pos += part.len() as u32;
+    }
+    all
+}
+
+/// Holds a GGUF model to the CPU: every result of a prompt of tiles, of three rows, and of a token,
+/// op by op; then the logits of a prompt and two tokens in the steps that runs take.
+fn check_gguf(name: &str, file: &gguf::File, prompt: usize, kernels: &[&str]) {
+    let source = tempfile::tempdir().expect("a temporary folder");
+    let path = source.path().join("model.gguf");
+    std::fs::write(&path, file.bytes()).expect("a file");
+    let options = BuildOptions { context: Some(64), chunks: vec![32], ..BuildOptions::default() };
+    let baked = bake_dir(&path, &options);
+    let ids = text(baked.loaf.plan().vocab, 31);
+    let parts = [&ids[..27], &ids[27..30], &ids[30..]];
+    let want = traced(&mut CpuTrace::new(&baked.loaf, Kernels::detect()).expect("memory"), &parts);
+    let (emulated, record) = Emulated::new();
+    let driver: Box<dyn Driver> = if has_card() { driver() } else { Box::new(emulated) };
+    let device = CudaDevice::on(&baked.loaf, driver, self::options());
+    let got = traced(&mut device.unwrap_or_else(|e| panic!("{name}: {e}")), &parts);
+    assert_eq!(got.len(), want.len(), "{name}");
+    for ((what, got), (_, want)) in got.iter().zip(&want) {
+        let off = got.iter().zip(want).filter(|(a, b)| a != b).count();
+        assert!(off == 0 && got.len() == want.len(), "{name}, {what}: {off} of {} differ", want.len());
+    }
+    let launched = launched(&record);
+    for kernel in kernels.iter().filter(|_| !has_card()) {
+        assert!(launched.contains(&(*kernel).to_owned()), "{name}: expected {kernel}, found {launched:?}");
+    }
+    let run = |mut session: Session| {
+        let mut logits = vec![session.eval(&ids[..prompt]).expect("a prompt").to_vec()];
+        logits.extend(decode_logits(&mut session, &ids[29..]));
+        logits
+    };
+    let want = run(session(&baked.loaf, Kernels::detect(), 1));
+    // Interpreted, a graph is what it was captured from.
+    let all = ways();
+    for options in if has_card() { &all[..] } else { &all[3..] } {
+        assert_bits(name, &run(cuda(&baked.loaf, options.clone())), &want);
+    }
+}
+
+/// Rows of a prompt that is run whole: many for some types, for what is interpreted takes long.
+fn gguf_prompt(kind: &str) -> usize {
+    if has_card() || ["Q4_K", "Q6_K"].contains(&kind) { 29 } else { 3 }
+}
+
+/// The kernels of a type of GGUF's: those of one row, and tiles.
+fn gguf_kernels(kind: &str) -> [String; 2] {
+    let of = match kind {
+        "Q4_0" | "Q8_0" | "Q4_K" | "Q5_K" | "Q6_K" => kind.to_lowercase(),
+        // Affine ones of 4 and of 5 bits.
+        "Q4_1" => "q4".to_owned(),
+        "Q5_1" => "any".to_owned(),
+        _ => "block".to_owned(),
+    };
+    [format!("linear_{of}_1x4"), format!("tiles_{of}")]
+}
+
+/// Matrices in each of GGUF's formats: embedding, products of one, three and many rows, LM head, of
+/// sizes that fill neither a warp's outputs, nor a tile's, nor a chunk of inputs.
+#[test]
+fn every_format_of_gguf_has_the_bits_of_the_cpu() {
+    for (kind, _, unit, ..) in gguf_models::KINDS.iter().filter(|k| k.0 != "F32") {
+        let (hidden, inner) = if *unit == 32 { (288, 1056) } else { (256, 1280) };
+        let sizes = gguf_models::Sizes { hidden, inner, vocab: 75, blocks: 1 };
+        let kernels = gguf_kernels(kind);
+        let file = gguf_models::sized("qwen3", kind, sizes);
+        check_gguf(kind, &file, gguf_prompt(kind), &kernels.each_ref().map(String::as_str));
+    }
+}
+
+/// The same of mixtures: experts of one row, of slots that fill no tile, and of several tiles.
+#[test]
+fn experts_in_every_format_of_gguf_have_the_bits_of_the_cpu() {
+    for (kind, ..) in gguf_models::KINDS.iter().filter(|k| k.0 != "F32") {
+        let kernels = gguf_kernels(kind);
+        let name = format!("a mixture in {kind}");
+        let file = gguf_models::model("qwen35moe", kind);
+        check_gguf(&name, &file, gguf_prompt(kind), &kernels.each_ref().map(String::as_str));
     }
 }
 

@@ -123,6 +123,8 @@ pub enum Op {
     Bfi,
     Bfe,
     Prmt,
+    /// Two words, the lower one first, to the right by less than a word.
+    Funnel,
     Popc,
     Clz,
     /// Whether each side is signed.
@@ -398,6 +400,7 @@ impl<'a> Body<'a> {
             "bfi" => one(self, Op::Bfi, ty(1)),
             "bfe" => one(self, Op::Bfe, ty(1)),
             "prmt" => one(self, Op::Prmt, ty(1)),
+            "shf" if name == "shf.r.wrap.b32" => one(self, Op::Funnel, ty(1)),
             "popc" => one(self, Op::Popc, ty(1)),
             "clz" => one(self, Op::Clz, ty(1)),
             "dp4a" => one(self, Op::Dp4a(parts[1] == "s32", parts[2] == "s32"), Ty::S(4)),
@@ -492,12 +495,10 @@ impl<'a> Body<'a> {
                 Instr { guard: None, op: Op::MmaHalves, ty: Ty::F32, d, s, at: 0, line }
             }
             "mma" => {
-                assert!(
-                    name == "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"
-                        || name.ends_with("s32.u8.s8.s32")
-                        || name.ends_with("s32.s8.u8.s32"),
-                    "PTX: {text}"
-                );
+                let bytes = ["m16n8k16", "m16n8k32"].contains(&parts[3])
+                    && parts[4..6] == ["row", "col"]
+                    && ["s32.s8.s8.s32", "s32.u8.s8.s32", "s32.s8.u8.s32"].iter().any(|t| name.ends_with(t));
+                assert!(bytes, "PTX: {text}");
                 let d: Vec<u32> = vector(fields[0]).0.into_iter().map(|r| self.reg(r)).collect();
                 let s = fields[1..4].iter().flat_map(|f| vector(f).0).map(|v| self.src(v)).collect();
                 let signs = i64::from(parts[parts.len() - 3] == "s8") | i64::from(parts[parts.len() - 2] == "s8") << 1;

@@ -496,6 +496,7 @@ fn integer(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
                 v | byte << (8 * k)
             })
         }
+        Op::Funnel => ((ub << 32) | ua) >> (c & 31),
         // The first is the upper one.
         Op::Halves => u64::from(f16::from_f32(f(a)).to_bits()) << 16 | u64::from(f16::from_f32(f(b)).to_bits()),
         Op::Popc => ua.count_ones().into(),
@@ -537,23 +538,26 @@ fn integer(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
     mask(v, ty)
 }
 
-/// `mma.m16n8k32` on bytes: fragments as the instruction's description lays them over lanes.
+/// `mma.m16n8k32` or `m16n8k16` on bytes: fragments as the instruction's description lays them over
+/// lanes.
 fn mma(i: &Instr, warp: &mut [Thread]) {
     let byte = |v: u64, k: usize, signed: bool| {
         let b = (v >> (8 * k)) as u8;
         if signed { i32::from(b as i8) } else { i32::from(b) }
     };
+    // Registers of the second operand; the first has twice as many, and four are added to.
+    let n = (i.s.len() - 4) / 3;
     let (mut a, mut b) = ([[0i32; 32]; 16], [[0i32; 8]; 32]);
     for (lane, t) in warp.iter().enumerate() {
         let (g, q) = (lane / 4, lane % 4);
-        for r in 0..4 {
+        for r in 0..2 * n {
             let v = value(t, i.s[r]);
             for k in 0..4 {
                 a[g + 8 * (r % 2)][q * 4 + k + 16 * (r / 2)] = byte(v, k, i.at & 1 != 0);
             }
         }
-        for r in 0..2 {
-            let v = value(t, i.s[4 + r]);
+        for r in 0..n {
+            let v = value(t, i.s[2 * n + r]);
             for k in 0..4 {
                 b[q * 4 + k + 16 * r][g] = byte(v, k, i.at & 2 != 0);
             }
@@ -563,8 +567,9 @@ fn mma(i: &Instr, warp: &mut [Thread]) {
         let (g, q) = (lane / 4, lane % 4);
         for r in 0..4 {
             let (row, col) = (g + 8 * (r / 2), q * 2 + r % 2);
-            let sum = (0..32)
-                .fold(value(&warp[lane], i.s[6 + r]) as i32, |s, k| s.wrapping_add(a[row][k].wrapping_mul(b[k][col])));
+            let sum = (0..16 * n).fold(value(&warp[lane], i.s[3 * n + r]) as i32, |s, k| {
+                s.wrapping_add(a[row][k].wrapping_mul(b[k][col]))
+            });
             warp[lane].registers[i.d[r] as usize] = u64::from(sum as u32);
         }
     }

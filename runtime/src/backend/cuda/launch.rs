@@ -4,6 +4,7 @@
 //! rows alone is the grid. Positions, slots and runs stand in device memory ([`Step`]), so a launch
 //! is the same for every token.
 
+use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{self, ATTENTION_BLOCK, OpAttrs, OpKind};
 use loaf_formats::plan::{self, Record, Region};
@@ -67,6 +68,24 @@ kernels! {
     TilesQ4 = "tiles_q4",
     TilesE2m1 = "tiles_e2m1",
     TilesAny = "tiles_any",
+    LinearBlockx4 = "linear_block_1x4",
+    LinearBlockRows = "linear_block_8x4",
+    TilesBlock = "tiles_block",
+    LinearQ4_0x4 = "linear_q4_0_1x4",
+    LinearQ4_0Rows = "linear_q4_0_8x4",
+    TilesQ4_0 = "tiles_q4_0",
+    LinearQ8_0x4 = "linear_q8_0_1x4",
+    LinearQ8_0Rows = "linear_q8_0_8x4",
+    TilesQ8_0 = "tiles_q8_0",
+    LinearQ4Kx4 = "linear_q4_k_1x4",
+    LinearQ4KRows = "linear_q4_k_8x4",
+    TilesQ4K = "tiles_q4_k",
+    LinearQ5Kx4 = "linear_q5_k_1x4",
+    LinearQ5KRows = "linear_q5_k_8x4",
+    TilesQ5K = "tiles_q5_k",
+    LinearQ6Kx4 = "linear_q6_k_1x4",
+    LinearQ6KRows = "linear_q6_k_8x4",
+    TilesQ6K = "tiles_q6_k",
     Wide32 = "wide_32",
     Wide64 = "wide_64",
     Wide128 = "wide_128",
@@ -1161,15 +1180,32 @@ impl Linear {
         let aligned = self.planes[0].is_multiple_of(16)
             && self.plane_row[0].is_multiple_of(16)
             && self.plane_expert[0].is_multiple_of(16);
-        let kernels = match format {
-            WeightFormat::Affine { bits: 4, .. } if aligned => [K::LinearQ4x1, K::LinearQ4x4, K::LinearQ4Rows],
-            WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => [K::LinearE2m1x4, K::LinearE2m1x4, K::LinearE2m1Rows],
-            _ => [K::LinearAnyx4, K::LinearAnyx4, K::LinearAnyRows],
+        // For one row, for one with several outputs a warp, for several rows, for tiles.
+        let [few, one_row, several, tile] = match format {
+            WeightFormat::Affine { bits: 4, .. } if aligned => {
+                [K::LinearQ4x1, K::LinearQ4x4, K::LinearQ4Rows, K::TilesQ4]
+            }
+            WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => {
+                [K::LinearE2m1x4, K::LinearE2m1x4, K::LinearE2m1Rows, K::TilesE2m1]
+            }
+            WeightFormat::Block(block) => {
+                let [one, several, tile] = match block {
+                    Block::Q4_0 if aligned => [K::LinearQ4_0x4, K::LinearQ4_0Rows, K::TilesQ4_0],
+                    Block::Q8_0 if aligned => [K::LinearQ8_0x4, K::LinearQ8_0Rows, K::TilesQ8_0],
+                    Block::Q4K if aligned => [K::LinearQ4Kx4, K::LinearQ4KRows, K::TilesQ4K],
+                    Block::Q5K if aligned => [K::LinearQ5Kx4, K::LinearQ5KRows, K::TilesQ5K],
+                    Block::Q6K if aligned => [K::LinearQ6Kx4, K::LinearQ6KRows, K::TilesQ6K],
+                    _ => [K::LinearBlockx4, K::LinearBlockRows, K::TilesBlock],
+                };
+                [one, one, several, tile]
+            }
+            _ => [K::LinearAnyx4, K::LinearAnyx4, K::LinearAnyRows, K::TilesAny],
         };
         let group = format.activation_group().unwrap_or(32) as u32;
         let x16 = [self.x[0], self.x_row, self.x_slot].iter().all(|n| n.is_multiple_of(16));
         let slots = if self.order == 0 { self.rows } else { self.rows * self.k };
-        if self.stage == stage::CODES && slots >= TILES_FROM && group >= 32 && x16 {
+        let tiled = group >= 32 || matches!(format, WeightFormat::Block(_));
+        if self.stage == stage::CODES && slots >= TILES_FROM && tiled && x16 {
             // Every expert has a tile that it does not fill.
             let tiles_of = |rows| slots.div_ceil(rows) + if self.order == 0 { 0 } else { self.experts.min(slots) };
             if let Some((kernel, rows, threads)) = self.wide(slots, bases) {
@@ -1178,13 +1214,8 @@ impl Linear {
                 return Launch { kernel, shape, parameter: Parameter::Linear(self) };
             }
             let tiles = tiles_of(TILE);
-            let kernel = match kernels[2] {
-                K::LinearQ4Rows => K::TilesQ4,
-                K::LinearE2m1Rows => K::TilesE2m1,
-                _ => K::TilesAny,
-            };
             let shape = places(shape([self.outputs.div_ceil(TILE), 1, 1], 128, 0), tiles.into());
-            return Launch { kernel, shape, parameter: Parameter::Linear(self) };
+            return Launch { kernel: tile, shape, parameter: Parameter::Linear(self) };
         }
         let pitch = 1024 / group + 1;
         let held = if self.flags & stage::HELD != 0 { 8 * self.inputs } else { 0 };
@@ -1196,10 +1227,9 @@ impl Linear {
         let many = u64::from(self.outputs) * u64::from(count) >= u64::from(bases.multiprocessors) * 32;
         let pairs = self.flags & stage::PAIRS != 0;
         let (kernel, r, out) = match (one, many || pairs) {
-            (true, false) if kernels[0] == K::LinearQ4x1 => (kernels[0], 1, 1),
-            (true, false) => (kernels[1], 1, 4),
-            (true, true) => (kernels[1], 1, 4),
-            (false, _) => (kernels[2], 8, 4),
+            (true, false) if few == K::LinearQ4x1 => (few, 1, 1),
+            (true, _) => (one_row, 1, 4),
+            (false, _) => (several, 8, 4),
         };
         let warps = [8, 4, 2, 1].into_iter().find(|w| need(r, out, *w) <= MOST_SHARED).unwrap_or(1);
         // A warp goes on to further outputs where there are very many, so that what a block stages

@@ -387,7 +387,6 @@ fn check_formats(plan: &Plan) -> Result<(), DeviceError> {
                 continue;
             };
             match format {
-                WeightFormat::Block(_) => return Err(DeviceError::Unsupported("GGUF's block formats")),
                 // Their products load sixteen bytes at a time, and have no other way.
                 WeightFormat::Mxfp4 | WeightFormat::Nvfp4 => {
                     let codes = spec.operands.iter().position(|o| o.is_plane()).map(|i| record.operand(i));

@@ -13,7 +13,9 @@ typedef unsigned long long u64;
 // The codes of element types, as in formats/src/dtype.rs.
 enum { F32 = 0, F16 = 1, BF16 = 2, U32 = 3, I8 = 4, U8 = 5 };
 // The kinds of weight formats, the lowest byte of their codes.
-enum { DENSE = 0, AFFINE = 1, MXFP4 = 2, NVFP4 = 3, MXFP8 = 4 };
+enum { DENSE = 0, AFFINE = 1, MXFP4 = 2, NVFP4 = 3, MXFP8 = 4, BLOCKS = 5 };
+// Numbers of block formats, the highest byte, as in formats/src/block.rs.
+enum { Q4_0, Q5_0, Q8_0, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TQ2_0 };
 
 // One operand of a record, resolved: element (r, h, i) is at r * row + h * head + i.
 struct Operand {
@@ -186,6 +188,84 @@ DEVICE float weight_at(u64 format, const void *w, const void *s, const void *b, 
     if (kind == AFFINE) return fmaf(widen(s, dtype, g), (float)code_at((const u32 *)w, bits, i), widen(b, dtype, g));
     if (kind == MXFP8) return e4m3(((const u8 *)w)[i]) * e8m0(((const u8 *)s)[g]);
     return (float)e2m1_doubled(code_at((const u32 *)w, 4, i)) * scale_of(kind, s, 0, g);
+}
+
+// Block formats: weights of a group, and whether codes are indices into a table.
+DEVICE u32 block_group(u32 block) { return block == Q2_K || block == Q3_K || block == Q6_K ? 16 : block == TQ2_0 ? 128 : 32; }
+DEVICE bool block_has_table(u32 block) { return block == IQ4_NL || block == IQ4_XS; }
+
+// What a code exceeds the integer by that it stands for.
+DEVICE float block_offset(u32 block) {
+    return block == Q4_0 ? 8.0f : block == Q5_0 ? 16.0f : block == Q8_0 ? 128.0f : block == Q3_K ? 4.0f : block == Q6_K ? 32.0f : block == TQ2_0 ? 1.0f : 0.0f;
+}
+
+// What the parameters of 32 weights of a block format are made of, as it is stored: bytes of small integers, and factors.
+struct Params {
+    u32 a, b, c, d, m;
+};
+
+// Reads them, of unit u of a row, from the row's planes after the codes.
+DEVICE void ask_params(Params &to, u32 block, const u8 *s, const u8 *supers, u32 u) {
+    u32 of = u >> 3, j = u & 7;
+    if (block <= IQ4_NL || block == TQ2_0) {
+        to.d = ((const u16 *)s)[block == TQ2_0 ? of : u];
+        return;
+    }
+    if (block == Q4_K || block == Q5_K) {
+        s += of * 12 + (j & 3);
+        to.a = s[0], to.b = s[4], to.c = s[8];
+    } else if (block == Q3_K) {
+        const u16 *pair = (const u16 *)(s + of * 12);
+        to.a = pair[j & 3], to.b = pair[4 + (j & 1)];
+    } else if (block == IQ4_XS) to.a = s[of * 8 + j];
+    else to.a = ((const u16 *)(s + of * 16))[j];
+    const u16 *d = (const u16 *)supers;
+    if (block == Q4_K || block == Q5_K || block == Q2_K) to.d = d[2 * of], to.m = d[2 * of + 1];
+    else to.d = d[of];
+}
+
+// Scale and bias of the unit, or of each half of it; of a format with a table the bias means nothing.
+DEVICE void params_of(const Params &from, u32 block, u32 u, float *scale, float *bias) {
+    float d = half_to_float((u16)from.d);
+    u32 j = u & 7;
+    if (block == Q4_K || block == Q5_K) {
+        u32 s = j < 4 ? from.a & 63 : (from.c & 15) | (from.a >> 6 << 4), m = j < 4 ? from.b & 63 : from.c >> 4 | (from.b >> 6 << 4);
+        scale[0] = scale[1] = d * (float)s;
+        bias[0] = bias[1] = -(half_to_float((u16)from.m) * (float)m);
+        return;
+    }
+    if (block == Q2_K) {
+        float dmin = half_to_float((u16)from.m);
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            scale[i] = d * (float)(from.a >> 8 * i & 15);
+            bias[i] = -(dmin * (float)(from.a >> (8 * i + 4) & 15));
+        }
+        return;
+    }
+    if (block == Q3_K) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++)
+            scale[i] = d * (float)((int)((from.a >> (8 * i + (j >> 2) * 4) & 15) | (from.b >> (8 * i + (j >> 1) * 2) & 3) << 4) - 32);
+    } else if (block == Q6_K) {
+        scale[0] = d * (float)((int)(from.a & 255) - 128);
+        scale[1] = d * (float)((int)(from.a >> 8) - 128);
+    } else scale[0] = scale[1] = block == IQ4_XS ? d * (float)((int)from.a - 32) : d;
+    bias[0] = -(block_offset(block) * scale[0]);
+    bias[1] = -(block_offset(block) * scale[1]);
+}
+
+// Weight i of a row in a block format.
+DEVICE float block_weight_at(u64 format, const void *w, const void *s, const void *supers, u64 i) {
+    u32 block = format >> 24, bits = format >> 8 & 255, u = i / 32, half = i / 16 & 1, code = code_at((const u32 *)w, bits, i);
+    Params params;
+    float scale[2], bias[2];
+    ask_params(params, block, (const u8 *)s, (const u8 *)supers, u);
+    params_of(params, block, u, scale, bias);
+    float by = half ? scale[1] : scale[0], plus = half ? bias[1] : bias[0];
+    if (!block_has_table(block)) return fmaf(by, (float)code, plus);
+    u64 table = code & 8 ? 0x7159453526190d01u : 0xf6eaddcfbfad9881u;
+    return by * (float)(i8)(table >> 8 * (code & 7));
 }
 
 // Row r of a plane of a weight, in bytes.

@@ -242,6 +242,22 @@ DEVICE u64 output_row(const Linear &p, u32 o) {
     return p.flags & PAIRS ? o / 2 + (o & 1) * (p.outputs / 2) : o;
 }
 
+// The slot at this place of the order, and the expert whose part it lies in; false past the last.
+DEVICE bool chosen_slot(const Linear &p, u32 place, u32 &expert, u32 &slot) {
+    const u32 *starts = (const u32 *)p.starts;
+    u32 slots = p.rows * p.k, lo = 0, hi = p.experts;
+    if (place >= slots) return false;
+    while (hi - lo > 1) {
+        u32 mid = (lo + hi) / 2;
+        if (starts[mid] <= place) lo = mid;
+        else hi = mid;
+    }
+    expert = lo;
+    slot = ((const u32 *)p.order)[place];
+    slot = slot < slots ? slot : slots - 1;
+    return true;
+}
+
 template <int KIND, int OUT>
 DEVICE void ask(Asked<OUT> &a, const Linear &p, const u8 *w, const u8 *s, const u8 *b, u32 o0, u32 chunk, u32 kind, u32 group,
                 u32 dtype) {
@@ -275,20 +291,11 @@ template <int KIND, int R, int OUT> DEVICE void linear(const Linear &p) {
     bool chosen = p.order != 0;
     if (chosen) {
         wait_for_earlier();
-        // The slot at this place of the order, and the expert whose part it lies in.
-        const u32 *starts = (const u32 *)p.starts;
-        u32 slots = p.rows * p.k, j = place, lo = 0, hi = p.experts;
-        if (j >= slots) return;
-        while (hi - lo > 1) {
-            u32 mid = (lo + hi) / 2;
-            if (starts[mid] <= j) lo = mid;
-            else hi = mid;
-        }
-        slot = ((const u32 *)p.order)[j];
-        slot = slot < slots ? slot : slots - 1;
-        w += lo * p.w_expert;
-        s += lo * p.s_expert;
-        b += lo * p.b_expert;
+        u32 expert;
+        if (!chosen_slot(p, place, expert, slot)) return;
+        w += expert * p.w_expert;
+        s += expert * p.s_expert;
+        b += expert * p.b_expert;
         row0 = slot / p.k;
         slot = slot % p.k;
         in_slot = slot < p.x_slots ? slot : p.x_slots - 1;

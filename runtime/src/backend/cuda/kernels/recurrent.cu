@@ -235,7 +235,7 @@ DEVICE void scan_recalls(const ScanPart &p) {
     }
     decay = p.row(1).decay;
     for (u32 lot = 0; lot <= p.lots(); lot++) {
-        u32 end = (lot + 1) * SCAN_LOT < p.run.rows ? (lot + 1) * SCAN_LOT : p.run.rows;
+        u32 end = (lot + 1) * SCAN_LOT < p.run.rows ? (lot + 1) * SCAN_LOT : p.run.rows - 1;
         for (u32 t = lot * SCAN_LOT; t < end; t++) {
             float d = beta * (v - r), by = decay;
             p.given[t % SCAN_ROWS][p.lane] = d;
@@ -258,6 +258,8 @@ DEVICE void scan_recalls(const ScanPart &p) {
                 }
             }
         }
+        // Nothing waits for what the last row leaves, which is all of a step of one row.
+        if (end / SCAN_LOT == lot && end + 1 == p.run.rows) p.given[end % SCAN_ROWS][p.lane] = beta * (v - r);
         __syncthreads();
     }
 }

@@ -9,7 +9,9 @@ DEVICE void embed_element(const Call &c, u32 i, u32 r) {
     if (i >= c.a[A::dim]) return;
     u64 id = ((const u32 *)c.o[O::ids].at)[r];
     id = id < c.a[A::vocab] ? id : c.a[A::vocab] - 1;
-    at<float>(c.o[O::out], r, 0)[i] = weight_at(c.a[A::format], plane_row(c.o[O::table], id), plane_row(c.o[O::table + 1], id), plane_row(c.o[O::table + 2], id), i);
+    u64 format = c.a[A::format];
+    const u8 *w = plane_row(c.o[O::table], id), *s = plane_row(c.o[O::table + 1], id), *b = plane_row(c.o[O::table + 2], id);
+    at<float>(c.o[O::out], r, 0)[i] = (format & 255) == BLOCKS ? block_weight_at(format, w, s, b, i) : weight_at(format, w, s, b, i);
 }
 
 extern "C" __global__ void embed(const Call c) {
