@@ -1019,6 +1019,8 @@ fn the_device_draws_among_more_tokens_than_it_lists() {
         sampling(1.0, 3000, 1.0, 0.0),
         sampling(2.0, 100_000, 1.0, 0.3),
         sampling(1.0, 4000, 0.01, 0.0),
+        // As many as the first half of equals are.
+        sampling(1.0, 1503, 1.0, 0.0),
     ];
     for options in filters {
         for (what, logits) in [("as logits are", &bell), ("near each other", &near), ("equal", &equal)] {
