@@ -14,9 +14,9 @@
 //! What always holds: the same logits, history, options and seed give the same token on every
 //! machine and device that chooses by these rules, since sums are exact, `exp` is
 //! [`loaf_kernels::math::exp`], and the generator is ours. Nothing is allocated after
-//! [`Sampler::new`]; only the candidates that survive a filter are ever sorted. A NaN logit is minus
-//! infinity, an infinite one the largest finite number; if no logit is left, that is an error and
-//! not a guess.
+//! [`Sampler::new`]; only the candidates that survive a filter are ever sorted. A NaN logit is
+//! minus infinity, an infinite one the largest finite number; if no logit is left, that is an error
+//! and not a guess.
 //!
 //! What this does not do: it knows nothing of text, of stopping, or of probabilities that a caller
 //! wants to see; for those there is [`log_prob`], over the logits as the model gave them.

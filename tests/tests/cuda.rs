@@ -10,7 +10,9 @@ use loaf_bake::weights::QuantOptions;
 use loaf_formats::dtype::DType;
 use loaf_formats::op::OpKind;
 use loaf_runtime::backend::cuda::driver::{Driver, Function, Pinned};
-use loaf_runtime::backend::cuda::launch::{ASK_SHARED, CHOICE_ROOM, Choose, HowAt, Kernel, Launch, OWN_SHARED, SAMPLE_ROOM, Sample};
+use loaf_runtime::backend::cuda::launch::{
+    ASK_SHARED, CHOICE_ROOM, Choose, HowAt, Kernel, Launch, OWN_SHARED, SAMPLE_ROOM, Sample,
+};
 use loaf_runtime::backend::cuda::nvidia::Nvidia;
 use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions, PTX};
 use loaf_runtime::backend::{DeviceError, Trace as _};
@@ -1223,7 +1225,8 @@ fn compiled_kernels_keep_to_their_registers_and_stack() {
         let threads = match name.as_str() {
             "expert_sort" => 1024,
             "gdn_scan_128" => 128,
-            "choose" | "sample_best" | "sample_weigh" | "sample_pick" | "row_plain_4" | "experts_in_2" | "experts_out" => 512,
+            "choose" | "sample_best" | "sample_weigh" | "sample_pick" | "row_plain_4" | "experts_in_2"
+            | "experts_out" => 512,
             _ => 256,
         };
         assert!(registers > 0 && registers * threads <= 65536, "{name}: {registers} registers of {threads} threads");
