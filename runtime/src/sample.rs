@@ -3,11 +3,20 @@
 //! The order is fixed: repetition, presence and frequency penalties; temperature; top-k; top-p;
 //! min-p; a draw. Temperature 0 takes the best token after penalties, the lower id of equals.
 //!
+//! A candidate's weight is `w = exp((x - best) / temperature)` in f32, 0 if the exponent is below
+//! -27; its share is the integer part of `w * 2^39`. Sums of shares are integers, so that they
+//! are exact in any order, and a device may add and search them in its own: a token is the same.
+//! Top-p keeps, best first, until the shares' sum is `top_p` of what top-k left, rounded up; min-p
+//! compares `w`. The draw is the upper half of a random word times the sum of shares that are left
+//! (128 bits); the token is the first whose share makes the sum larger than it, best first if top-k
+//! or top-p ranked anything, else by id.
+//!
 //! What always holds: the same logits, history, options and seed give the same token on every
-//! machine, since every sum runs in a stated order, `exp` is [`loaf_kernels::math::exp`], and the
-//! generator is ours. Nothing is allocated after [`Sampler::new`]; only the candidates that survive
-//! a filter are ever sorted. A NaN logit is minus infinity, an infinite one the largest finite
-//! number; if no logit is left, that is an error and not a guess.
+//! machine and device that chooses by these rules, since sums are exact, `exp` is
+//! [`loaf_kernels::math::exp`], and the generator is ours. Nothing is allocated after
+//! [`Sampler::new`]; only the candidates that survive a filter are ever sorted. A NaN logit is
+//! minus infinity, an infinite one the largest finite number; if no logit is left, that is an error
+//! and not a guess.
 //!
 //! What this does not do: it knows nothing of text, of stopping, or of probabilities that a caller
 //! wants to see; for those there is [`log_prob`], over the logits as the model gave them.
@@ -69,6 +78,17 @@ impl SamplerOptions {
     pub fn is_plainly_greedy(&self) -> bool {
         let Self { temperature, repetition_penalty, presence_penalty, frequency_penalty, .. } = *self;
         [temperature, repetition_penalty - 1.0, presence_penalty, frequency_penalty] == [0.0; 4]
+    }
+
+    /// Whether a token's logit depends on what came before.
+    pub(crate) fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// `top_p` in parts of 2^64; 0 keeps all.
+    pub(crate) fn top_part(&self) -> u64 {
+        // Exact, unless below 2^-41.
+        if self.top_p < 1.0 { ((f64::from(self.top_p) * 2f64.powi(64)) as u64).max(1) } else { 0 }
     }
 
     /// Whether every value is in its range.
@@ -137,11 +157,6 @@ impl Rng {
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
-
-    /// Uniform in [0, 1), 53 bits.
-    fn uniform(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
 }
 
 /// A token that may be chosen: its penalised logit, and its weight relative to the best (1 for the
@@ -151,6 +166,22 @@ struct Candidate {
     logit: f32,
     weight: f32,
     id: u32,
+}
+
+/// Exponents below this weigh nothing: `2^39 exp` of what is not is at least 1.
+const LEAST_EXPONENT: f32 = -27.0;
+
+impl Candidate {
+    /// The weight as an integer, of 2^-39. A vocabulary has at most 2^24 tokens, so that no sum
+    /// overflows.
+    fn share(&self) -> u64 {
+        (self.weight * (1u64 << 39) as f32) as u64
+    }
+}
+
+/// The upper half of a product.
+fn upper(a: u64, b: u64) -> u64 {
+    ((u128::from(a) * u128::from(b)) >> 64) as u64
 }
 
 /// Best first, the lower id of equals first: a total order, so that sorted prefixes are the same by
@@ -187,9 +218,7 @@ impl Sampler {
     /// [`SampleError::Option`], [`SampleError::Memory`].
     pub fn new(options: SamplerOptions, vocab: usize) -> Result<Sampler, SampleError> {
         options.check()?;
-        let penalised =
-            options.repetition_penalty != 1.0 || options.presence_penalty != 0.0 || options.frequency_penalty != 0.0;
-        let penalties = if penalised { vocab as u64 } else { 0 };
+        let penalties = if options.has_penalties() { vocab as u64 } else { 0 };
         let candidates = if options.temperature > 0.0 { vocab as u64 } else { 0 };
         Ok(Sampler {
             options,
@@ -264,21 +293,23 @@ impl Sampler {
             return Ok(best);
         }
         self.filter(logits, max);
-        let total: f64 = self.candidates.iter().map(|c| f64::from(c.weight)).sum();
-        let mut left = self.rng.uniform() * total;
+        let total = self.candidates.iter().map(Candidate::share).sum();
+        let draw = upper(self.rng.next(), total);
+        let mut sum = 0;
         for c in &self.candidates {
-            left -= f64::from(c.weight);
-            if left < 0.0 {
+            sum += c.share();
+            if sum > draw {
                 return Ok(c.id);
             }
         }
-        // Subtracting can round where adding did not: the draw fell on the very end.
-        Ok(self.candidates.iter().rev().find(|c| c.weight > 0.0).map_or(best, |c| c.id))
+        // The best token's share is 2^39, so that there is always one.
+        Ok(best)
     }
 
     /// Leaves in `candidates` what the filters keep: best first if anything was ranked, else by id.
     fn filter(&mut self, logits: &[f32], max: f32) {
-        let SamplerOptions { temperature, top_k, top_p, min_p, .. } = self.options;
+        let SamplerOptions { temperature, top_k, min_p, .. } = self.options;
+        let top_part = self.options.top_part();
         let candidates = &mut self.candidates;
         candidates.clear();
         let all = (0u32..).zip(logits).map(|(id, x)| Candidate { logit: tame(*x), weight: 0.0, id });
@@ -289,24 +320,30 @@ impl Sampler {
             candidates.truncate(top_k);
         }
         fused!(weigh(candidates: &mut [Candidate], max: f32, temperature: f32) -> ());
-        if top_p < 1.0 {
-            let total: f64 = candidates.iter().map(|c| f64::from(c.weight)).sum();
-            let wanted = total * f64::from(top_p);
-            let (mut sum, mut kept, mut ranked) = (0.0, 0, 0);
+        if top_part > 0 {
+            let total: u64 = candidates.iter().map(Candidate::share).sum();
+            let wanted = part_of(total, top_part);
+            let (mut sum, mut kept, mut ranked) = (0, 0, 0);
             while sum < wanted && kept < candidates.len() {
                 if kept == ranked {
                     ranked = (ranked * 8).max(FIRST_RANKED);
                     rank(candidates, ranked);
                 }
-                sum += f64::from(candidates[kept].weight);
+                sum += candidates[kept].share();
                 kept += 1;
             }
-            candidates.truncate(kept.max(1));
+            candidates.truncate(kept);
         }
         if min_p > 0.0 {
             candidates.retain(|c| c.weight >= min_p);
         }
     }
+}
+
+/// Such a part of a sum, rounded up, and at least 1.
+fn part_of(total: u64, part: u64) -> u64 {
+    let whole = u128::from(total) * u128::from(part);
+    (whole.div_ceil(1 << 64) as u64).max(1)
 }
 
 /// Puts the best `n` first and in order; where the others end up is unspecified.
@@ -366,7 +403,8 @@ fn sum_exp(x: &[f32], max: f32) -> [f64; 8] {
 #[inline(always)]
 fn weigh(candidates: &mut [Candidate], max: f32, temperature: f32) {
     for c in candidates {
-        c.weight = exp((c.logit - max) / temperature);
+        let exponent = (c.logit - max) / temperature;
+        c.weight = if exponent >= LEAST_EXPONENT { exp(exponent) } else { 0.0 };
     }
 }
 
@@ -408,12 +446,19 @@ mod tests {
 
     use super::*;
 
+    impl super::Rng {
+        /// Uniform in [0, 1), 53 bits.
+        fn uniform(&mut self) -> f64 {
+            (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        }
+    }
+
     fn options() -> SamplerOptions {
         SamplerOptions { temperature: 1.0, seed: 7, ..SamplerOptions::default() }
     }
 
     fn logits(seed: u64, vocab: usize) -> Vec<f32> {
-        let mut rng = Rng(seed);
+        let mut rng = super::Rng(seed);
         (0..vocab).map(|_| (rng.uniform() * 16.0 - 8.0) as f32).collect()
     }
 

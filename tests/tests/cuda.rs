@@ -9,15 +9,17 @@ use loaf_bake::build::BuildOptions;
 use loaf_bake::weights::QuantOptions;
 use loaf_formats::dtype::DType;
 use loaf_formats::op::OpKind;
-use loaf_runtime::backend::cuda::driver::Driver;
-use loaf_runtime::backend::cuda::launch::{ASK_SHARED, CHOICE_ROOM, Choose, Kernel, Launch, OWN_SHARED};
+use loaf_runtime::backend::cuda::driver::{Driver, Function, Pinned};
+use loaf_runtime::backend::cuda::launch::{
+    ASK_SHARED, CHOICE_ROOM, Choose, HowAt, Kernel, Launch, OWN_SHARED, SAMPLE_ROOM, Sample,
+};
 use loaf_runtime::backend::cuda::nvidia::Nvidia;
 use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions, PTX};
 use loaf_runtime::backend::{DeviceError, Trace};
 use loaf_runtime::compare::CpuTrace;
 use loaf_runtime::generate;
 use loaf_runtime::kernels::Kernels;
-use loaf_runtime::sample::best;
+use loaf_runtime::sample::{Sampler, SamplerOptions, best};
 use loaf_runtime::{Engine, EngineError, GenerateOptions, Generation, Model, Sequence, Session};
 use loaf_tests::gpu::{Emulated, Record, Work};
 use loaf_tests::{
@@ -823,6 +825,58 @@ fn tokens_chosen_on_the_device_are_those_that_the_cpu_chooses() {
     }
 }
 
+/// A whole answer drawn on the device, and one by penalised logits; the state is then that of the
+/// answer.
+#[test]
+fn answers_drawn_on_the_device_are_those_that_the_cpu_draws() {
+    let baked = bake("hf/qwen3", &BuildOptions::default());
+    let prompt = &Expected::read("hf/qwen3").ids[..5];
+    let penalised = SamplerOptions { repetition_penalty: 1.2, ..sampling(0.0, 0, 1.0, 0.0) };
+    for (sampler, n) in [(sampling(0.9, 0, 0.95, 0.02), 64), (penalised, 8)] {
+        let answer = |mut session: Session| {
+            let Session { engine, sequence } = &mut session;
+            let options = GenerateOptions { max_tokens: Some(n), sampler, ..GenerateOptions::default() };
+            let mut generation = Generation::new(engine.model(), None, prompt, 0, options).expect("valid options");
+            generate::run(engine, sequence, &mut generation, &mut |_, _| ControlFlow::Continue(())).expect("a run");
+            let (ids, pos) = (generation.ids().to_vec(), sequence.position());
+            (ids, pos, session.decode(7).expect("a step").to_vec())
+        };
+        let want = answer(session(&baked.loaf, Kernels::detect(), 1));
+        let got = answer(cuda(&baked.loaf, options()));
+        assert_eq!((&got.0, got.1), (&want.0, want.1), "{sampler:?}");
+        assert_bits("what follows", &[got.2], &[want.2]);
+    }
+}
+
+/// With other options nothing is captured again, and a drawn token is one launch and one wait.
+#[test]
+fn a_token_that_the_device_draws_is_one_launch_and_no_logits() {
+    let baked = bake("hf/qwen3", &BuildOptions::default());
+    let (mut engine, record) = recorded(&baked.loaf, options()).expect("room");
+    let mut sequence = engine.sequence().expect("a slot");
+    let penalised = SamplerOptions { presence_penalty: 0.5, ..sampling(1.5, 3, 1.0, 0.0) };
+    for (i, sampler) in [sampling(0.8, 20, 0.9, 0.1), penalised].into_iter().enumerate() {
+        engine.eval(&mut sequence, &[1, 2, 3]).expect("a prompt");
+        let pos = sequence.position();
+        let chooser = engine.chooser(&sampler, false).expect("a device that chooses");
+        chooser.start(&sampler, 10, &[1, 2, 3]).expect("started");
+        if i == 0 {
+            chooser.next(pos, true).expect("a step").expect("a token");
+        }
+        let first = pos + u32::from(i == 0);
+        record.lock().expect("one thread").calls.clear();
+        for pos in first..first + 3 {
+            chooser.next(pos, true).expect("a step").expect("a token");
+        }
+        let calls = record.lock().expect("one thread").calls.clone();
+        assert_eq!(calls, [("replay", 3), ("mark", 3), ("wait_for", 3)].into_iter().collect());
+        chooser.end();
+    }
+    let bad = SamplerOptions { temperature: f32::NAN, ..sampling(1.0, 0, 1.0, 0.0) };
+    let error = engine.chooser(&bad, false).expect("a device").start(&bad, 10, &[]).expect_err("no temperature");
+    assert!(error.to_string().contains("temperature"), "{error}");
+}
+
 #[test]
 fn a_token_that_the_device_chooses_is_one_launch_and_no_logits() {
     let baked = bake("hf/qwen3", &BuildOptions::default());
@@ -903,6 +957,230 @@ fn the_device_chooses_by_the_rules_of_the_sampler() {
         let want = best(&logits[..known]).map(|b| b.0);
         assert_eq!((got != u32::MAX).then_some(got), want, "case {i}");
         assert_eq!((after[6], after[10], after[12], after[17], after[20]), (pos, 222, 111, pos, want.unwrap_or(0)));
+    }
+}
+
+/// Draws on a card, without a model.
+struct Draws {
+    driver: Box<dyn Driver>,
+    kernels: Vec<Function>,
+    host: Pinned,
+    results: Pinned,
+    sample: Sample,
+}
+
+impl Draws {
+    const VOCAB: usize = 70_000;
+    const STEP: usize = 128;
+
+    fn new() -> Draws {
+        let mut driver = driver();
+        driver.enter().expect("a card");
+        let cubin = include_bytes!("../../runtime/src/backend/cuda/kernels/loaf.sm_90a.cubin");
+        let image: &[u8] = if driver.card().capability == (9, 0) { cubin } else { PTX.as_bytes() };
+        let kernels = driver.load(image, &["sample_best", "sample_weigh", "sample_pick"]).expect("compiled kernels");
+        let bytes = (8 * Self::VOCAB + 2 * Self::STEP) as u64;
+        let mut of = |bytes: u64| {
+            let at = driver.allocate(bytes).expect("memory");
+            driver.fill(at, 0, bytes as usize).expect("a fill");
+            at
+        };
+        let (logits, parts, room) = (of(bytes), of(CHOICE_ROOM), of(SAMPLE_ROOM));
+        let host = driver.pinned(bytes as usize).expect("memory");
+        let results = driver.pinned(64).expect("memory");
+        let head = logits + 8 * Self::VOCAB as u64;
+        let choose = Choose {
+            logits,
+            head,
+            parts,
+            counter: parts + CHOICE_ROOM - 8,
+            results: results.at as u64,
+            ..Choose::default()
+        };
+        let (how, seen) = (head + Self::STEP as u64, logits + 4 * Self::VOCAB as u64);
+        Draws { driver, kernels, host, results, sample: Sample { choose, how, room, seen } }
+    }
+
+    /// Draws so many tokens, one after the other, by the same logits, after a prompt.
+    fn draw(&mut self, logits: &[f32], options: &SamplerOptions, prompt: &[u32], n: usize) -> Vec<Option<u32>> {
+        let mut words = vec![0u32; 2 * Self::VOCAB + Self::STEP / 4];
+        words.iter_mut().zip(logits).for_each(|(w, x)| *w = x.to_bits());
+        prompt.iter().for_each(|id| words[Self::VOCAB + *id as usize] = 1 << 31);
+        words[2 * Self::VOCAB + 1] = logits.len() as u32;
+        let how = HowAt::new(options, options.seed);
+        // SAFETY: pinned memory of that length, which nothing else uses until the copy is waited
+        // for.
+        unsafe {
+            std::ptr::copy_nonoverlapping(words.as_ptr().cast::<u8>(), self.host.at, words.len() * 4);
+            self.host.at.add(words.len() * 4).cast::<HowAt>().write_unaligned(how);
+        }
+        let bytes = words.len() * 4 + size_of::<HowAt>();
+        self.driver.copy_in(self.sample.choose.logits, self.host, 0, bytes).expect("a copy");
+        (0..n)
+            .map(|_| {
+                for (kernel, Launch { shape, parameter, .. }) in self.kernels.iter().zip(self.sample.launches(1)) {
+                    self.driver.launch(*kernel, shape, parameter.bytes()).expect("a launch");
+                }
+                self.driver.wait().expect("an end");
+                // SAFETY: as above; the kernels are done.
+                let id = unsafe { self.results.at.cast::<u32>().read_volatile() };
+                (id != u32::MAX).then_some(id)
+            })
+            .collect()
+    }
+
+    /// Compares draws with the sampler's.
+    fn check(&mut self, what: &str, logits: &[f32], options: &SamplerOptions, prompt: &[u32], n: usize) {
+        let mut sampler = Sampler::new(*options, logits.len()).expect("valid options");
+        sampler.observe_prompt(prompt);
+        let want: Vec<Option<u32>> = (0..n)
+            .map(|_| {
+                let id = sampler.pick(logits).ok();
+                id.iter().for_each(|id| sampler.observe_output(*id));
+                id
+            })
+            .collect();
+        assert_eq!(self.draw(logits, options, prompt, n), want, "{what}: {} logits, {options:?}", logits.len());
+    }
+}
+
+/// Numbers that look like noise.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    /// Between 0 and 1, one of 2^23.
+    fn part(&mut self) -> f32 {
+        (self.next() & 0x7f_ffff) as f32 / (1 << 23) as f32
+    }
+
+    /// A sum of six of them, spread about 0: as logits are.
+    fn bell(&mut self) -> f32 {
+        (0..6).map(|_| self.part() - 0.5).sum::<f32>() * 1.4
+    }
+}
+
+fn sampling(temperature: f32, top_k: u32, top_p: f32, min_p: f32) -> SamplerOptions {
+    SamplerOptions { temperature, top_k, top_p, min_p, seed: 11, ..SamplerOptions::default() }
+}
+
+/// Distributions of every form, vocabularies of any size, filters alone and together.
+#[test]
+fn the_device_draws_the_tokens_that_the_sampler_draws() {
+    let mut draws = Draws::new();
+    let mut noise = Noise(3);
+    let filters = [
+        sampling(1.0, 0, 1.0, 0.0),
+        sampling(0.7, 0, 1.0, 0.1),
+        sampling(0.8, 20, 0.95, 0.0),
+        sampling(1.3, 0, 0.9, 0.02),
+        sampling(1.0, 40, 1.0, 0.05),
+        sampling(1.0, 1, 1.0, 0.0),
+        sampling(1.0, 0, 1e-12, 0.0),
+        sampling(1e-30, 0, 0.5, 0.0),
+        sampling(100.0, 7, 1.0, 0.0),
+        sampling(1.0, 1 << 20, 1.0, 0.999),
+    ];
+    for (turn, vocab) in [1, 33, 511, 1537, 5003].into_iter().enumerate() {
+        let bell: Vec<f32> = (0..vocab).map(|_| 3.0 * noise.bell()).collect();
+        let few: Vec<f32> = (0..vocab).map(|_| (3.0 * noise.bell()).round()).collect();
+        let peaked: Vec<f32> = bell.iter().enumerate().map(|(i, x)| if i == vocab / 2 { 40.0 } else { *x }).collect();
+        let flat = vec![-1.5; vocab];
+        let all = [("as logits are", &bell), ("ties", &few), ("a peak", &peaked), ("flat", &flat)];
+        for (i, options) in filters.iter().enumerate() {
+            // Interpreted, one of them, another one for each vocabulary.
+            let some = if has_card() { 0..4 } else { (i + turn) % 4..(i + turn) % 4 + 1 };
+            for (what, logits) in &all[some] {
+                draws.check(what, logits, options, &[], 1);
+            }
+        }
+    }
+}
+
+/// More tokens than the list takes: before the first filter ends, in one bucket of equals, in one of
+/// different ones; and so many that are drawn by.
+#[test]
+fn the_device_draws_among_more_tokens_than_it_lists() {
+    let mut draws = Draws::new();
+    let mut noise = Noise(5);
+    let bell: Vec<f32> = (0..6011).map(|_| noise.bell()).collect();
+    let near: Vec<f32> = (0..6011).map(|_| 9.0 + 0.004 * noise.part()).collect();
+    let equal: Vec<f32> = (0..6011).map(|i| if i % 2 == 0 { 4.25 } else { -2.0 }).collect();
+    let filters = [
+        sampling(1.0, 0, 0.95, 0.0),
+        sampling(1.0, 5000, 0.8, 0.05),
+        sampling(1.0, 3000, 1.0, 0.0),
+        sampling(2.0, 100_000, 1.0, 0.3),
+        sampling(1.0, 4000, 0.01, 0.0),
+        // As many as the first half of equals are.
+        sampling(1.0, 1503, 1.0, 0.0),
+    ];
+    for options in filters {
+        for (what, logits) in [("as logits are", &bell), ("near each other", &near), ("equal", &equal)] {
+            draws.check(what, logits, &options, &[], 1);
+        }
+    }
+}
+
+/// What is no number, what is infinite, zeros of both signs, logits whose differences overflow.
+#[test]
+fn the_device_draws_by_the_rules_for_special_logits() {
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    let mut draws = Draws::new();
+    let mut noise = Noise(7);
+    let cases: [Vec<f32>; 8] = [
+        vec![nan, -inf, nan],
+        vec![-inf, f32::MIN, nan],
+        vec![inf, f32::MAX, 3.0e38, inf, f32::MIN],
+        vec![0.0, -0.0, 0.0, -0.0, -0.0],
+        vec![f32::MIN, f32::MIN, -inf],
+        vec![1e-40, -1e-40, 2e-45, 0.0],
+        vec![1.0, 1.0 - 27.0, 1.0 - 27.000_002, 1.0 - 26.999_998],
+        (0..3000).map(|_| f32::from_bits(noise.next() as u32 ^ (noise.next() as u32) << 8)).collect(),
+    ];
+    for logits in &cases {
+        for options in [
+            sampling(1.0, 0, 1.0, 0.0),
+            sampling(1.0, 3, 1.0, 0.0),
+            sampling(1.0, 0, 0.6, 0.0),
+            sampling(3e-39, 2, 0.99, 0.5),
+            sampling(0.0, 0, 1.0, 0.0),
+        ] {
+            draws.check("special", logits, &options, &[], 1);
+        }
+    }
+}
+
+/// Penalties follow the tokens that are drawn, and greedy choices among penalised logits, too.
+#[test]
+fn the_device_penalises_what_it_has_drawn() {
+    let mut draws = Draws::new();
+    let mut noise = Noise(9);
+    let logits: Vec<f32> = (0..777).map(|_| 2.0 * noise.bell()).collect();
+    let greedy = sampling(0.0, 0, 1.0, 0.0);
+    for (base, repetition_penalty, presence_penalty, frequency_penalty) in [
+        (greedy, 1.3, 0.0, 0.0),
+        (sampling(0.6, 0, 1.0, 0.0), 1.0, 0.7, 0.0),
+        (greedy, 1.0, 0.0, 0.4),
+        (sampling(0.9, 10, 0.9, 0.05), 0.8, 1.5, -0.3),
+    ] {
+        let options = SamplerOptions { repetition_penalty, presence_penalty, frequency_penalty, ..base };
+        draws.check("penalties", &logits, &options, &[5, 700, 5, 31], 6);
+    }
+}
+
+/// A vocabulary as models have them.
+#[test]
+fn the_device_draws_from_a_large_vocabulary() {
+    let mut draws = Draws::new();
+    let mut noise = Noise(13);
+    let logits: Vec<f32> = (0..69_999).map(|_| 3.0 * noise.bell()).collect();
+    for options in [sampling(0.7, 20, 0.8, 0.0), sampling(1.0, 0, 1.0, 0.0), sampling(1.0, 0, 0.95, 0.01)] {
+        draws.check("a large vocabulary", &logits, &options, &[], 1);
     }
 }
 
@@ -1042,7 +1320,8 @@ fn compiled_kernels_keep_to_their_registers_and_stack() {
         let threads = match name.as_str() {
             "expert_sort" => 1024,
             "gdn_scan_128" => 128,
-            "choose" | "row_plain_4" | "experts_in_2" | "experts_out" => 512,
+            "choose" | "sample_best" | "sample_weigh" | "sample_pick" | "row_plain_4" | "experts_in_2"
+            | "experts_out" => 512,
             _ => 256,
         };
         assert!(registers > 0 && registers * threads <= 65536, "{name}: {registers} registers of {threads} threads");

@@ -99,6 +99,9 @@ pub enum Lane {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Mov,
+    /// A word as two halves, the lower one first, and the opposite.
+    Split,
+    Pair,
     Add,
     Sub,
     Mul,
@@ -371,10 +374,14 @@ impl<'a> Body<'a> {
         };
         let empty = |op| Instr { guard: None, op, ty: Ty::U(4), d: vec![], s: vec![], at: 0, line };
         match parts[0] {
-            "mov" => {
-                // A pair of halves made of, or split into, registers is not among ours.
-                one(self, Op::Mov, ty(1))
+            "mov" if operands.contains('{') => {
+                assert_eq!(name, "mov.b64", "PTX: {text}");
+                let d: Vec<u32> = vector(fields[0]).0.into_iter().map(|r| self.reg(r)).collect();
+                let s = vector(fields[1]).0.into_iter().map(|v| self.src(v)).collect();
+                let op = if d.len() == 2 { Op::Split } else { Op::Pair };
+                Instr { guard: None, op, ty: ty(1), d, s, at: 0, line }
             }
+            "mov" => one(self, Op::Mov, ty(1)),
             "cvta" => one(self, Op::Mov, Ty::U(8)),
             "add" => one(self, Op::Add, ty(1)),
             "sub" => one(self, Op::Sub, ty(1)),

@@ -266,6 +266,11 @@ impl Block<'_> {
                     return;
                 }
                 Op::Nop => {}
+                Op::Split => {
+                    let v = value(t, i.s[0]);
+                    t.registers[i.d[0] as usize] = v & 0xffff_ffff;
+                    t.registers[i.d[1] as usize] = v >> 32;
+                }
                 Op::Ld(n) => {
                     let (size, at) = (i.ty.bytes(), value(t, i.s[0]).wrapping_add_signed(i.at));
                     // A vector is aligned as a whole.
@@ -298,16 +303,17 @@ impl Block<'_> {
                 }
                 Op::AtomInc | Op::AtomAdd => {
                     let at = value(t, i.s[0]).wrapping_add_signed(i.at);
-                    let old = self.load(t, at, 4, i) as u32;
-                    let v = value(t, i.s[1]) as u32;
+                    let size = i.ty.bytes();
+                    let old = self.load(t, at, size, i);
+                    let v = mask(value(t, i.s[1]), i.ty);
                     let new = match i.op {
                         Op::AtomInc if old >= v => 0,
                         Op::AtomInc => old + 1,
                         _ => old.wrapping_add(v),
                     };
-                    self.store(t, at, 4, new.into(), i);
+                    self.store(t, at, size, new, i);
                     if let Some(d) = i.d.first() {
-                        t.registers[*d as usize] = old.into();
+                        t.registers[*d as usize] = old;
                     }
                 }
                 _ => {
@@ -435,6 +441,7 @@ fn integer(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
     let (ua, ub, sa, sb) = (mask(a, ty), mask(b, ty), signed(a, ty), signed(b, ty));
     let v = match i.op {
         Op::Mov => a,
+        Op::Pair => mask(a, Ty::U(4)) | b << 32,
         Op::Add => a.wrapping_add(b),
         Op::Sub => a.wrapping_sub(b),
         Op::Mul => a.wrapping_mul(b),
@@ -522,7 +529,12 @@ fn integer(i: &Instr, a: u64, b: u64, c: u64, e: u64, kernel: &Kernel) -> u64 {
         // To an integer from a float: towards zero, or the nearest.
         Op::Cvt(Ty::F32, whole) => {
             let x = if whole { f(a).round_ties_even() } else { f(a) };
-            if is_signed { x as i32 as u64 } else { u64::from(x as u32) }
+            match (is_signed, width) {
+                (false, 64) => return x as u64,
+                (false, _) => u64::from(x as u32),
+                (true, 64) => return x as i64 as u64,
+                (true, _) => x as i32 as u64,
+            }
         }
         Op::Cvt(Ty::F64, _) => {
             if is_signed {

@@ -10,6 +10,7 @@ use loaf_formats::op::{self, ATTENTION_BLOCK, OpAttrs, OpKind};
 use loaf_formats::plan::{self, Record, Region};
 
 use super::driver::{Address, Shape};
+use crate::sample::SamplerOptions;
 
 macro_rules! kernels {
     ($($kernel:ident = $name:literal,)*) => {
@@ -131,6 +132,9 @@ kernels! {
     FewHeads64 = "few_heads_64",
     FewHeads128 = "few_heads_128",
     Choose = "choose",
+    SampleBest = "sample_best",
+    SampleWeigh = "sample_weigh",
+    SamplePick = "sample_pick",
     Route2 = "route_2",
     ExpertsIn2 = "experts_in_2",
     ExpertsOut = "experts_out",
@@ -543,6 +547,70 @@ impl Choose {
     }
 }
 
+/// `struct How`: how a row's token is chosen.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct HowAt {
+    pub temperature: f32,
+    pub min_p: f32,
+    pub top_k: u32,
+    pub penalised: u32,
+    pub top_p: u64,
+    pub counter: u64,
+    pub repetition: f32,
+    pub presence: f32,
+    pub frequency: f32,
+    pub unused: u32,
+}
+
+impl HowAt {
+    /// By these options, the next random number being the one after `counter`.
+    pub fn new(options: &SamplerOptions, counter: u64) -> HowAt {
+        HowAt {
+            temperature: options.temperature,
+            min_p: options.min_p,
+            top_k: options.top_k,
+            penalised: options.has_penalties().into(),
+            top_p: options.top_part(),
+            counter,
+            repetition: options.repetition_penalty,
+            presence: options.presence_penalty,
+            frequency: options.frequency_penalty,
+            unused: 0,
+        }
+    }
+}
+
+/// `struct Sample`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Sample {
+    pub choose: Choose,
+    pub how: Address,
+    pub room: Address,
+    pub seen: Address,
+}
+
+/// Bytes of `struct Room`, of a row.
+pub const SAMPLE_ROOM: u64 = 8 * (3 * 2048 + SAMPLE_BLOCKS as u64) + 4 * 2048 + 24;
+
+impl Sample {
+    /// How it is cut, of so many rows: the best logit, the shares, the draw.
+    pub fn launches(self, rows: u32) -> [Launch; 3] {
+        let of = |kernel, blocks| {
+            let shape = shape([blocks, rows, 1], 512, 0);
+            Launch { kernel, shape, parameter: Parameter::Sample(self) }
+        };
+        [
+            of(Kernel::SampleBest, CHOICE_BLOCKS),
+            of(Kernel::SampleWeigh, SAMPLE_BLOCKS),
+            of(Kernel::SamplePick, SAMPLE_BLOCKS),
+        ]
+    }
+}
+
 /// A kernel's parameter.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -563,6 +631,8 @@ pub enum Parameter {
     FewProduct(FewProduct),
     /// A choice.
     Choose(Choose),
+    /// A draw.
+    Sample(Sample),
     /// A router, and what is computed beside it.
     RouteIn(RouteIn),
     /// The first half of a mixture's experts.
@@ -588,6 +658,7 @@ impl Parameter {
             Parameter::FewCodes(p) => of(p),
             Parameter::FewProduct(p) => of(p),
             Parameter::Choose(p) => of(p),
+            Parameter::Sample(p) => of(p),
             Parameter::RouteIn(p) => of(p),
             Parameter::ExpertsIn(p) => of(p),
             Parameter::ExpertsOut(p) => of(p),
@@ -695,6 +766,7 @@ const ROW_THREADS: u32 = 256;
 pub const FEW_ROWS: u32 = 16;
 /// Blocks of the choice of a token.
 const CHOICE_BLOCKS: u32 = 64;
+const SAMPLE_BLOCKS: u32 = 128;
 /// Most outputs of a product of one row that all are computed at once.
 const MOST_AT_ONCE: u32 = 4096;
 /// Queries of a tile of attention, and rows from which on attention is computed by tiles.

@@ -6,7 +6,10 @@ use loaf_formats::op::{ATTENTION_BLOCK, OpAttrs, OpKind, attention, gdn_scan};
 use loaf_formats::plan::{Phase, Plan, State, StateKind, records};
 
 use super::driver::{Address, Card, Driver, Pinned, Result};
-use super::launch::{ATTENTION_SPLIT, Bases, CHOICE_ROOM, Choose, OWN_SHARED, RowAt, RunAt, Step, attention_room};
+use super::launch::{
+    ATTENTION_SPLIT, Bases, CHOICE_ROOM, Choose, HowAt, OWN_SHARED, RowAt, RunAt, SAMPLE_ROOM, Sample, Step,
+    attention_room,
+};
 use crate::backend::{DeviceError, Part, SlotRun};
 
 /// Versions of recurrent state a slot has room for where there is memory: two lots of the rows of a
@@ -18,21 +21,23 @@ const PAGE: u64 = 4096;
 /// Bytes of the four places that tokens of one sequence are told in, turn by turn.
 const TURNS: usize = 64;
 
-/// What is told of a step's rows: a count, runs, rows, ids, one after the other.
+/// What is told of a step's rows: a count, runs, rows, ids, and for so many of them how their
+/// tokens are drawn, one after the other.
 #[derive(Clone, Copy, Debug)]
 struct Steps {
     at: Address,
     host: Pinned,
     runs: usize,
     rows: usize,
+    drawn: usize,
 }
 
 impl Steps {
     const HEAD: usize = 16;
 
-    fn new(runs: u32, rows: u32) -> Steps {
+    fn new(runs: u32, rows: u32, drawn: u32) -> Steps {
         let none = Pinned { at: std::ptr::null_mut(), bytes: 0 };
-        Steps { at: 0, host: none, runs: runs as usize, rows: rows as usize }
+        Steps { at: 0, host: none, runs: runs as usize, rows: rows as usize, drawn: drawn as usize }
     }
 
     fn rows_at(&self) -> usize {
@@ -43,8 +48,12 @@ impl Steps {
         self.rows_at() + self.rows * size_of::<RowAt>()
     }
 
+    fn hows_at(&self) -> usize {
+        (self.ids_at() + self.rows * 4).next_multiple_of(16)
+    }
+
     fn bytes(&self) -> usize {
-        self.ids_at() + self.rows * 4
+        self.hows_at() + self.drawn * size_of::<HowAt>()
     }
 
     fn step(&self) -> Step {
@@ -67,6 +76,9 @@ pub(super) struct Memory {
     /// Room for the choice of a token, and where the host reads it.
     choice: Address,
     chosen: Pinned,
+    /// Room for draws, and of each token how often it was seen.
+    draws: Address,
+    seen: Address,
     /// Of a step of few rows, and of many.
     steps: [Steps; 2],
     buffers: [Pinned; 2],
@@ -74,7 +86,7 @@ pub(super) struct Memory {
     recurrent: u64,
     version: u64,
     slots: u32,
-    sizes: [u64; 7],
+    sizes: [u64; 9],
     io_words: [u64; 2],
     multiprocessors: u32,
     shared: u32,
@@ -112,7 +124,9 @@ impl Memory {
             counters: 0,
             choice: 0,
             chosen: none,
-            steps: [Steps::new(few.min(slots.max(1)), few), Steps::new(many.min(slots.max(1)), many)],
+            draws: 0,
+            seen: 0,
+            steps: [Steps::new(few.min(slots.max(1)), few, few), Steps::new(many.min(slots.max(1)), many, 0)],
             buffers: [none; 2],
             slot: 0,
             recurrent: plan.cache_bytes.next_multiple_of(PAGE),
@@ -126,6 +140,8 @@ impl Memory {
                 parts,
                 counters,
                 CHOICE_ROOM * u64::from(few),
+                SAMPLE_ROOM * u64::from(few),
+                4 * u64::from(plan.vocab),
             ],
             io_words: [plan.io.ids, plan.io.select],
             multiprocessors: card.multiprocessors,
@@ -181,7 +197,7 @@ impl Memory {
 
     /// Takes the memory that was planned.
     pub fn allocate(&mut self, driver: &mut dyn Driver) -> std::result::Result<(), DeviceError> {
-        let [weights, state, arena, io, parts, counters, choice] = self.sizes;
+        let [weights, state, arena, io, parts, counters, choice, draws, seen] = self.sizes;
         let mut take = |what: &'static str, bytes: u64| {
             driver.allocate(bytes).map_err(|e| match e.memory {
                 true => DeviceError::Memory { what, bytes, source: e.into() },
@@ -195,6 +211,8 @@ impl Memory {
         self.parts = take("parts of attention", parts)?;
         self.counters = take("counters", counters)?;
         self.choice = take("a choice", choice)?;
+        self.draws = take("a draw", draws)?;
+        self.seen = take("counts of tokens", seen)?;
         for steps in &mut self.steps {
             steps.at = take("steps", steps.bytes() as u64)?;
         }
@@ -208,6 +226,7 @@ impl Memory {
         // Counters start over by themselves from here on.
         driver.fill(self.counters, 0, counters as usize)?;
         driver.fill(self.choice, 0, choice as usize)?;
+        driver.fill(self.draws, 0, draws as usize)?;
         // Positions of padding are read and not used; they should be numbers all the same.
         driver.fill(self.state, 0, self.sizes[1] as usize)?;
         Ok(driver.fill(self.arena, 0, arena as usize)?)
@@ -342,6 +361,35 @@ impl Memory {
     pub fn set_known(&mut self, known: u32) {
         // SAFETY: as in `set_step`, which has waited.
         unsafe { *self.steps[0].host.at.cast::<u32>().add(1) = known };
+    }
+
+    /// Writes down how tokens of the step of few rows at hand are drawn.
+    pub fn set_hows(&mut self, hows: &[HowAt]) {
+        let steps = self.steps[0];
+        debug_assert!(hows.len() <= steps.drawn);
+        // SAFETY: as in `set_step`, which has waited; there is room for one a row.
+        unsafe {
+            let at = steps.host.at.add(steps.hows_at()).cast::<HowAt>();
+            std::ptr::copy_nonoverlapping(hows.as_ptr(), at, hows.len().min(steps.drawn));
+        }
+    }
+
+    /// Counts the tokens of a prompt as seen, and none as chosen.
+    pub fn set_seen(&mut self, driver: &mut dyn Driver, prompt: &[u32]) -> Result<()> {
+        let mut counts = vec![0u8; self.sizes[8] as usize];
+        for id in prompt {
+            if let Some(count) = counts.as_chunks_mut::<4>().0.get_mut(*id as usize) {
+                *count = (1u32 << 31).to_ne_bytes();
+            }
+        }
+        let all = self.seen..self.seen + counts.len() as u64;
+        self.write(driver, std::slice::from_ref(&all), &counts)
+    }
+
+    /// The same as a draw.
+    pub fn sample(&self, choose: Choose) -> Sample {
+        let steps = &self.steps[0];
+        Sample { choose, how: steps.at + steps.hows_at() as u64, room: self.draws, seen: self.seen }
     }
 
     /// A choice by the first row of logits at `logits`, for the step of one row that follows.

@@ -26,7 +26,7 @@ use loaf_formats::op::OpKind;
 use loaf_formats::plan::{Operand, Phase, Plan, Record, Template, records};
 
 use self::driver::{Driver, DriverError, Function, Graph, Pinned};
-use self::launch::{Bases, Choose, FEW_ROWS, Kernel, Launch, Step, launch};
+use self::launch::{Bases, Choose, FEW_ROWS, HowAt, Kernel, Launch, Step, launch};
 use self::memory::Memory;
 use super::{Choice, Chooser, Device, DeviceError, Limits, Part, SlotRun};
 use crate::backend::{Seen, Trace, is_shown};
@@ -83,6 +83,8 @@ struct Choosing {
     /// Steps that were submitted, and whether the last one's token is not certain yet.
     steps: u32,
     ahead: bool,
+    /// Whether tokens are drawn, or by penalised logits.
+    drawn: bool,
 }
 
 /// The mark after the choice for a position.
@@ -103,7 +105,8 @@ pub struct CudaDevice {
     /// Of the templates of prompts, in order.
     prompts: Vec<Schedule>,
     /// Graphs of decode steps by their rows, less one, and by their shape; after them those that
-    /// choose a token for each row, and last those that choose the next step's token themselves.
+    /// choose a token for each row, and last those that choose the next step's token themselves: the
+    /// best, or a drawn one.
     graphs: Vec<[Option<Graph>; Memory::SHAPES]>,
     /// The run that was computed last, if it was alone.
     last: Option<SlotRun>,
@@ -185,7 +188,7 @@ impl CudaDevice {
             options,
             schedule,
             prompts,
-            graphs: vec![[None; Memory::SHAPES]; 2 * limits.decode_rows as usize + 1],
+            graphs: vec![[None; Memory::SHAPES]; 2 * limits.decode_rows as usize + 2],
             last: None,
             choosing: None,
             logits,
@@ -266,9 +269,9 @@ impl CudaDevice {
 
     /// A decode step of one row that the choice before it has told where it belongs, and the choice
     /// after it.
-    fn chosen_step(&mut self) -> Result<(), DeviceError> {
+    fn chosen_step(&mut self, drawn: bool) -> Result<(), DeviceError> {
         self.compute_step(1)?;
-        self.choose(true)
+        self.choose(drawn, true)
     }
 
     /// A decode step that ends with the choice of a token for each row, in place of its logits.
@@ -277,19 +280,24 @@ impl CudaDevice {
         self.compute_step(rows)?;
         let plan = self.model.plan();
         let choice = self.memory.choose_rows(self.memory.io + plan.io.logits, plan.vocab);
-        self.launch_choice(choice, rows, true)
+        self.launch_choice(choice, rows, false, true)
     }
 
     /// Launches the choice of a token by the first row of logits.
-    fn choose(&mut self, overlap: bool) -> Result<(), DeviceError> {
+    fn choose(&mut self, drawn: bool, overlap: bool) -> Result<(), DeviceError> {
         let choice = self.memory.choose(self.memory.io + self.model.plan().io.logits);
-        self.launch_choice(choice, 1, overlap)
+        self.launch_choice(choice, 1, drawn, overlap)
     }
 
-    fn launch_choice(&mut self, choice: Choose, rows: u32, overlap: bool) -> Result<(), DeviceError> {
-        let Launch { kernel, mut shape, parameter } = choice.launch(rows);
-        shape.overlap = overlap && self.overlaps();
-        Ok(self.driver.launch(self.functions[kernel as usize], shape, parameter.bytes())?)
+    fn launch_choice(&mut self, choice: Choose, rows: u32, drawn: bool, overlap: bool) -> Result<(), DeviceError> {
+        let best = [choice.launch(rows)];
+        let draw = self.memory.sample(choice).launches(rows);
+        for (i, launch) in if drawn { &draw[..] } else { &best }.iter().enumerate() {
+            let Launch { kernel, mut shape, parameter } = *launch;
+            shape.overlap = (overlap || i > 0) && self.overlaps();
+            self.driver.launch(self.functions[kernel as usize], shape, parameter.bytes())?;
+        }
+        Ok(())
     }
 
     /// Launches what a decode step computes.
@@ -518,8 +526,8 @@ impl Device for CudaDevice {
         std::mem::replace(&mut self.times, times)
     }
 
-    fn chooser(&mut self, options: &SamplerOptions, log_probs: bool) -> Option<&mut dyn Chooser> {
-        let can = options.is_plainly_greedy() && !log_probs && self.times.is_none();
+    fn chooser(&mut self, _: &SamplerOptions, log_probs: bool) -> Option<&mut dyn Chooser> {
+        let can = !log_probs && self.times.is_none();
         (can && self.memory.spare_version().is_some()).then_some(self)
     }
 }
@@ -530,19 +538,26 @@ fn alone(runs: &[SlotRun]) -> Option<SlotRun> {
 }
 
 impl Chooser for CudaDevice {
-    fn start(&mut self, _: &SamplerOptions, known: u32, _: &[u32]) -> Result<(), DeviceError> {
+    fn start(&mut self, options: &SamplerOptions, known: u32, prompt: &[u32]) -> Result<(), DeviceError> {
         let (Some(last), Some(spare)) = (self.last, self.memory.spare_version()) else {
             return Err(DeviceError::Unsupported("choosing a token where no single sequence was computed last"));
         };
+        options.check().map_err(|e| DeviceError::Failed(e.into()))?;
         self.driver.enter()?;
         let home = if last.each { last.to + last.rows - 1 } else { last.to };
         let pos = last.pos + last.rows;
         let run = SlotRun { slot: last.slot, rows: 1, pos, from: home, to: spare, each: false };
         self.memory.set_choice(&mut *self.driver, run, known)?;
+        let how = HowAt::new(options, options.seed);
+        self.memory.set_hows(&[how]);
+        if how.penalised > 0 {
+            self.memory.set_seen(&mut *self.driver, prompt)?;
+        }
         self.memory.send_step(&mut *self.driver, true)?;
-        self.choose(false)?;
+        let drawn = !options.is_plainly_greedy();
+        self.choose(drawn, false)?;
         self.driver.mark(mark_of(pos))?;
-        self.choosing = Some(Choosing { slot: last.slot, home, pos, steps: 0, ahead: false });
+        self.choosing = Some(Choosing { slot: last.slot, home, pos, steps: 0, ahead: false, drawn });
         Ok(())
     }
 
@@ -554,8 +569,8 @@ impl Chooser for CudaDevice {
         now.ahead = false;
         if more {
             self.memory.set_last_position(pos);
-            let which = self.graphs.len() - 1;
-            self.submit(which, Self::chosen_step)?;
+            let which = self.graphs.len() - 1 - usize::from(!now.drawn);
+            self.submit(which, |device| device.chosen_step(now.drawn))?;
             self.driver.mark(mark_of(pos + 1))?;
             (now.steps, now.ahead) = (now.steps + 1, true);
         }

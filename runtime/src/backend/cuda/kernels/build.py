@@ -18,7 +18,7 @@ import venv
 HERE = pathlib.Path(__file__).resolve().parent
 VENV = HERE.parents[4] / "target/cuda/venv"
 VERSION = "12.4.127"
-SOURCES = ["common", "ops", "rows", "linear", "tiles", "wide", "blocks", "dense", "recurrent", "attention", "prompt", "fast", "decode", "mixture", "delta", "few", "choose"]
+SOURCES = ["common", "ops", "rows", "linear", "tiles", "wide", "blocks", "dense", "recurrent", "attention", "prompt", "fast", "decode", "mixture", "delta", "few", "choose", "sample"]
 TARGETS = {"compute_80": ("PTX", "loaf.compute_80.ptx"), "sm_90a": ("CUBIN", "loaf.sm_90a.cubin")}
 OPTIONS = ["--fmad=false", "--std=c++17"]
 

@@ -34,19 +34,16 @@ DEVICE Best best_of_warp(Best a) {
     return a;
 }
 
-extern "C" __global__ void __launch_bounds__(512) choose(const Choose p) {
+// The best of the first `known` logits, that `logit` gives; true for the one thread that has it: of whichever block comes last.
+template <class Logit> DEVICE bool best_of_blocks(const Choose &p, u32 known, Logit logit, Best &best) {
     __shared__ Best of_warps[CHOICE_THREADS / 32];
     __shared__ u32 last;
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, of = blockIdx.y;
-    wait_for_earlier();
-    const float *logits = (const float *)p.logits + (u64)of * p.vocab;
-    u32 known = ((const u32 *)p.head)[1];
-    Best best;
     best.logit = __int_as_float(0xff800000);
     best.id = NO_TOKEN;
 #pragma unroll 4
     for (u32 i = blockIdx.x * CHOICE_THREADS + threadIdx.x; i < known; i += CHOICE_BLOCKS * CHOICE_THREADS) {
-        float x = logits[i];
+        float x = logit(i);
         if (x > best.logit) {
             best.logit = x;
             best.id = i;
@@ -55,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(512) choose(const Choose p) {
     best = best_of_warp(best);
     if (lane == 0) of_warps[warp] = best;
     __syncthreads();
-    if (warp > 0) return;
+    if (warp > 0) return false;
     best = best_of_warp(of_warps[lane % (CHOICE_THREADS / 32)]);
     u64 room = p.parts + of * CHOICE_ROOM;
     volatile float *logit_of = (volatile float *)room;
@@ -67,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(512) choose(const Choose p) {
         last = atomicInc((u32 *)(p.counter + of * CHOICE_ROOM), CHOICE_BLOCKS - 1) == CHOICE_BLOCKS - 1;
     }
     __syncwarp();
-    if (!last) return;
+    if (!last) return false;
     __threadfence();
     best.logit = __int_as_float(0xff800000);
     best.id = NO_TOKEN;
@@ -79,9 +76,13 @@ extern "C" __global__ void __launch_bounds__(512) choose(const Choose p) {
         best = better(best, other);
     }
     best = best_of_warp(best);
-    if (lane > 0) return;
+    return lane == 0;
+}
+
+// Tells a row's token, and makes it the next step's, if one follows.
+DEVICE void go_on_with(const Choose &p, u32 of, u32 token) {
     if (!p.run) {
-        ((u32 *)p.results)[of] = best.id;
+        ((u32 *)p.results)[of] = token;
         return;
     }
     Run *run = (Run *)p.run;
@@ -91,6 +92,13 @@ extern "C" __global__ void __launch_bounds__(512) choose(const Choose p) {
     run->from = run->to;
     run->to = from;
     ((Row *)p.row)->pos = pos;
-    *(u32 *)p.id = best.id == NO_TOKEN ? 0 : best.id;
-    ((u32 *)p.results)[4 * (pos & 3)] = best.id;
+    *(u32 *)p.id = token == NO_TOKEN ? 0 : token;
+    ((u32 *)p.results)[4 * (pos & 3)] = token;
+}
+
+extern "C" __global__ void __launch_bounds__(512) choose(const Choose p) {
+    wait_for_earlier();
+    const float *logits = (const float *)p.logits + (u64)blockIdx.y * p.vocab;
+    Best best;
+    if (best_of_blocks(p, ((const u32 *)p.head)[1], [&](u32 i) { return logits[i]; }, best)) go_on_with(p, blockIdx.y, best.id);
 }
