@@ -1101,8 +1101,8 @@ fn the_device_draws_the_tokens_that_the_sampler_draws() {
     }
 }
 
-/// More tokens than the list takes: before the first filter ends, in one bucket of equals, in one of
-/// different ones; and so many that are drawn by.
+/// More tokens than the list takes: before the first filter ends, in one bucket of equals, in one
+/// of different ones.
 #[test]
 fn the_device_draws_among_more_tokens_than_it_lists() {
     let mut draws = Draws::new();

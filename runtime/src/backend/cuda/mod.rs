@@ -105,8 +105,8 @@ pub struct CudaDevice {
     /// Of the templates of prompts, in order.
     prompts: Vec<Schedule>,
     /// Graphs of decode steps by their rows, less one, and by their shape; after them those that
-    /// choose a token for each row, and last those that choose the next step's token themselves: the
-    /// best, or a drawn one.
+    /// choose a token for each row, and last those that choose the next step's token themselves:
+    /// the best, or a drawn one.
     graphs: Vec<[Option<Graph>; Memory::SHAPES]>,
     /// The run that was computed last, if it was alone.
     last: Option<SlotRun>,
