@@ -90,11 +90,11 @@ impl Scheduler {
         }
     }
 
-    /// Gives memory of slots back that holds nothing; false if there is none.
+    /// Gives memory of a slot back that holds nothing; false if there is none.
     fn give_spare_back(&mut self) -> bool {
         let Scheduler { engine, tasks, idle, .. } = self;
-        let all = tasks.iter_mut().map(|t| &mut t.live).chain(idle);
-        all.fold(false, |any, live| give_back(engine, live) || any)
+        let mut all = tasks.iter_mut().map(|t| &mut t.live).chain(idle);
+        all.any(|live| give_back(engine, live))
     }
 
     /// Drops the mark that is worth least: timed ones first, that with the nearest neighbours, of
