@@ -90,8 +90,7 @@ impl Model {
     }
 }
 
-/// Extents of a model: hidden size, inner size of every feed-forward block, tokens, blocks (two of a
-/// hybrid).
+/// Extents of a model, of which a hybrid has two blocks.
 #[derive(Clone, Copy)]
 pub struct Sizes {
     /// Hidden size.
