@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`loaf serve` beside llama.cpp's server: the same weights, shapes and threads, in turns. `make bench-serve` calls this.
 
-    bench/serve.py [--only load,follow,paired] [--models dense,hybrid] [--rounds N]
+    bench/serve.py [--only load,follow,paired,turns] [--models dense,hybrid] [--rounds N]
 
 Models, packages and llama.cpp's sources are those of peers.py, in bench/.local; its server (llama-server) is built beside the library that peers.py
 builds, from the same sources with the same options. With --package it is the server in the package xllamacpp, which is a later llama.cpp compiled by
@@ -24,6 +24,9 @@ experts; it is loaf's alone.
 seconds, and more than either varies. So both are taken of the same request: the time to the first token as the client sees it, and what the server's
 steps of the engine took meanwhile (`loaf_step_us_total`); 32 follow-ups of 4 tokens each in a row after 20,000. Then the same after a restart, at
 once, and 8 seconds later. With `--keep FOLDER` the history stays on disk there, for the next run.
+
+**turns**: three conversations that begin with `--history` tokens each and go on in turn, 16 new tokens at a time, on a server with one slot, so that
+each question comes after another conversation's. Both keep what they can in memory; time to the first token of six follow-ups.
 
 A client of this script costs some tenths of a millisecond an event, in both. A figure is only as good as the machine is idle: the load average stands
 in the table.
@@ -53,6 +56,8 @@ HISTORY, NEW, ANSWER = 20_000, 64, 16
 CONTEXT = 22_528
 # Follow-ups of the part paired, and seconds after a restart in which sessions come back.
 PAIRS, LATER = 32, 8
+# Conversations of the part turns.
+TALKS = 3
 # Another's build of llama.cpp's server.
 PACKAGE = "xllamacpp==2026.10.11549"
 WANTED = {("load", 4): 1.5, ("load", 16): 2.0}
@@ -323,6 +328,34 @@ def measure_follow(name, model, llama, a, results):
     return lines + ["", f"Load average {os.getloadavg()[0]:.1f}.", ""]
 
 
+def measure_turns(name, model, llama, a, results):
+    """Follow-ups of several conversations in turn, on servers with one slot."""
+    samples = results.setdefault("turns", {}).setdefault(name, {})
+    servers = [("loaf", lambda: Loaf(model["loaf"], a.threads, "--parallel", 1))]
+    if llama and model.get("gguf"):
+        servers.append(("llama.cpp", lambda: Llama(llama, model["gguf"], a.threads, 1, a.history + 512, "on", False)))
+    for turn in range(a.rounds):
+        for who, start in servers[turn % len(servers):] + servers[:turn % len(servers)]:
+            draw, server = random.Random(turn), start()
+            try:
+                asked = [prompt(draw, a.history, model["vocab"]) for _ in range(TALKS)]
+                for k in range(3 * TALKS):
+                    first, _, said = ask(server, asked[k % TALKS], 4)
+                    asked[k % TALKS] += said + prompt(draw, 15, model["vocab"])
+                    figure = f"{who}, {'cold' if k < TALKS else 'follow-up'}"
+                    samples.setdefault(figure, []).append(1e3 * first)
+                    print(f"{name}, {figure}: {1e3 * first:.0f} ms", flush=True)
+            finally:
+                server.stop()
+    lines = [f"## {name}: {TALKS} conversations of {a.history} tokens in turn, one slot", "",
+             "| time to first token, ms | median | least | most |", "|---|---:|---:|---:|"]
+    middle = {figure: statistics.median(values) for figure, values in samples.items()}
+    lines += [f"| {figure} | {middle[figure]:.0f} | {min(values):.0f} | {max(values):.0f} |" for figure, values in samples.items()]
+    if "llama.cpp, follow-up" in middle:
+        lines += ["", f"Follow-up, loaf to llama.cpp: {middle['loaf, follow-up'] / middle['llama.cpp, follow-up']:.3f}; wanted of the hybrid: ≤ 0.1."]
+    return lines + ["", f"Load average {os.getloadavg()[0]:.1f}.", ""]
+
+
 def stepped(server):
     """Milliseconds that steps of the engine took so far."""
     with urllib.request.urlopen(f"http://{server.address}/metrics") as metrics:
@@ -381,7 +414,7 @@ def bake_state():
 
 def main():
     parser = argparse.ArgumentParser(description="loaf serve beside llama.cpp's server, on random weights, in turns.")
-    parser.add_argument("--only", default="load,follow", help="load, follow and paired [default: load,follow]")
+    parser.add_argument("--only", default="load,follow", help="load, follow, paired and turns [default: load,follow]")
     parser.add_argument("--models", default="dense,hybrid,state", help="models of bench/peer_models.py, and state [default: dense,hybrid,state]")
     parser.add_argument("--rounds", type=int, default=2, help="processes of every engine and setting [default: 2]")
     parser.add_argument("--clients", type=lambda s: [int(n) for n in s.split(",")], default=[1, 4, 16], help="how many ask at once [default: 1,4,16]")
@@ -421,6 +454,8 @@ def main():
             lines += measure_load(name, model, llama, a, results)
         if "follow" in parts:
             lines += measure_follow(name, model, llama, a, results)
+        if "turns" in parts:
+            lines += measure_turns(name, model, llama, a, results)
         if "paired" in parts:
             lines += measure_paired(name, model, a, results)
         # After every model, so that an interrupted run keeps what it has.

@@ -250,7 +250,7 @@ fn states_that_are_held_stay_as_they_are_whatever_follows() {
             assert_bits(&format!("{what}: past held states"), &[logits], &want[29..30]);
             assert_eq!(engine.held(&sequence), [10, 20, 23], "{what}");
             engine.trim(&mut sequence);
-            assert_eq!(shown(&engine, &sequence, 10, 1000), state, "{what}: in pieces");
+            assert!(shown(&engine, &sequence, 10, 1000) == state, "{what}: the state at 10 in pieces");
             assert!(matches!(
                 engine.show_recurrent(&sequence, 11, 0..bytes, &mut |_| ()),
                 Err(EngineError::Rewind { to: 11, .. })
@@ -262,7 +262,8 @@ fn states_that_are_held_stay_as_they_are_whatever_follows() {
             assert_eq!(engine.held(&sequence), [10, 20], "{what}: what was cut off is gone");
             for _ in 0..2 {
                 engine.rewind(&mut sequence, 10).expect("it is held");
-                assert_eq!((engine.held(&sequence), shown(&engine, &sequence, 10, bytes)), (vec![10], state.clone()));
+                assert_eq!(engine.held(&sequence), [10], "{what}");
+                assert!(shown(&engine, &sequence, 10, bytes) == state, "{what}: the state at 10");
                 let logits = engine.eval(&mut sequence, &ids[10..16]).expect("the rest").to_vec();
                 assert_bits(&format!("{what}: from the first"), &[logits], &want[15..16]);
             }
@@ -270,7 +271,7 @@ fn states_that_are_held_stay_as_they_are_whatever_follows() {
             engine.load_recurrent(&mut sequence, 10, &state).expect("as it was");
             let logits = engine.eval(&mut sequence, &ids[10..16]).expect("the rest").to_vec();
             assert_bits(&format!("{what}: brought back"), &[logits], &want[15..16]);
-            assert_eq!(shown(&engine, &sequence, 10, bytes), state, "{what}");
+            assert!(shown(&engine, &sequence, 10, bytes) == state, "{what}: the state at 10, later");
             // As many as there is room for, and one more once one is let go.
             let mut held = 1;
             while engine.hold(&mut sequence).expect("its own") {
