@@ -98,7 +98,7 @@ FOR_DIRS = {"list", "move", "chmod", "chown", "touch", "long", "bydate", "newest
 ONLY_DIRS = {"rmdir", "cpdir", "du"}
 FOR_LINKS = {"list", "delete", "long", "move"}
 # A bare "files" needs one of these (a plain listing means ls).
-FOR_BARE = {"largest", "largest10", "newest10", "smallest", "newest", "oldest", "largest1", "newest1", "oldest1", "loc", "total", "replace", "chmod", "chown", "sha", "sizes", "tar", "touch", "trailing", "crlf", "dellines"}
+FOR_BARE = {"largest", "largest10", "newest10", "smallest", "newest", "oldest", "largest1", "newest1", "oldest1", "loc", "total", "replace", "chmod", "chown", "sha", "tar", "touch", "trailing", "crlf", "dellines"}
 
 # id, order, pipe stage, suffixes of a verb phrase, whole requests around a noun phrase ("#" is the noun phrase).
 MODIFIERS = [

@@ -13,7 +13,7 @@ Splits, all disjoint from `train` by a CRC-32 of what is held out:
     phrasings     the task's wording (after choosing alternatives) is one of the held-out twelfth of its wordings
     patterns      the task's sentence pattern, as written in the task file, was never used in training (harder);
                   one task in four gives up a pattern, those of every day give up none but one in ten of
-                  what told_*.tasks, new_*.tasks and wide_*.tasks say
+                  what told_*.tasks, new_*, wide_* and deep_* say
     combinations  a pair of parts (task and pipe stage, file attribute and action, two chained tasks) never seen together
     outside       requests outside the domain, with the learned answer REFUSAL (patterns of outside.txt, one in ten held out)
     ood           requests outside the domain, without a command (ood.txt), never trained on
@@ -36,7 +36,7 @@ from chains import ARCHIVED, ARCHIVES, GONE, SAME, TELLING, Bound, GROUP, MAKES,
 from compose import ATTRIBUTES, CONSUMERS, DIR_ATTRIBUTES, FOR_BARE, FOR_DIRS, FOR_LINKS, MODIFIERS, ONLY_DIRS, TYPES
 from forms import recast
 from grammar import BATCHES, CLOSE, FENCE, OPEN, TO_ME, bucket, expand, fill, is_verbal, parse, tidy
-from slots import KINDS, NUMBERS, ORDINALS, WEEKDAYS, user as person, word
+from slots import KINDS, NUMBERS, ORDINALS, PROCESSES, SERVICES, WEEKDAYS, user as person, word
 from synonyms import NOT_AFTER, NOT_BEFORE, PHRASES, TOOLS, WORDS as SYNONYMS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -140,7 +140,7 @@ class Task:
 def load_tasks():
     tasks, known = [], {}
     for path in sorted(glob.glob(os.path.join(HERE, "tasks", "*.tasks"))):
-        new = os.path.basename(path).startswith(("new_", "wide_"))
+        new = os.path.basename(path).startswith(("new_", "wide_", "deep_"))
         with open(path) as f:
             for number, line in enumerate(f, 1):
                 line = line.rstrip("\n")
@@ -195,7 +195,7 @@ REMARK = 0.05        # the part of the requests with a remark behind them
 RECAST = 0.20        # the part of the verb phrases that becomes another sentence (forms.py)
 SCENE_PART = 0.55    # the part of the requests with several steps that comes from scenes.txt
 EVERYDAY = set()     # commands whose every pattern is trained, but for one in ten of those in TOLD
-TOLD = set()         # the patterns of told_*.tasks, new_*.tasks and wide_*.tasks
+TOLD = set()         # the patterns of told_*.tasks, and of new_*, wide_* and deep_*
 HELD = set()         # (command, number of the pattern) of those held out of them
 TASKS = load_tasks()
 NOT_COMMANDS = [pattern for batch in BATCHES for pattern in load_patterns(f"{batch}outside.txt")]
@@ -396,7 +396,9 @@ def raw(ctx):
     if r < 0.53:
         task = EVERY.draw(rng)
         text = verb_phrase(ctx, task)
-        command = fill(task.command, ctx.values)
+        if not one_kind(task, ctx, text):
+            raise Retry
+        command = right_here(text, fill(task.command, ctx.values))
         if rng.random() < 0.02 and ctx.split == "train" and "{a" not in task.command:
             return OPEN + command + CLOSE, command, task.command  # who types the command gets the command
         return place_first(ctx, text), command, task.command
@@ -405,7 +407,7 @@ def raw(ctx):
         if lines and rng.random() < 0.25:
             text, command = modified(ctx, text, command, name, noun)
             return text, command, name + "+pipe"
-        return place_first(ctx, text), command, name
+        return place_first(ctx, text), right_here(text, command), name
     if r < 0.75:
         if rng.random() < 0.45:
             task = NOUN_POOL.draw(rng)
@@ -433,7 +435,8 @@ def place_first(ctx, text):
 def step(ctx, task):
     """The next step as (text, command): its own slots, apart from what is bound."""
     ctx.values = {}
-    return verb_phrase(ctx, task), fill(task.command, ctx.values)
+    text = verb_phrase(ctx, task)
+    return text, right_here(text, fill(task.command, ctx.values))
 
 
 def scene(ctx):
@@ -863,7 +866,14 @@ AGREED = [(re.compile(a), b) for a, b in (
     (r"\bjournalctl -p err -b", "journalctl -b -p err"), (r"\bshutdown -h now", "shutdown now"), (r"\bcurl -s https://api\.ipify\.org", "curl -s ifconfig.me"), (r"\bid -Gn\b", "groups"),
     (r"\bcurl -d (\S+) -H 'Content-Type: application/json' ", r"curl -X POST -H 'Content-Type: application/json' -d \1 "), (r"\bcurl -d '", "curl -X POST -d '"),
     (r"^ss -tlnp \| grep :(\d+)", r"lsof -i :\1"), (r"\bkill \$\(lsof -ti :(\d+)\)", r"fuser -k \1/tcp"), (r"\bgit fetch origin && ", "git fetch && "),
-    (r"^git reset ([^-\s]\S*)(?= |$)", r"git restore --staged \1"))]
+    (r"^git reset ([^-\s]\S*)(?= |$)", r"git restore --staged \1"), (r"\bgit restore --source=(\S+) (\S+)", r"git checkout \1 -- \2"),
+    (r"\bsort (\S+) \| uniq \| wc -l", r"sort -u \1 | wc -l"), (r"\bsort (\S+) \| uniq$", r"sort -u \1"), (r"^sed -n '1p;\$p' (\S+)$", r"head -n 1 \1 && tail -n 1 \1"),
+    (r"^grep -m (\d{2,}|[2-9]) (\"[^\"]*\"|'[^']*'|\S+) (\S+)$", r"grep \2 \3 | head -n \1"), (r"\bcurl -LO (\S+) && (?=unzip |tar )", r"curl -O \1 && "),
+    (r"^\[ -f (\S+) \] && rm \1$", r"rm -f \1"), (r"^\[ -[ef] (\S+) \] \|\| cp (\S+) \1$", r"cp -n \2 \1"),
+    (r"^systemctl is-active (\S+) && systemctl restart \1$", r"systemctl try-restart \1"), (r"\bgit restore --staged (\S+) && git restore \1(?= |$)", r"git restore --staged --worktree \1"),
+    (r"\brsync -av --partial --progress ", "rsync -avP "), (r"\btar -cvzf ", "tar -czvf "), (r"\bdpkg-deb -x ", "dpkg -x "), (r"\bcat (\S+) \| tar -xzf -(?= |$)", r"cat \1 | tar -xz"), (r"\busermod -e (\S+) (\S+)", r"chage -E \1 \2"), (r"^cd && ", "cd ~ && "),
+    (r"\bdocker compose build( \S+|) && docker compose up -d\1(?= |$)", r"docker compose up -d --build\1"),
+    (r"\bjq (\.[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?= (?![^|&]*>)|$)", r"jq -r \1"), (r"\bjq '(\.\[\]\.\w+)'(?= (?![^|&]*>)|$)", r"jq -r '\1'"))]
 
 
 def agreed(command):
@@ -871,6 +881,40 @@ def agreed(command):
     for a, b in AGREED:
         command = a.sub(b, command)
     return command
+
+
+# "The python files here" are those right here, unless it is only said which there are; without a place, or below one, find goes through all of them.
+FILES_HERE = re.compile(r"find \. -type f (?:-name '(\*\.\w+)'|\\\( -name '(\*\.\w+)' -o -name '(\*\.\w+)' \\\)) (.+)")
+HERE_WORDS = re.compile(r"\bhere\b|\b(this|current|present|working) (folder|directory|dir)\b|\bcwd\b")
+BELOW_WORDS = re.compile(r"below|under|sub-?(fold|dir)|recurs|depth|level|where\b.*\bhere|nested|\btree\b|deep")
+RIGHT_HERE = [(re.compile(a), b) for a, b in (
+    (r"-delete", "rm @"), (r"-print -delete", "rm -v @"), (r"-exec (rm -i) {} \+", r"\1 @"), (r"-exec (mv|cp|mv -n|cp -n) -t (\S+) {} \+", r"\1 @ \2/"),
+    (r"-exec (gzip|chmod \S+|chown \S+|wc -l|head -n \d+|ls -lh) {} \+", r"\1 @"), (r"-exec cat {} \+ (\| wc -l|> \S+)", r"cat @ \1"), (r"-exec zip (\S+) {} \+", r"zip \1 @"),
+    (r"-print0 \| tar -czf (\S+) --null -T -", r"tar -czf \1 @"), (r"-print0 \| du -ch --files0-from=- \| tail -n 1", "du -ch @ | tail -n 1"))]
+ALL_HERE = [("find . -type f -printf '%T@ %p\\n' | sort -rn | head -n 1", "ls -t | head -n 1"), ("find . -type f -printf '%T@ %p\\n' | sort -n | head -n 1", "ls -tr | head -n 1"), ("find . -type f -name '.*'", "ls -d .*")]
+
+
+def right_here(text, command):
+    """The command of one step, where the request speaks of the files of this folder alone."""
+    if not command.startswith("find . "):
+        return command
+    said = re.sub("\x01[^\x02]*\x02", "", text)
+    if not HERE_WORDS.search(said) or BELOW_WORDS.search(said):
+        return command
+    m = FILES_HERE.fullmatch(command)
+    if m:
+        for a, b in RIGHT_HERE:
+            if a.fullmatch(m.group(4)):
+                return a.sub(b, m.group(4)).replace("@", m.group(1) or m.group(2) + " " + m.group(3))
+    return dict(ALL_HERE).get(command, command)
+
+
+NO_SERVICE = re.compile("process|program|pid|app|tool|command")
+
+
+def one_kind(task, ctx, text):
+    """Whether a name is asked after as what it is: "is x running" means a service, unless x is a known program or called one."""
+    return task.command != "pgrep -a {proc}" or NO_SERVICE.search(text) or (ctx.values.get("proc") in PROCESSES and ctx.values["proc"] not in SERVICES)
 
 
 def out_of_domain():
