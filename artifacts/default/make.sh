@@ -25,6 +25,9 @@ if [ "${1:-all}" != bake ]; then
     $venv/bin/python train.py --data checkpoint --init checkpoint --out checkpoint --minutes 8 --dropout 0.12 --dropout-end 0.8 --decay 0.08 --lr 2.5e-3 --warmup 200 --seed 13
     $venv/bin/python train.py --data checkpoint --init checkpoint --out after --minutes 3.7 --lr 1.5e-3 --warmup 60 --seed 14
     $venv/bin/python average.py --a checkpoint --b after --out checkpoint && rm -r after
+    $venv/bin/python train.py --data checkpoint --init checkpoint --out checkpoint --minutes 8 --dropout 0.12 --dropout-end 0.8 --decay 0.08 --lr 2.5e-3 --warmup 200 --seed 15
+    $venv/bin/python train.py --data checkpoint --init checkpoint --out after --minutes 3.7 --lr 1.5e-3 --warmup 60 --seed 16
+    $venv/bin/python average.py --a checkpoint --b after --out checkpoint && rm -r after
 fi
 cargo run --release --quiet --manifest-path $root/Cargo.toml -p loaf-bake -- build checkpoint -o ../default.loaf --quant q6 --chunk 128
 cargo run --release --quiet --manifest-path $root/Cargo.toml -p loaf-bake -- lock --update default --root $root
