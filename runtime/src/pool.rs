@@ -2,11 +2,11 @@
 //!
 //! A decode step is a few hundred short loops, so handing one out must cost about a microsecond and
 //! no heap allocation: workers spin for a moment after each loop, then park; the caller is worker 0
-//! and takes its share. Of `n` workers, worker `w` has units `units * w / n .. units * (w + 1) / n`,
-//! so that it reads on where it asked for memory ahead; of loops with many units a quarter is left
-//! for whoever is done first, as a worker may share its processor with another process. Kernels
-//! never split a sum over units, so results depend neither on the number of threads nor on who did
-//! what.
+//! and takes its share. Of `n` workers, worker `w` has units `units * w / n .. units * (w + 1) /
+//! n`, so that it reads on where it asked for memory ahead; of loops with many units a quarter is
+//! left for whoever is done first, as a worker may share its processor with another process.
+//! Kernels never split a sum over units, so results depend neither on the number of threads nor on
+//! who did what.
 //!
 //! A panic in the loop's body is carried to the caller once every worker is done. A loop started
 //! from inside a loop, or while another thread runs one, runs on its caller alone.
