@@ -125,8 +125,8 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `body(units, worker)` on every worker with its share of `0..units`; returns when all
-    /// are done.
+    /// Calls `body(units, worker)` on every worker with its share of `0..units`, and again with
+    /// what is left for whoever is done first; returns when all are done. No unit comes twice.
     ///
     /// # Panics
     /// If `body` does, with its payload.
@@ -238,7 +238,12 @@ impl Shared {
                 let body = unsafe { &*body };
                 let run = || self.take_part(job.units, worker, active, body);
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(run)) {
-                    *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
+                    let mut first = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+                    match *first {
+                        None => *first = Some(payload),
+                        // What a payload does when it is dropped must not end this worker.
+                        Some(_) => std::mem::forget(payload),
+                    }
                 }
             }
             prefetch = job.prefetch.part(own(job.prefetch.units(), worker, active));

@@ -68,7 +68,12 @@ fn scoring_that_is_terminated_or_interrupted_twice_leaves_no_file() {
         entries.map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
     };
     let ids: Vec<String> = (0..1000).map(|i| (i % 997).to_string()).collect();
-    for signals in [&["-TERM"][..], &["-INT", "-INT"]] {
+    // A machine whose processors are busy may end the work before it sends the signals: again then.
+    let mut tries = 0;
+    let mut left = vec![&["-TERM"][..], &["-INT", "-INT"]];
+    while let Some(signals) = left.last() {
+        tries += 1;
+        assert!(tries <= 10, "it ended before it could be ended, {tries} times");
         fs::create_dir_all(&dir).expect("a writable folder");
         let mut command = Command::new(env!("CARGO_BIN_EXE_loaf"));
         command.args(["score", "--decode", "--threads", "1", "--ids", &ids.join(","), "--logits", "x.safetensors"]);
@@ -76,17 +81,22 @@ fn scoring_that_is_terminated_or_interrupted_twice_leaves_no_file() {
         let mut child = command.spawn().expect("an executable");
         let since = Instant::now();
         while names(&dir).is_empty() {
-            assert!(child.try_wait().expect("a child").is_none(), "it ended before it could be ended");
+            assert!(child.try_wait().expect("a child").is_none(), "it ended before it began a file");
             assert!(since.elapsed() < Duration::from_secs(60));
             std::thread::sleep(Duration::from_millis(1));
         }
-        for signal in signals {
+        for signal in *signals {
             let sent = Command::new("kill").arg(signal).arg(child.id().to_string()).status().expect("a POSIX system");
             assert!(sent.success());
         }
         let status = child.wait().expect("a child");
+        if status.success() {
+            fs::remove_file(dir.join("x.safetensors")).expect("what it made");
+            continue;
+        }
         assert!(status.signal().is_some() || status.code() == Some(130), "{status}");
         assert_eq!(names(&dir), [""; 0]);
+        left.pop();
     }
     fs::remove_dir_all(&dir).expect("our own folder");
 }

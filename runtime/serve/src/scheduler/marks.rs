@@ -41,7 +41,7 @@ pub(super) fn remove_mark(engine: &mut Engine, live: &mut Live, at: usize) -> bo
 }
 
 /// Gives memory back that a slot takes for states which it holds no more; whether there was any.
-fn give_back(engine: &mut Engine, live: &mut Live) -> bool {
+pub(super) fn give_back(engine: &mut Engine, live: &mut Live) -> bool {
     let some = !live.spare.is_empty();
     if some {
         engine.trim(&mut live.sequence);
@@ -78,20 +78,20 @@ impl Scheduler {
 
     /// What `get` gives of so many bytes, after what is worth less was dropped.
     pub(super) fn with_room<T>(&mut self, bytes: u64, get: fn(&mut Cache, u64) -> Option<T>) -> Option<T> {
+        // What holds nothing goes before anything that is worth something.
+        while !self.cache.account().has_room(bytes) && self.give_spare_back() {}
         loop {
             if let Some(got) = get(&mut self.cache, bytes) {
                 return Some(got);
             }
-            if bytes > self.cache.account().budget()
-                || !(self.give_spare_back() || self.drop_worst_mark() || self.drop_branch())
-            {
+            if bytes > self.cache.account().budget() || !(self.drop_worst_mark() || self.drop_branch()) {
                 return None;
             }
         }
     }
 
     /// Gives memory of a slot back that holds nothing; false if there is none.
-    fn give_spare_back(&mut self) -> bool {
+    pub(super) fn give_spare_back(&mut self) -> bool {
         let Scheduler { engine, tasks, idle, .. } = self;
         let mut all = tasks.iter_mut().map(|t| &mut t.live).chain(idle);
         all.any(|live| give_back(engine, live))
@@ -254,6 +254,8 @@ impl Scheduler {
             if !self.copy_mark(live, at, usize::MAX) {
                 remove_mark(&mut self.engine, live, at);
             }
+            // The next copy may need the room.
+            give_back(&mut self.engine, live);
         }
     }
 

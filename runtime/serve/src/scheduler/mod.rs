@@ -317,6 +317,7 @@ impl Scheduler {
         if let Some(parking) = self.parking.take() {
             self.write_out(parking.into());
         }
+        while self.give_spare_back() {}
         // The order of use outlives the process: what was last of use comes back first.
         self.idle.sort_by_key(|live| live.used);
         let mut used = Vec::new();

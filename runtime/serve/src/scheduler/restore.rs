@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use loaf_runtime::Engine;
 use loaf_runtime::sequence::common_prefix;
 
-use super::marks::remove_mark;
+use super::marks::{give_back, remove_mark};
 use super::step::{By, choose};
 use super::{Live, Mark, Scheduler, Task, Tier};
 use crate::cache::disk::{Coming, Stored};
@@ -221,7 +221,8 @@ impl Scheduler {
         }
         // What somebody waits for comes before states that nobody asked for yet.
         if let (Source::Files(names), true) = (&restore.source, self.recurrent)
-            && let Some(bytes) = names.front().and_then(|(name, _)| self.cache.bytes_of(name))
+            && let Some((name, None)) = names.front()
+            && let Some(bytes) = self.cache.bytes_of(name)
         {
             drop(self.with_room(bytes, Cache::reserve));
         }
@@ -386,7 +387,13 @@ impl Scheduler {
     fn write_end(&mut self, live: &mut Live, seed: Chain) {
         let mut before = seed;
         self.keep_end(live);
-        self.copy_all_held(live, 0);
+        while let Some(at) = live.next_held(0) {
+            // What is being written holds memory.
+            if !self.copy_mark(live, at, usize::MAX) && !self.no_room() {
+                remove_mark(&mut self.engine, live, at);
+            }
+            give_back(&mut self.engine, live);
+        }
         let (ids, block) = (live.sequence.ids().to_vec(), self.cache.tree().block());
         let mut marks = std::mem::take(&mut live.marks).into_iter().peekable();
         // A hybrid's blocks are kept for snapshots alone.
@@ -476,6 +483,7 @@ impl Scheduler {
             if !self.copy_mark(&mut parking.live, at, self.pace.copied) && !self.no_room() {
                 remove_mark(&mut self.engine, &mut parking.live, at);
             }
+            give_back(&mut self.engine, &mut parking.live);
             return true;
         }
         let block = self.cache.tree().block();
