@@ -270,13 +270,17 @@ fn sessions_come_back_before_anybody_asks_and_who_asks_earlier_takes_over() {
         let finished = second_of();
         // With three slots two of them come back, and a slot stays free.
         let (metrics, mut second) = (Metrics::default(), scheduler(model, 3, 32 << 20, Some(folder.path())));
-        let mut pieces = 0;
+        let (mut pieces, mut left) = (0, Vec::new());
+        assert_eq!(second.left_to_warm(), None, "{name}: nobody looked");
         while second.warms() {
             second.warm(&metrics);
             pieces += 1;
+            left.push(second.left_to_warm().expect("it was looked up"));
+            assert_eq!(left[pieces - 1] == 0, second.gauges().idle == 2, "{name}: {left:?}");
         }
         let gauges = second.gauges();
         assert_eq!((gauges.idle, gauges.slots_free), (2, 1), "{name}");
+        assert!(left.is_sorted_by(|a, b| a >= b) && left[0] >= 80, "{name}: {left:?}");
         assert!(pieces > 10 && metrics.warmed_tokens.get() >= 88, "{name}: {pieces} pieces");
         // The two that were last of use lie in slots, the first one on disk.
         (1..3).for_each(|n| assert!(ask(&mut second, &metrics, prompt(n)) >= 43, "{name}"));

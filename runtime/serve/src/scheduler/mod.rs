@@ -253,6 +253,7 @@ impl Scheduler {
             come_back: self.come_back,
             disk_bytes,
             disk_written,
+            to_warm: self.left_to_warm().unwrap_or(0),
         }
     }
 
