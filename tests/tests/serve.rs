@@ -792,7 +792,7 @@ fn a_server_is_ready_when_its_sessions_are_back_and_answers_before() {
     let mut before = 0;
     loop {
         let reply = server.get("/health");
-        let health: Value = serde_json::from_str(&reply.text()).expect("JSON");
+        let health: Value = serde_json::from_str(reply.text()).expect("JSON");
         let status = reply.status;
         if status == 200 {
             assert_eq!((&health["status"], &health["models"][0]["to_warm"]), (&json!("ok"), &json!(0)));

@@ -376,7 +376,7 @@ impl Scheduler {
                 if self.keeps && self.next_branch(&mut live) {
                     self.parking = Some(Parking::new(live));
                 } else {
-                    self.engine.trim(&mut live.sequence);
+                    self.empty_slot(live);
                 }
             }
             if start.elapsed() > limit {
