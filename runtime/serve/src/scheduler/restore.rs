@@ -389,6 +389,7 @@ impl Scheduler {
     /// written, so the disk is not bound to what memory has room for.
     pub(super) fn write_out(&mut self, mut live: Live) {
         let Some(seed) = self.cache.disk_seed().filter(|_| self.keeps) else { return };
+        self.cache.next_use();
         self.write_end(&mut live, seed);
         while self.next_branch(&mut live) {
             self.write_end(&mut live, seed);
