@@ -14,19 +14,23 @@ llama.cpp has a slot for each client, and of its settings (flash attention or no
 median count, figure by figure; loaf has `--parallel 16` for all.
 
 **follow**: what another question costs after a long conversation: 20,000 tokens of history, the answer to the first question, and 64 tokens to be
-evaluated. Time to the first token: cold; of a follow-up, and of one more after that; of a branch, that is of another question in place of the first
-follow-up and of the first answer; of a follow-up after the server was ended and started again with its cache on disk (loaf; llama.cpp's server keeps
-no such cache). It is held against what evaluating the new tokens alone takes at that place (`loaf bench --context
+evaluated. Time to the first token: cold; of a follow-up, and of one more after that; of a question after the last answer was taken out, as chats do
+that take reasoning out of their history; of a branch, that is of another question in place of the first follow-up and of the first answer; of a
+follow-up after the server was ended and started again (loaf with its cache on disk; llama.cpp's servers write none by themselves). It is held against what evaluating the new tokens alone takes at that place (`loaf bench --context
 20000 --prefill 64`). `state` is a model whose recurrent state and caches have the true size of Qwen3.6-35B-A3B (62.8 MiB, 20 KiB a token) with small
 experts; it is loaf's alone.
 
 **paired**: how much a follow-up's first token takes beyond the evaluation of its new tokens, which is a few milliseconds where that evaluation is
 seconds, and more than either varies. So both are taken of the same request: the time to the first token as the client sees it, and what the server's
-steps of the engine took meanwhile (`loaf_step_us_total`); 32 follow-ups of 4 tokens each in a row after 20,000. Then the same after a restart, at
-once, and 8 seconds later. With `--keep FOLDER` the history stays on disk there, for the next run.
+steps of the engine took meanwhile (`loaf_step_us_total`); 32 follow-ups of 4 tokens each in a row after 20,000. Then the same after a restart: at
+once, as soon as `/health` says 200, as clients do that wait for it (and how long that took), and 8 seconds later. With `--keep FOLDER` the history stays on disk there, for the next run.
 
 **turns**: three conversations that begin with `--history` tokens each and go on in turn, 16 new tokens at a time, on a server with one slot, so that
 each question comes after another conversation's. Both keep what they can in memory; time to the first token of six follow-ups.
+
+With --python the server that llama-cpp-python itself ships (`llama_cpp.server`) takes part in follow and turns, over the library that peers.py builds,
+with flash attention, with its cache of sessions in memory and without. It takes texts alone: then all tokens are digits and signs, which are tokens of their own in
+any text, and its answers are one of them again and again, by a bias.
 
 A client of this script costs some tenths of a millisecond an event, in both. A figure is only as good as the machine is idle: the load average stands
 in the table.
@@ -60,6 +64,9 @@ PAIRS, LATER = 32, 8
 TALKS = 3
 # Another's build of llama.cpp's server.
 PACKAGE = "xllamacpp==2026.10.11549"
+# What the server in llama-cpp-python's package needs.
+PYTHON = ["diskcache==5.6.3", "fastapi==0.165.0", "jinja2==3.1.6", "pydantic-settings==2.16.3", "sse-starlette==3.7.0", "starlette-context==0.3.6",
+          "typing-extensions==4.16.0", "uvicorn==0.54.0"]
 WANTED = {("load", 4): 1.5, ("load", 16): 2.0}
 
 # Qwen3.6-35B-A3B's attention and delta rule at their true sizes, its experts and width small.
@@ -135,27 +142,13 @@ class Llama:
                 sys.exit(f"xllamacpp did not start: {line}{self.log.read()[-3000:].decode(errors='replace')}")
             self.address = found[1]
             return
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
+        port = free_port()
         self.address = f"127.0.0.1:{port}"
         self.log = tempfile.TemporaryFile()
         arguments = [program, "-m", gguf, "--host", "127.0.0.1", "--port", port, "-t", threads, "-np", slots, "-c", slots * context,
                      "--no-webui", "--no-slots", "-fa", flash, "--kv-unified" if unified else "--no-kv-unified"]
         self.process = subprocess.Popen([str(a) for a in arguments], stdout=self.log, stderr=self.log)
-        start = time.monotonic()
-        while True:
-            try:
-                connection = http.client.HTTPConnection(self.address, timeout=5)
-                connection.request("GET", "/health")
-                if connection.getresponse().status == 200:
-                    return
-            except OSError:
-                pass
-            if self.process.poll() is not None or time.monotonic() - start > 300:
-                self.log.seek(0)
-                sys.exit(f"llama-server did not start: {self.log.read()[-3000:].decode(errors='replace')}")
-            time.sleep(0.05)
+        wait_for(self, "/health")
 
     path = "/completion"
 
@@ -170,6 +163,72 @@ class Llama:
     def stop(self):
         self.process.terminate()
         self.process.wait(timeout=60)
+
+
+class Python:
+    """`llama_cpp.server` of llama-cpp-python, likewise. It knows texts: `symbols` are ids of tokens, and their texts."""
+
+    path = "/v1/completions"
+
+    def __init__(self, gguf, symbols, threads, context, isa, cache):
+        port = free_port()
+        self.address, self.symbols, self.said = f"127.0.0.1:{port}", symbols, next(iter(symbols))
+        self.log = tempfile.TemporaryFile()
+        # Its log-probabilities would take memory for the logits of a whole context.
+        settings = {"model": gguf, "host": "127.0.0.1", "port": port, "n_ctx": context, "n_threads": threads, "n_threads_batch": threads,
+                    "logits_all": "false", "flash_attn": "true", "cache": cache, "verbose": "false"}
+        arguments = [sys.executable, "-m", "llama_cpp.server", *(part for name, value in settings.items() for part in (f"--{name}", str(value)))]
+        paths = {"PYTHONPATH": str(LOCAL / "-".join(SOURCE)), "LLAMA_CPP_LIB_PATH": str(LOCAL / f"build-{isa}" / "bin")}
+        self.process = subprocess.Popen(arguments, stdout=self.log, stderr=self.log, env={**os.environ, **paths})
+        wait_for(self, "/v1/models")
+        every = [a + b for a in symbols.values() for b in symbols.values()]
+        counted = urllib.request.Request(f"http://{self.address}/extras/tokenize/count", json.dumps({"input": "".join(every)}).encode(),
+                                         {"content-type": "application/json"})
+        with urllib.request.urlopen(counted) as response:
+            if (found := json.load(response)["count"]) != 2 * len(every):
+                sys.exit(f"expected {2 * len(every)} tokens, found {found}")
+
+    def body(self, ids, tokens):
+        return {"prompt": "".join(self.symbols[id] for id in ids), "max_tokens": tokens, "temperature": 0, "stream": True,
+                "logit_bias": {self.said: 1000}, "logit_bias_type": "input_ids"}
+
+    def tokens(self, event):
+        return [self.said] * event["choices"][0]["text"].count(self.symbols[self.said])
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(timeout=60)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_for(server, path):
+    """Waits until a server answers with 200 there; the seconds."""
+    start = time.monotonic()
+    while True:
+        try:
+            connection = http.client.HTTPConnection(server.address, timeout=5)
+            connection.request("GET", path)
+            if connection.getresponse().status == 200:
+                return time.monotonic() - start
+        except OSError:
+            pass
+        if server.process.poll() is not None or time.monotonic() - start > 300:
+            log = getattr(server, "log", server.process.stderr)
+            if log.seekable():
+                log.seek(0)
+            sys.exit(f"{path} of {server.address} is not well: {log.read()[-3000:]}")
+        time.sleep(0.01)
+
+
+def symbols_of(tokenizer):
+    """Tokens that are tokens of their own in any text, with their texts: the vocabularies of peer_models.py join letters alone."""
+    vocab = json.loads(tokenizer.read_text())["model"]["vocab"]
+    return {id: token for token, id in vocab.items() if len(token) == 1 and token.isascii() and not token.isalpha()}
 
 
 def ask(server, ids, tokens):
@@ -198,7 +257,8 @@ def ask(server, ids, tokens):
 
 
 def prompt(random_ids, n, vocab):
-    return [random_ids.randrange(1000, vocab - 1000) for _ in range(n)]
+    """Tokens below a number, or of some."""
+    return random_ids.choices(list(vocab), k=n) if isinstance(vocab, dict) else [random_ids.randrange(1000, vocab - 1000) for _ in range(n)]
 
 
 def load(server, clients, a, seed):
@@ -287,10 +347,12 @@ def measure_follow(name, model, llama, a, results):
         history, new = prompt(draw, a.history, model["vocab"]), prompt(draw, NEW, model["vocab"])
         out = json.loads(run(LOAF, "bench", "-m", model["loaf"], "--context", a.history, "--prefill", NEW, "--decode", 0, "--threads", a.threads, "--json"))
         add("the new tokens alone", NEW / out["prefill_tok_s"]["median"])
+        others = prompt(draw, 8, model["vocab"])
         # An answer's last token was not evaluated yet, so that it is one of the new ones.
-        after = lambda ids, said, k: ids + said + [1000 + k] + new[2:]
+        after = lambda ids, said, k: ids + said + [others[k]] + new[2:]
 
-        def conversation(server, who):
+        def conversation(start, who):
+            server = start()
             try:
                 first, _, said = ask(server, history, ANSWER)
                 add(f"{who}, cold", first)
@@ -299,41 +361,56 @@ def measure_follow(name, model, llama, a, results):
                     ids = after(ids, answer, k)
                     first, _, answer = ask(server, ids, ANSWER)
                     add(f"{who}, follow-up", first)
+                add(f"{who}, last answer taken out", ask(server, ids + [others[5]] + new[1:], ANSWER)[0])
                 # Another question after the first answer, and one in place of that answer.
-                for ids in (after(history, said, 2), history + [1003] + new[1:]):
+                for ids in (after(history, said, 2), history + [others[3]] + new[1:]):
                     add(f"{who}, branch", ask(server, ids, ANSWER)[0])
             finally:
                 server.stop()
-            return said
-
-        with tempfile.TemporaryDirectory(dir=LOCAL) as folder:
-            more = ["--cache-dir", folder]
-            said = conversation(Loaf(model["loaf"], a.threads, *more), "loaf")
-            server = Loaf(model["loaf"], a.threads, *more)
+            server = start()
             try:
-                add("loaf, follow-up after a restart", ask(server, after(history, said, 4), ANSWER)[0])
+                add(f"{who}, follow-up after a restart", ask(server, after(history, said, 4), ANSWER)[0])
             finally:
                 server.stop()
-        if llama and model.get("gguf"):
-            conversation(Llama(llama, model["gguf"], a.threads, 1, CONTEXT, "auto", False), "llama.cpp")
+
+        with tempfile.TemporaryDirectory(dir=LOCAL) as folder:
+            conversation(lambda: Loaf(model["loaf"], a.threads, "--cache-dir", folder), "loaf")
+        for who, start in peers_of(model, llama, a, a.history + 1024, "auto"):
+            conversation(start, who)
     middle = {figure: statistics.median(values) for figure, values in samples.items()}
     alone = middle["the new tokens alone"]
     lines = [f"## {name}: a follow-up after {a.history} tokens", "", "| time to first token, ms | median | least | most | wanted |", "|---|---:|---:|---:|---|"]
     for figure, values in samples.items():
         wanted = {"loaf, follow-up": f"≤ {alone + 20:.0f}", "loaf, branch": f"≤ {alone + 20:.0f}", "loaf, follow-up after a restart": f"≤ {alone + 200:.0f}"}.get(figure, "")
         lines.append(f"| {figure} | {middle[figure]:.0f} | {min(values):.0f} | {max(values):.0f} | {wanted} |")
-    if "llama.cpp, follow-up" in middle:
-        wanted = "; wanted: ≤ 0.1" if name == "hybrid" else ""
-        lines += ["", f"Follow-up, loaf to llama.cpp: {middle['loaf, follow-up'] / middle['llama.cpp, follow-up']:.3f}{wanted}."]
-    return lines + ["", f"Load average {os.getloadavg()[0]:.1f}.", ""]
+    return lines + ratios(middle, name) + [f"Load average {os.getloadavg()[0]:.1f}.", ""]
+
+
+def peers_of(model, llama, a, context, flash):
+    """What loaf stands beside, and how it is started."""
+    if llama and model.get("gguf"):
+        yield "llama.cpp", lambda: Llama(llama, model["gguf"], a.threads, 1, context, flash, False)
+    if a.python and model.get("gguf"):
+        for who, cache in ("llama_cpp.server", "false"), ("llama_cpp.server --cache", "true"):
+            yield who, lambda cache=cache: Python(model["gguf"], model["vocab"], a.threads, context, a.isa, cache)
+
+
+def ratios(middle, name):
+    """Loaf's times beside others'."""
+    lines = [""]
+    for figure, ours in middle.items():
+        who, _, kind = figure.partition(", ")
+        theirs = {other: ms for other, ms in middle.items() if who == "loaf" and other != figure and other.endswith(f", {kind}")}
+        for other, ms in theirs.items():
+            wanted = "; wanted: ≤ 0.1" if name == "hybrid" and kind == "follow-up" else ""
+            lines += [f"{kind[0].upper()}{kind[1:]}, loaf to {other.partition(', ')[0]}: {ours / ms:.3f}{wanted}.", ""]
+    return lines
 
 
 def measure_turns(name, model, llama, a, results):
     """Follow-ups of several conversations in turn, on servers with one slot."""
     samples = results.setdefault("turns", {}).setdefault(name, {})
-    servers = [("loaf", lambda: Loaf(model["loaf"], a.threads, "--parallel", 1))]
-    if llama and model.get("gguf"):
-        servers.append(("llama.cpp", lambda: Llama(llama, model["gguf"], a.threads, 1, a.history + 512, "on", False)))
+    servers = [("loaf", lambda: Loaf(model["loaf"], a.threads, "--parallel", 1)), *peers_of(model, llama, a, a.history + 512, "on")]
     for turn in range(a.rounds):
         for who, start in servers[turn % len(servers):] + servers[:turn % len(servers)]:
             draw, server = random.Random(turn), start()
@@ -351,9 +428,7 @@ def measure_turns(name, model, llama, a, results):
              "| time to first token, ms | median | least | most |", "|---|---:|---:|---:|"]
     middle = {figure: statistics.median(values) for figure, values in samples.items()}
     lines += [f"| {figure} | {middle[figure]:.0f} | {min(values):.0f} | {max(values):.0f} |" for figure, values in samples.items()]
-    if "llama.cpp, follow-up" in middle:
-        lines += ["", f"Follow-up, loaf to llama.cpp: {middle['loaf, follow-up'] / middle['llama.cpp, follow-up']:.3f}; wanted of the hybrid: ≤ 0.1."]
-    return lines + ["", f"Load average {os.getloadavg()[0]:.1f}.", ""]
+    return lines + ratios(middle, name) + [f"Load average {os.getloadavg()[0]:.1f}.", ""]
 
 
 def stepped(server):
@@ -367,7 +442,7 @@ def measure_paired(name, model, a, results):
     """What a follow-up takes beyond its steps, in a row and after restarts."""
     draw = random.Random(3)
     history = prompt(draw, a.history, model["vocab"])
-    beyond = results.setdefault("paired", {}).setdefault(name, {})
+    beyond, waited = results.setdefault("paired", {}).setdefault(name, {}), results.setdefault("waited", {}).setdefault(name, {})
 
     def follow(server, ids, figure):
         before = stepped(server)
@@ -386,19 +461,23 @@ def measure_paired(name, model, a, results):
                 ids = follow(server, ids, "follow-up")
         finally:
             server.stop()
-        for wait in (0, LATER, 0, LATER):
+        waits = {"at once after a restart": lambda server: 0, "when it is ready": lambda server: wait_for(server, "/health"),
+                 f"{LATER} s after a restart": lambda server: time.sleep(LATER) or LATER}
+        for figure in [*waits, *waits]:
             server = Loaf(model["loaf"], a.threads, *more)
             try:
-                time.sleep(wait)
-                follow(server, ids, f"{wait} s after a restart" if wait else "at once after a restart")
+                seconds = waits[figure](server)
+                waited.setdefault(figure, []).append(1e3 * seconds)
+                follow(server, ids, figure)
             finally:
                 server.stop()
     lines = [f"## {name}: beyond the new tokens, after {a.history} tokens", "",
-             "| | first token, ms | its steps | beyond them, median | most | wanted |", "|---|---:|---:|---:|---:|---|"]
+             "| | waited before, ms | first token, ms | its steps | beyond them, median | most | wanted |", "|---|---:|---:|---:|---:|---:|---|"]
     for figure, pairs in beyond.items():
         rest = [first - step for first, step in pairs]
         wanted = "≤ 20" if figure == "follow-up" else "≤ 200"
-        lines.append(f"| {figure} | {statistics.median(p[0] for p in pairs):.0f} | {statistics.median(p[1] for p in pairs):.0f} | "
+        before = f"{statistics.median(waited[figure]):.0f}" if figure in waited else ""
+        lines.append(f"| {figure} | {before} | {statistics.median(p[0] for p in pairs):.0f} | {statistics.median(p[1] for p in pairs):.0f} | "
                      f"{statistics.median(rest):.1f} | {max(rest):.1f} | {wanted} |")
     return lines + ["", f"Load average {os.getloadavg()[0]:.1f}.", ""]
 
@@ -426,16 +505,20 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of either [default: all]")
     parser.add_argument("--loaf", default="", help="more arguments of loaf serve under load, such as '--max-stall 400'")
     parser.add_argument("--package", action="store_true", help="llama.cpp's server from the package xllamacpp; both for AVX2, unless LOAF_ISA names another set")
+    parser.add_argument("--python", action="store_true", help="llama_cpp.server too, which llama-cpp-python ships, in follow and turns")
     parser.add_argument("--modes", default="on each,on one,off each,off one",
                         help="settings of llama.cpp that are tried: flash attention, and a cache for each slot or one [default: all]")
     parser.add_argument("--without-llama", action="store_true", help="loaf alone")
     a = parser.parse_args()
     direct = a.package or a.without_llama
-    peers.set_up("native", not direct)
+    a.isa = "avx2" if direct else "native"
+    peers.set_up(a.isa, a.python or not direct)
     llama = None if a.without_llama else PACKAGE if a.package else build_server()
     if a.package:
         os.environ.setdefault("LOAF_ISA", "avx2")
         run(sys.executable, "-m", "pip", "install", "--no-deps", PACKAGE)
+    if a.python:
+        run(sys.executable, "-m", "pip", "install", *PYTHON)
     import peer_models
 
     parts, names = a.only.split(","), a.models.split(",")
@@ -450,6 +533,8 @@ def main():
             model = bake_state()
         else:
             model = {**peers.make_models(peer_models, name, "q4_0", (CONTEXT - 1024,), False, direct), "vocab": 150_000}
+            if a.python:
+                model["vocab"] = symbols_of(Path(model["gguf"]).parent / "tokenizer.json")
         if "load" in parts and name != "state":
             lines += measure_load(name, model, llama, a, results)
         if "follow" in parts:

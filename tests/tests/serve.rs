@@ -767,6 +767,57 @@ fn a_model_that_nobody_asks_goes_and_comes_back() {
     soon("it goes once more", || !server.models[0].is_loaded());
 }
 
+#[test]
+fn a_server_is_ready_when_its_sessions_are_back_and_answers_before() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let cache = CacheOptions { folder: Some(dir.path().to_owned()), block: 16, ..CacheOptions::default() };
+    let start = |warming: u64| {
+        let hub = HubOptions { cache: cache.clone(), warming: Duration::from_secs(warming), ..HubOptions::default() };
+        Setup { hub, ..Setup::of(dense()) }.start()
+    };
+    let session = |n: u32| -> Value {
+        let ids: Vec<u32> = (0..2000).map(|i| (n * 31 + i * 7) % 2900).collect();
+        text(json!({ "prompt": ids, "max_tokens": 2 }))
+    };
+    let first = start(3600);
+    assert_eq!(
+        first.get("/health").json(),
+        json!({ "status": "ok", "models": [{ "id": "m", "loaded": true, "to_warm": 0 }] })
+    );
+    let said: Vec<Value> =
+        (0..3).map(|n| first.post("/v1/completions", &session(n)).json()["choices"].clone()).collect();
+    assert_eq!(first.get("/health").status, 200, "what is said now lies in slots");
+    drop(first);
+    let server = start(3600);
+    let mut before = 0;
+    loop {
+        let reply = server.get("/health");
+        let health: Value = serde_json::from_str(reply.text()).expect("JSON");
+        let status = reply.status;
+        if status == 200 {
+            assert_eq!((&health["status"], &health["models"][0]["to_warm"]), (&json!("ok"), &json!(0)));
+            break;
+        }
+        assert_eq!((status, &health["status"]), (503, &json!("warming")), "{health}");
+        assert!(health["models"][0]["to_warm"].as_u64().is_some_and(|n| n <= 3 * 2003), "{health}");
+        before += 1;
+    }
+    // However soon that was: all of it was back.
+    assert!(server.models[0].metrics.warmed_tokens.get() >= 3 * 2000, "after {before} times 503");
+    drop(server);
+    // Nobody who asks has to wait for it, and nobody is told to when the time for that is over.
+    for (warming, statuses) in [(3600, &[200, 503][..]), (0, &[200][..])] {
+        let server = start(warming);
+        let status = server.get("/health").status;
+        assert!(statuses.contains(&status), "{status}");
+        for (n, said) in said.iter().enumerate() {
+            let answer = server.post("/v1/completions", &session(n as u32)).json();
+            assert_eq!(answer["choices"], *said);
+            assert!(answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() >= Some(1999), "{answer}");
+        }
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn the_socket_is_ours_alone_and_speaks_lines_and_http() {

@@ -270,13 +270,17 @@ fn sessions_come_back_before_anybody_asks_and_who_asks_earlier_takes_over() {
         let finished = second_of();
         // With three slots two of them come back, and a slot stays free.
         let (metrics, mut second) = (Metrics::default(), scheduler(model, 3, 32 << 20, Some(folder.path())));
-        let mut pieces = 0;
+        let (mut pieces, mut left) = (0, Vec::new());
+        assert_eq!(second.left_to_warm(), None, "{name}: nobody looked");
         while second.warms() {
             second.warm(&metrics);
             pieces += 1;
+            left.push(second.left_to_warm().expect("it was looked up"));
+            assert_eq!(left[pieces - 1] == 0, second.gauges().idle == 2, "{name}: {left:?}");
         }
         let gauges = second.gauges();
         assert_eq!((gauges.idle, gauges.slots_free), (2, 1), "{name}");
+        assert!(left.is_sorted_by(|a, b| a >= b) && left[0] >= 80, "{name}: {left:?}");
         assert!(pieces > 10 && metrics.warmed_tokens.get() >= 88, "{name}: {pieces} pieces");
         // The two that were last of use lie in slots, the first one on disk.
         (1..3).for_each(|n| assert!(ask(&mut second, &metrics, prompt(n)) >= 43, "{name}"));
@@ -432,8 +436,8 @@ fn a_follow_up_goes_on_while_the_state_before_it_is_copied() {
     let (model, metrics) = (&baked.loaf, Metrics::default());
     let (state, vocab) = (model.plan().snapshot_bytes(0), model.plan().vocab);
     let mut cold = self::scheduler(model, 1, 0, None);
-    // With room for many states, and for so few that none of them is held.
-    for (memory, holds) in [(40 * state, true), (3 * state, false)] {
+    // With room for many states, and for too few for what a slot holds and the copies of it.
+    for (memory, holds) in [(40 * state, true), (5 * state, false), (3 * state, false)] {
         let mut scheduler = self::scheduler(model, 2, memory, None);
         while scheduler.warms() {
             scheduler.warm(&metrics);
@@ -472,6 +476,67 @@ fn a_follow_up_goes_on_while_the_state_before_it_is_copied() {
         let (_, cached) = ask(&mut scheduler, &text);
         assert_eq!(cached, text.len(), "the last prompt again");
     }
+}
+
+#[test]
+fn states_for_whose_copies_there_is_no_room_stay_where_they_are() {
+    let baked = bake("hf/qwen3_next", &Default::default());
+    let (model, metrics) = (&baked.loaf, Metrics::default());
+    let (state, vocab) = (model.plan().snapshot_bytes(0), model.plan().vocab);
+    let memory = 6 * state + state / 2;
+    let mut scheduler = scheduler(model, 3, memory, None);
+    let prompt = |n: u32| -> Vec<u32> { (0..44).map(|i| (n + i * 7) % vocab).collect() };
+    // Two at a time, each with three places at which others may part from it: what they hold is all
+    // that there is room for.
+    let both: Vec<_> = (0..2).map(|n| (prompt(n), 1, vec![10, 20, 30])).collect();
+    run(&mut scheduler, &metrics, &both);
+    let mut cold = self::scheduler(model, 1, 0, None);
+    for at in [10, 20, 30] {
+        let text: Vec<u32> = prompt(0)[..at].iter().copied().chain([3, 1, 4, 1, 5]).collect();
+        let job = [(text, 1, Vec::new())];
+        let (said, cached) = run(&mut scheduler, &metrics, &job);
+        assert_eq!(said, run(&mut cold, &Metrics::default(), &job).0, "{at}");
+        cold.forget();
+        assert_eq!(cached, at);
+        assert!(scheduler.gauges().cache_bytes <= memory);
+    }
+}
+
+#[test]
+fn states_of_an_end_that_is_put_aside_are_copied_a_piece_a_turn() {
+    let baked = bake("hf/qwen3_next", &Default::default());
+    let (model, metrics) = (&baked.loaf, Metrics::default());
+    let (state, vocab) = (model.plan().snapshot_bytes(0), model.plan().vocab);
+    let engine: Engine = engine(model, Kernels::detect(), 1, 3);
+    let options = CacheOptions { memory: 60 * state, folder: None, disk: 0, block: 8, replay_ms: 1 };
+    let (cache, _) = Cache::open(&engine, &options);
+    // No time but for a piece, of which a state has sixteen.
+    let (stall, copied) = (Duration::ZERO, state as usize / 16 + 1);
+    let pace = Pace { stall, alone: stall, replay: Duration::from_millis(1), give_up: 1, least: 64, copied };
+    let mut scheduler = Scheduler::new(engine, None, cache, pace);
+    let trunk: Vec<u32> = (0..40).map(|i| i * 7 % vocab).collect();
+    let with = |end: u32| trunk.iter().copied().chain((0..12).map(|i| (end + i * 3) % vocab)).collect::<Vec<u32>>();
+    run(&mut scheduler, &metrics, &[(with(5), 1, vec![40, 44, 48])]);
+    // Another end, at once: two states and more of the first one are still held.
+    let (events, mut received) = unbounded_channel();
+    let job = Job { prompt: with(6), parts: vec![40], wanted: wanted(1, 3), cached: true, index: 0, events };
+    scheduler.push(job, Instant::now());
+    let mut turns = 0;
+    let known = loop {
+        scheduler.turn(&metrics);
+        turns += 1;
+        if let Ok((_, Event::Started(known))) = received.try_recv() {
+            break known;
+        }
+    };
+    assert_eq!((known, scheduler.gauges().put_aside), (40, 1));
+    assert!(turns >= 10, "{turns} turns");
+    // All of the first end that was kept can be come back to.
+    while scheduler.is_busy() {
+        scheduler.turn(&metrics);
+    }
+    let (_, known) = run(&mut scheduler, &metrics, &[(with(5), 1, Vec::new())]);
+    assert!(known >= 48 && scheduler.gauges().come_back == 1, "{known} of 52 tokens known");
 }
 
 #[test]

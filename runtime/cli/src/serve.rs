@@ -60,6 +60,7 @@ fn start(args: &ServeArgs, notes: &Sender<String>, io: &mut Io<'_>) -> Result<Se
             disk: args.cache_disk,
             ..CacheOptions::default()
         },
+        ..HubOptions::default()
     };
     let (mut models, mut threads) = (Vec::new(), Vec::new());
     for named in named(args, io)? {

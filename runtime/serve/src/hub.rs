@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,8 @@ pub struct HubOptions {
     pub stall: Duration,
     /// Time without jobs after which a model is let go; never if none.
     pub idle_unload: Option<Duration>,
+    /// Time after a start after which nobody is told to wait for sessions that come back from disk.
+    pub warming: Duration,
     /// The cache of sessions.
     pub cache: CacheOptions,
 }
@@ -48,6 +50,7 @@ impl Default for HubOptions {
             queue: 64,
             stall: Duration::from_millis(100),
             idle_unload: None,
+            warming: Duration::from_secs(10),
             cache: CacheOptions::default(),
         }
     }
@@ -98,6 +101,10 @@ pub struct Served {
     pending: AtomicUsize,
     /// Whether its thread ended in another way than it should.
     failed: AtomicBool,
+    /// Whether what is to come back from disk after the start has come back; stays so.
+    warm: AtomicBool,
+    /// When that is waited for no longer.
+    warm_by: OnceLock<Instant>,
     /// What happened.
     pub metrics: Metrics,
     gauges: Mutex<Gauges>,
@@ -145,6 +152,8 @@ impl Served {
             loaded: Mutex::new(None),
             opening: Mutex::new(()),
             failed: AtomicBool::new(false),
+            warm: AtomicBool::new(false),
+            warm_by: OnceLock::new(),
             commands: Mutex::new(Some(commands)),
             pending: AtomicUsize::new(0),
             metrics: Metrics::default(),
@@ -152,6 +161,8 @@ impl Served {
             notes,
         });
         let scheduler = served.load()?;
+        served.look(Some(&scheduler));
+        served.warm_by.get_or_init(|| Instant::now() + served.options.warming);
         let this = served.clone();
         let thread = std::thread::Builder::new().name(format!("loaf-{name}"));
         let body = move || {
@@ -207,6 +218,13 @@ impl Served {
     /// Whether its thread has failed, so that it answers no more.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Tokens of sessions that are still to come back from disk after the start, 0 while that is
+    /// looked up; none if there are no more, or [`HubOptions::warming`] has passed.
+    pub fn warming(&self) -> Option<u64> {
+        let waits = !self.warm.load(Ordering::Relaxed) && self.warm_by.get().is_some_and(|by| Instant::now() < *by);
+        waits.then(|| self.gauges().to_warm)
     }
 
     /// What there is now.
@@ -281,6 +299,15 @@ impl Served {
         Ok(Scheduler::new(engine, loaded.tokenizer.clone(), cache, pace))
     }
 
+    /// Looks at what there is now.
+    fn look(&self, scheduler: Option<&Scheduler>) {
+        *locked(&self.gauges) = scheduler.map(Scheduler::gauges).unwrap_or_default();
+        // A model that was let go and comes back is not waited for again.
+        if scheduler.is_none_or(|s| s.left_to_warm() == Some(0)) {
+            self.warm.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn run(&self, mut scheduler: Option<Scheduler>, commands: &Receiver<Command>) {
         let mut stopping = false;
         loop {
@@ -337,8 +364,8 @@ impl Served {
                 } else if awake && !stopping {
                     scheduler.warm(&self.metrics);
                 }
-                *locked(&self.gauges) = scheduler.gauges();
             }
+            self.look(scheduler.as_ref());
             let holds = scheduler.as_ref().map_or(0, Scheduler::jobs);
             self.pending.fetch_sub(held - holds, Ordering::Relaxed);
         }
@@ -352,7 +379,7 @@ impl Served {
     fn unload(&self, scheduler: Option<Scheduler>) {
         if let Some(scheduler) = scheduler {
             scheduler.finish();
-            *locked(&self.gauges) = Gauges::default();
+            self.look(None);
             self.metrics.unloads.add(1);
         }
         *locked(&self.loaded) = None;

@@ -90,6 +90,7 @@ gauges! {
     come_back "Of those, ends that somebody came back to.",
     disk_bytes "Bytes of the session cache on disk.",
     disk_written "Files written to it.",
+    to_warm "Tokens of sessions on disk that are still to come back into slots after a start.",
 }
 
 /// The text that Prometheus reads: a model's counts and what it has, labelled with its name; and

@@ -293,11 +293,18 @@ pub fn place(app: &App, method: &Method, path: &str) -> Option<Response<Content>
     }
     match path {
         "/health" | "/v1/health" => {
-            let models = app.models.iter().map(|m| json!({ "id": m.name(), "loaded": m.is_loaded() }));
-            let models: Value = models.collect();
-            let failed = app.models.iter().any(|m| m.has_failed());
-            let (status, word) = if failed { (503, "failed") } else { (200, "ok") };
-            Some(answer(status, &json!({ "status": word, "models": models })))
+            let (failed, left): (Vec<_>, Vec<_>) = app.models.iter().map(|m| (m.has_failed(), m.warming())).unzip();
+            let (status, word) = match (failed.contains(&true), left.iter().any(Option::is_some)) {
+                (true, _) => (503, "failed"),
+                (false, true) => (503, "warming"),
+                (false, false) => (200, "ok"),
+            };
+            let models = app
+                .models
+                .iter()
+                .zip(left)
+                .map(|(m, left)| json!({ "id": m.name(), "loaded": m.is_loaded(), "to_warm": left.unwrap_or(0) }));
+            Some(answer(status, &json!({ "status": word, "models": models.collect::<Value>() })))
         }
         "/" => Some(page()),
         "/openapi.json" => {

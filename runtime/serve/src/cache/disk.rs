@@ -114,7 +114,8 @@ pub struct Disk {
     written: Arc<AtomicU64>,
     /// Items that wait to be written.
     waiting: Arc<AtomicU64>,
-    to_writer: Option<SyncSender<Item>>,
+    /// With when they were of use.
+    to_writer: Option<SyncSender<(u64, Item)>>,
     writer: Option<JoinHandle<()>>,
     to_readers: Option<Sender<Wish>>,
     readers: Vec<JoinHandle<()>>,
@@ -143,15 +144,17 @@ impl Index {
     /// Whether there is such a file; it is of use then.
     fn touch(&mut self, name: &str) -> bool {
         let Some(bytes) = self.files.get(name).map(|f| f.0) else { return false };
-        self.add(name.to_owned(), bytes);
+        self.add(name.to_owned(), bytes, self.clock);
         true
     }
 
-    fn add(&mut self, name: String, bytes: u64) {
+    /// Adds a file that was last of use at `used`, or later if it is there already.
+    fn add(&mut self, name: String, bytes: u64, used: u64) {
+        let used = self.files.get(&name).map_or(used, |f| used.max(f.1));
         self.remove(&name);
         self.bytes += bytes;
-        self.order.insert((self.clock, Reverse(depth(&name)), name.clone()));
-        self.files.insert(name, (bytes, self.clock));
+        self.order.insert((used, Reverse(depth(&name)), name.clone()));
+        self.files.insert(name, (bytes, used));
     }
 
     fn remove(&mut self, name: &str) {
@@ -161,9 +164,10 @@ impl Index {
         }
     }
 
-    /// The file of least use: the oldest, and of a chain's the one that stands on the others.
-    fn worst(&self) -> Option<String> {
-        self.order.first().map(|(_, _, name)| name.clone())
+    /// The file of least use, and when that was: the oldest, and of a chain's the one that stands
+    /// on the others.
+    fn worst(&self) -> Option<(u64, String)> {
+        self.order.first().map(|(used, _, name)| (*used, name.clone()))
     }
 
     /// The longest beginning of `prompt` among these files of models with such sizes, after `seed`.
@@ -297,7 +301,8 @@ impl Disk {
         for (time, name, bytes) in found {
             index.clock += u64::from(second != Some(time));
             second = Some(time);
-            index.add(name, bytes);
+            let used = index.clock;
+            index.add(name, bytes, used);
         }
         index.opened = index.clock;
         // What is written is of use, too.
@@ -352,9 +357,14 @@ impl Disk {
     /// Has an item written, unless it is there or too many wait; with `wait` it is written in any
     /// case.
     pub fn put(&self, item: Item, wait: bool) {
-        if locked(&self.index).touch(&name_of(&item)) {
-            return;
-        }
+        let used = {
+            let mut index = locked(&self.index);
+            if index.touch(&name_of(&item)) {
+                return;
+            }
+            index.clock
+        };
+        let item = (used, item);
         let Some(to_writer) = &self.to_writer else { return };
         self.waiting.fetch_add(1, Ordering::Relaxed);
         // What does not fit stays unwritten, and is evaluated again; the writer ends after the
@@ -370,9 +380,20 @@ impl Disk {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
+    /// What is written from now on is of use together, and later than what was written before:
+    /// where there is no room for all, sessions go one after the other and not the ends of each.
+    pub fn next_use(&self) {
+        locked(&self.index).clock += 1;
+    }
+
     /// Whether an item is there.
     pub fn has(&self, item: &Item) -> bool {
         locked(&self.index).files.contains_key(&name_of(item))
+    }
+
+    /// Whether an item is there; it is of use then.
+    pub fn touch(&self, item: &Item) -> bool {
+        locked(&self.index).touch(&name_of(item))
     }
 
     /// The longest beginning of `prompt` that lies here.
@@ -741,21 +762,23 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(&self, items: &Receiver<Item>) {
-        for item in items {
+    fn run(&self, items: &Receiver<(u64, Item)>) {
+        for (used, item) in items {
             let name = name_of(&item);
-            let known = locked(&self.index).touch(&name);
+            let known = locked(&self.index).files.get(&name).map(|f| f.0);
             // A full or broken disk: the cache is smaller than it could be.
-            if let Some(bytes) = (!known).then(|| self.write(&name, &item)).flatten() {
-                locked(&self.index).add(name, bytes);
-                self.written.fetch_add(1, Ordering::Relaxed);
+            if let Some(bytes) = known.or_else(|| self.write(&name, &item, used)) {
+                locked(&self.index).add(name, bytes, used);
+                self.written.fetch_add(u64::from(known.is_none()), Ordering::Relaxed);
             }
             drop(item);
             self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    fn write(&self, name: &str, item: &Item) -> Option<u64> {
+    /// Its length; `None` if it was not written, for want of room, say, which nothing makes that is
+    /// of use with it or later.
+    fn write(&self, name: &str, item: &Item, used: u64) -> Option<u64> {
         let ids: Vec<u8> = item.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         let rows = content(item.rows.as_ref());
         let recurrent = content(item.state.as_ref().and_then(|s| s.recurrent.as_ref()));
@@ -787,7 +810,7 @@ impl Writer {
             if index.bytes + bytes <= self.budget {
                 break;
             }
-            let worst = index.worst()?;
+            let worst = index.worst().filter(|(last, _)| *last < used)?.1;
             index.remove(&worst);
             let _ = std::fs::remove_file(self.folder.join(&worst));
         }
@@ -822,11 +845,11 @@ mod tests {
     fn many_files_of_others_at_a_position_cost_one_look() {
         let (seed, mut index) = ([7; 32], Index::default());
         for n in 0..100_000u32 {
-            index.add(format!("s-{}-{:08}-{n:032x}.kv", hex(&seed), 5 + n % 9), 100);
+            index.add(format!("s-{}-{:08}-{n:032x}.kv", hex(&seed), 5 + n % 9), 100, 0);
         }
         let prompt: Vec<u32> = (0..40).collect();
         let mine = snap_name(&seed, 9, &prompt[..9]);
-        index.add(mine.clone(), sizes().length(9, true, false));
+        index.add(mine.clone(), sizes().length(9, true, false), 0);
         let begun = std::time::Instant::now();
         let found = index.find(&prompt, seed, &sizes());
         let took = begun.elapsed();
@@ -840,14 +863,13 @@ mod tests {
         let mut index = Index::default();
         let block = |n: u32| block_name(n * 16, &[n as u8; 32]);
         for n in [1, 2, 3] {
-            index.add(block(n), 10);
+            index.add(block(n), 10, 0);
         }
-        index.clock += 1;
-        index.add(block(4), 10);
-        index.clock += 1;
+        index.add(block(4), 10, 1);
+        index.clock = 2;
         assert!(index.touch(&block(1)) && !index.touch("b-none"));
         let mut order = Vec::new();
-        while let Some(worst) = index.worst() {
+        while let Some((_, worst)) = index.worst() {
             index.remove(&worst);
             order.push(worst);
         }

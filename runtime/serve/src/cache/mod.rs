@@ -131,6 +131,7 @@ impl Cache {
     /// Has written what there is of the beginnings of `ids`, as far as it is not on disk yet.
     pub fn persist(&mut self, ids: &[u32]) {
         if let Some(disk) = &self.disk {
+            disk.next_use();
             self.tree.items_of(ids).into_iter().for_each(|item| disk.put(item, false));
         }
     }
@@ -205,9 +206,14 @@ impl Cache {
         self.disk.as_ref().map(|_| self.tree.seed())
     }
 
-    /// Whether an item lies on disk, rows and all.
+    /// Whether an item lies on disk, rows and all; it is of use then.
     pub fn is_on_disk(&self, item: &Item) -> bool {
-        self.disk.as_ref().is_some_and(|disk| disk.has(item))
+        self.disk.as_ref().is_some_and(|disk| disk.touch(item))
+    }
+
+    /// What is written from now on belongs together, see [`Disk::next_use`].
+    pub fn next_use(&self) {
+        self.disk.iter().for_each(Disk::next_use);
     }
 
     /// Has one item written, however many wait.
@@ -217,9 +223,10 @@ impl Cache {
         }
     }
 
-    /// Has everything written that is in memory.
+    /// Has everything written that is in memory and not on disk.
     pub fn write_tree(&self) {
-        self.tree.all().into_iter().for_each(|item| self.write(item));
+        let Some(disk) = &self.disk else { return };
+        self.tree.all().into_iter().filter(|item| !disk.has(item)).for_each(|item| self.write(item));
     }
 
     /// Writes everything that is in memory and waits for it. What there is of the beginnings of

@@ -6,6 +6,7 @@ use std::time::Instant;
 use loaf_runtime::Generation;
 use loaf_runtime::sequence::common_prefix;
 
+use super::branches::Branch;
 use super::restore::{Parking, Restore, Source};
 use super::say::Say;
 use super::{Live, Scheduler, Task, Tier, Waiting, Work};
@@ -31,8 +32,9 @@ struct InSlot {
 }
 
 impl Scheduler {
-    /// Begins waiting jobs as far as there is room, the oldest first.
-    pub(super) fn admit(&mut self, metrics: &Metrics) {
+    /// Begins waiting jobs as far as there is room, the oldest first. One for which states have to
+    /// be copied begins in a later turn, if `until` comes first.
+    pub(super) fn admit(&mut self, until: Instant, metrics: &Metrics) {
         let mut i = 0;
         while i < self.waiting.len() && self.tasks.len() < self.engine.limits().slots as usize {
             if self.is_worth_waiting(i) {
@@ -40,7 +42,7 @@ impl Scheduler {
                 continue;
             }
             let Some(waiting) = self.waiting.remove(i) else { return };
-            if let Err(waiting) = self.begin_job(waiting, metrics) {
+            if let Err(waiting) = self.begin_job(waiting, until, metrics) {
                 // Nobody goes before it: the slot that becomes free is its.
                 self.waiting.insert(i, waiting);
                 return;
@@ -72,7 +74,7 @@ impl Scheduler {
     }
 
     /// Starts a job, or gives it back if there is no slot yet.
-    fn begin_job(&mut self, waiting: Waiting, metrics: &Metrics) -> Result<(), Waiting> {
+    fn begin_job(&mut self, waiting: Waiting, until: Instant, metrics: &Metrics) -> Result<(), Waiting> {
         let prompt = &waiting.job.prompt;
         let (mut found, mut common) = (Restore { source: Source::Rows(VecDeque::new()), state: None, usable: 0 }, 0);
         let mut in_slot = None;
@@ -96,15 +98,24 @@ impl Scheduler {
             self.start(waiting, live, Some(found), common, metrics);
             return Ok(());
         }
-        let live = match &in_slot {
-            Some(s) if s.idle && self.goes_on_in_place(s) => self.in_place(s).map_err(Some),
+        let in_place = match &in_slot {
+            Some(s) if s.idle => self.goes_on_in_place(s, until),
+            _ => Some(false),
+        };
+        let Some(in_place) = in_place else { return Err(waiting) };
+        let live = match in_slot {
+            Some(s) if in_place => self.in_place(&s).map_err(Some),
             Some(s) => {
-                let (id, usable, state) = (s.id, s.usable, s.state.clone());
-                let fresh = self.fresh(Some(id));
-                // Nobody waits for a copy of its state in vain.
-                let state = if fresh.is_ok() { self.copied_state(id, usable).or(state) } else { state };
-                found = Restore { source: Source::Live(id), usable, state };
-                fresh
+                found = Restore { source: Source::Live(s.id), usable: s.usable, state: s.state };
+                self.fresh(Some(s.id)).and_then(|mut live| {
+                    let given = self.give_held(&mut live, s.id, s.usable).map_err(Some)?;
+                    let known = found.state.as_ref().is_some_and(|state| state.recurrent.is_some());
+                    if self.recurrent && !known && !given {
+                        // Rows are of no use without it.
+                        found.usable = 0;
+                    }
+                    Ok(live)
+                })
             }
             None => self.fresh(None),
         };
@@ -185,7 +196,7 @@ impl Scheduler {
             done: false,
         });
         if begins {
-            self.begin(self.tasks.len() - 1, metrics);
+            self.begin(self.tasks.len() - 1, None, metrics);
         }
     }
 
@@ -241,19 +252,26 @@ impl Scheduler {
 
     /// Whether an idle sequence is cut back to go on, rather than copied: if little is lost, or
     /// what is lost can be put aside, or there is no slot for a copy.
-    fn goes_on_in_place(&mut self, found: &InSlot) -> bool {
-        if !self.keeps {
-            return true;
+    /// `None` if states have to be copied for that and `until` came first: come again.
+    fn goes_on_in_place(&mut self, found: &InSlot, until: Instant) -> Option<bool> {
+        let gives_up = found.branch.is_none() && (found.lost <= self.pace.give_up || !self.has_slot_besides(found.id));
+        if !self.keeps || gives_up {
+            return Some(true);
         }
-        // A branch is in no slot, so it cannot be copied from there.
-        if found.lost <= self.pace.give_up || found.branch.is_some() || !self.has_slot_besides(found.id) {
-            return true;
-        }
-        let Some(at) = self.idle.iter().position(|live| live.id == found.id) else { return false };
+        let Some(at) = self.idle.iter().position(|live| live.id == found.id) else { return Some(false) };
         let mut live = self.idle.swap_remove(at);
-        let aside = self.put_aside(&mut live, found.usable);
+        let branch = live.branches.iter().find(|b| Some(b.id()) == found.branch).map(Branch::from);
+        let from = branch.unwrap_or(found.usable);
+        // A branch is in no slot, so it cannot be copied from there.
+        let in_place = if branch.is_none() && !self.is_small(from, live.sequence.position()) {
+            Some(false)
+        } else if !self.copy_held_past(&mut live, from, until) {
+            None
+        } else {
+            Some(branch.is_some() || self.put_aside(&mut live, from))
+        };
         self.idle.push(live);
-        aside
+        in_place
     }
 
     fn has_slot_besides(&self, id: u64) -> bool {
@@ -303,6 +321,7 @@ impl Scheduler {
                 self.parking = Some(Parking::new(live));
                 return Err(None);
             }
+            self.empty_slot(live);
         }
         self.empty().map_err(Some)
     }

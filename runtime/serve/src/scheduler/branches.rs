@@ -63,14 +63,14 @@ impl Scheduler {
     }
 
     /// Puts the end of a sequence from `from` on aside, if it is not much to keep beside what is
-    /// before it, and little of it is lost. The sequence stays as it is.
+    /// before it, and little of it is lost. The sequence stays as it is; states that it still holds
+    /// are lost with what goes.
     pub(super) fn put_aside(&mut self, live: &mut Live, from: u32) -> bool {
         let give_up = self.pace.give_up;
         let (position, last) = (live.sequence.position(), live.marks.last().map_or(0, |m| m.pos).max(from));
         if self.recurrent && position > last + give_up {
             self.keep_end(live);
         }
-        self.copy_all_held(live, from + 1);
         let marks = live.marks.iter().filter(|m| m.pos > from && m.held.is_none());
         let marks: Vec<(u32, State)> = marks.map(|m| (m.pos, m.state.clone())).collect();
         // A hybrid goes on from where its state is known.

@@ -14,6 +14,7 @@ use super::{Live, Mark, Scheduler};
 use crate::cache::Cache;
 use crate::cache::account::{Kept, Reserved};
 use crate::cache::tree::{Kind, State};
+use crate::job::Failure;
 
 /// States that a slot holds at most beside the one that it is in.
 const MOST_HELD: usize = 3;
@@ -24,8 +25,15 @@ pub(super) struct Held {
     charge: Reserved,
     /// As much of it as was copied.
     copied: Option<Kept>,
-    /// There was no room for a copy.
-    stuck: bool,
+    /// There was no room for a copy while so many bytes were charged.
+    stuck: Option<u64>,
+}
+
+impl Held {
+    /// Whether it can be copied, as far as is known, while `used` bytes are charged.
+    fn is_next(&self, used: u64) -> bool {
+        self.copied.is_some() || self.stuck.is_none_or(|stuck| used < stuck)
+    }
 }
 
 /// Removes a mark; whether its state was held.
@@ -159,7 +167,7 @@ impl Scheduler {
             mark.state.logits = logits.or(mark.state.logits.take());
             return;
         }
-        let held = self.hold(task);
+        let held = self.hold(task, kind);
         let mut state = State { recurrent: None, logits, kind };
         if held.is_none() {
             let bytes = self.engine.recurrent_bytes();
@@ -175,14 +183,14 @@ impl Scheduler {
     }
 
     /// Holds the state that a task's sequence is in, if the device can and there is room for some.
-    fn hold(&mut self, task: usize) -> Option<Held> {
+    pub(super) fn hold(&mut self, task: usize, kind: Kind) -> Option<Held> {
         let bytes = self.engine.recurrent_bytes();
-        // A state and the copy of it are there at once.
-        if bytes > self.cache.account().budget() / 4 {
+        // There is room for all that a slot holds and the copies of it.
+        if bytes > self.cache.account().budget() / (2 * MOST_HELD as u64) {
             return None;
         }
-        let live = &mut self.tasks[task].live;
-        if live.marks.iter().filter(|m| m.held.is_some()).count() >= MOST_HELD {
+        if self.tasks[task].live.held() >= MOST_HELD {
+            let live = &mut self.tasks[task].live;
             let at = live.next_held(0)?;
             let (id, pos) = (live.id, live.marks[at].pos);
             // There was no time to copy the end of a turn that others followed: it is the first
@@ -190,8 +198,15 @@ impl Scheduler {
             let passed = live.marks[at].state.kind == Kind::Turn && at + 2 < live.marks.len();
             if passed {
                 remove_mark(&mut self.engine, live, at);
-            } else {
-                self.copied_state(id, pos);
+            } else if !self.copy_whole(id, pos) && self.tasks[task].live.held() >= MOST_HELD {
+                // All stay where they are, unless one is worth no more than what comes.
+                let live = &mut self.tasks[task].live;
+                let held = live.marks.iter().enumerate().filter(|(_, m)| m.held.is_some());
+                let (least, mark) = held.min_by_key(|(_, m)| m.state.kind)?;
+                if mark.state.kind > kind {
+                    return None;
+                }
+                remove_mark(&mut self.engine, live, least);
             }
         }
         let charge = match self.tasks[task].live.spare.pop() {
@@ -199,14 +214,15 @@ impl Scheduler {
             None => self.with_room(bytes, Cache::reserve)?,
         };
         let held = self.engine.hold(&mut self.tasks[task].live.sequence);
-        held.is_ok_and(|held| held).then_some(Held { charge, copied: None, stuck: false })
+        held.is_ok_and(|held| held).then_some(Held { charge, copied: None, stuck: None })
     }
 
     /// The sequence in a slot, and its mark, whose state is to be copied next.
     fn next_to_copy(&mut self) -> Option<(&mut Engine, &mut Live, usize)> {
-        let Scheduler { engine, tasks, idle, .. } = self;
+        let Scheduler { engine, cache, tasks, idle, .. } = self;
+        let used = cache.account().used();
         let mut all = tasks.iter_mut().map(|t| &mut t.live).chain(idle);
-        let is_next = |m: &Mark| m.held.as_ref().is_some_and(|held| !held.stuck);
+        let is_next = |m: &Mark| m.held.as_ref().is_some_and(|held| held.is_next(used));
         all.find_map(|live| live.marks.iter().position(is_next).map(|at| (live, at)))
             .map(|(live, at)| (engine, live, at))
     }
@@ -214,7 +230,8 @@ impl Scheduler {
     /// Whether a state is held that can be copied.
     pub(super) fn has_to_copy(&self) -> bool {
         let all = self.tasks.iter().map(|t| &t.live).chain(&self.idle);
-        all.flat_map(|live| &live.marks).any(|m| m.held.as_ref().is_some_and(|held| !held.stuck))
+        let used = self.cache.account().used();
+        all.flat_map(|live| &live.marks).any(|m| m.held.as_ref().is_some_and(|held| held.is_next(used)))
     }
 
     /// Copies a piece of a state that is held; false if there is none.
@@ -223,12 +240,13 @@ impl Scheduler {
         let Some((_, live, at)) = self.next_to_copy() else { return false };
         let begun = live.marks[at].held.as_ref().is_some_and(|held| held.copied.is_some());
         let room = if begun { None } else { self.with_room(bytes, Cache::room) };
+        let used = self.cache.account().used();
         // What made room may have been this one.
         let Some((engine, live, at)) = self.next_to_copy() else { return true };
         if let Some(held) = &mut live.marks[at].held
             && held.copied.is_none()
         {
-            (held.stuck, held.copied) = (room.is_none(), room);
+            (held.stuck, held.copied) = (room.is_none().then_some(used), room);
         }
         copy_piece(engine, live, at, most);
         true
@@ -247,16 +265,25 @@ impl Scheduler {
         room
     }
 
-    /// Copies all states that a sequence holds at `from` and later; those for which there is no
-    /// room are gone.
-    pub(super) fn copy_all_held(&mut self, live: &mut Live, from: u32) {
-        while let Some(at) = live.next_held(from) {
-            if !self.copy_mark(live, at, usize::MAX) {
-                remove_mark(&mut self.engine, live, at);
+    /// Copies states that a sequence holds past `from`, a piece at least, until `until`; whether
+    /// that was all. Those for which there is no room stay where they are.
+    pub(super) fn copy_held_past(&mut self, live: &mut Live, from: u32, until: Instant) -> bool {
+        let used = |scheduler: &Scheduler| scheduler.cache.account().used();
+        let next = |live: &Live, used: u64| {
+            live.marks.iter().position(|m| m.pos > from && m.held.as_ref().is_some_and(|held| held.is_next(used)))
+        };
+        while let Some(at) = next(live, used(self)) {
+            if !self.copy_mark(live, at, self.pace.copied) {
+                let used = used(self);
+                live.marks[at].held.iter_mut().for_each(|held| held.stuck = Some(used));
             }
             // The next copy may need the room.
             give_back(&mut self.engine, live);
+            if Instant::now() > until {
+                return next(live, used(self)).is_none();
+            }
         }
+        true
     }
 
     /// The sequence in a slot of this name, and its mark at a position.
@@ -267,23 +294,37 @@ impl Scheduler {
         Some((engine, live, at))
     }
 
-    /// The state that a sequence in a slot has at a mark, copied if it was held; `None` if it is
-    /// gone, or there is no room for it.
-    pub(super) fn copied_state(&mut self, id: u64, pos: u32) -> Option<State> {
+    /// Copies a state that a sequence in a slot holds; false if it is gone, or there is no room.
+    fn copy_whole(&mut self, id: u64, pos: u32) -> bool {
         let begun =
             self.find_mark(id, pos).and_then(|(_, live, at)| Some(live.marks[at].held.as_ref()?.copied.is_some()));
         let room = if begun == Some(false) { self.with_room(self.engine.recurrent_bytes(), Cache::room) } else { None };
         // What made room may have been this one.
-        let (engine, live, at) = self.find_mark(id, pos)?;
+        let Some((engine, live, at)) = self.find_mark(id, pos) else { return false };
         if let Some(held) = &mut live.marks[at].held {
             held.copied = held.copied.take().or(room);
             if held.copied.is_none() {
-                remove_mark(engine, live, at);
-                return None;
+                return false;
             }
             copy_piece(engine, live, at, usize::MAX);
         }
-        live.marks.get(at).filter(|m| m.pos == pos).map(|m| m.state.clone())
+        live.marks.get(at).is_some_and(|m| m.pos == pos && m.held.is_none())
+    }
+
+    /// Gives an empty sequence the state that one in a slot holds at a mark, from slot to slot, so
+    /// that no memory has to be found for it; it is that of the rows that follow. False if it holds
+    /// none there.
+    pub(super) fn give_held(&mut self, to: &mut Live, id: u64, pos: u32) -> Result<bool, Failure> {
+        let mut state = Vec::new();
+        let Some((engine, from, at)) = self.find_mark(id, pos) else { return Ok(false) };
+        if from.marks[at].held.is_none() {
+            return Ok(false);
+        }
+        let bytes = engine.recurrent_bytes();
+        state.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(Failure::broken)?;
+        let shown = engine.show_recurrent(&from.sequence, pos, 0..bytes, &mut |piece| state.extend_from_slice(piece));
+        shown.and_then(|()| engine.load_recurrent(&mut to.sequence, 0, &state)).map_err(Failure::broken)?;
+        Ok(true)
     }
 }
 
@@ -292,6 +333,11 @@ impl Live {
     pub(super) fn add_mark(&mut self, mark: Mark) {
         let at = self.marks.partition_point(|m| m.pos < mark.pos);
         self.marks.insert(at, mark);
+    }
+
+    /// How many states it holds.
+    fn held(&self) -> usize {
+        self.marks.iter().filter(|m| m.held.is_some()).count()
     }
 
     /// The first mark at `from` or later whose state is held.

@@ -222,8 +222,8 @@ impl Scheduler {
     pub fn turn(&mut self, metrics: &Metrics) {
         let start = Instant::now();
         self.drop_gone(metrics);
-        self.admit(metrics);
         let limit = if self.decodes() { self.pace.stall } else { self.pace.alone };
+        self.admit(start + limit / 2, metrics);
         self.restore(start, limit / 2, metrics);
         self.park(start, limit / 2);
         // Prompts get what is left of the time, and always a row.
@@ -253,6 +253,7 @@ impl Scheduler {
             come_back: self.come_back,
             disk_bytes,
             disk_written,
+            to_warm: self.left_to_warm().unwrap_or(0),
         }
     }
 
@@ -288,6 +289,8 @@ impl Scheduler {
         };
         if whole && task.live.sequence.position() > 0 && task.job.cached {
             self.idle.push(task.live);
+        } else {
+            self.empty_slot(task.live);
         }
     }
 
@@ -304,7 +307,15 @@ impl Scheduler {
 
     /// Forgets what ended jobs left in their slots.
     pub fn forget(&mut self) {
-        self.idle.clear();
+        for live in std::mem::take(&mut self.idle) {
+            self.empty_slot(live);
+        }
+    }
+
+    /// Gives a slot up. What it took for states is not charged any more, so it goes back.
+    fn empty_slot(&mut self, mut live: Live) {
+        live.marks.drain(..).for_each(|mark| self.engine.let_go(&mut live.sequence, mark.pos));
+        self.engine.trim(&mut live.sequence);
     }
 
     /// Ends every task, puts what all sequences hold into the cache and writes it.

@@ -5,6 +5,7 @@
 //! idle sequence becomes blocks and snapshots of the cache, and its slot is free.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use loaf_runtime::Engine;
@@ -13,6 +14,7 @@ use loaf_runtime::sequence::common_prefix;
 use super::marks::{give_back, remove_mark};
 use super::step::{By, choose};
 use super::{Live, Mark, Scheduler, Task, Tier};
+use crate::cache::account::Kept;
 use crate::cache::disk::{Coming, Stored};
 use crate::cache::tree::{Chain, Hit, Item, Kind, Rows, State, chain};
 use crate::cache::{Cache, Found};
@@ -306,24 +308,34 @@ impl Scheduler {
     pub(super) fn restored(&mut self, i: usize, restore: Restore, metrics: &Metrics) {
         self.unpin(&restore);
         let usable = restore.usable;
-        let Scheduler { engine, tasks, .. } = self;
-        let task = &mut tasks[i];
-        if usable > 0 && self.recurrent {
-            let state = restore.state.filter(|s| s.recurrent.is_some());
-            let Some(state) = state else { return self.missed(i, metrics) };
-            let Some(recurrent) = &state.recurrent else { return };
-            if let Err(e) = engine.load_recurrent(&mut task.live.sequence, usable, recurrent) {
-                return task.fail(Failure::broken(e));
+        let Some(state) = restore.state.filter(|_| usable > 0 && self.recurrent) else {
+            if usable > 0 && self.recurrent {
+                return self.missed(i, metrics);
             }
-            if task.live.marks.iter().all(|m| m.pos != usable) {
-                task.live.add_mark(Mark { pos: usable, state, held: None });
+            return self.begin(i, None, metrics);
+        };
+        let held = match &state.recurrent {
+            Some(recurrent) => {
+                let task = &mut self.tasks[i];
+                if let Err(e) = self.engine.load_recurrent(&mut task.live.sequence, usable, recurrent) {
+                    return task.fail(Failure::broken(e));
+                }
+                None
             }
+            // It came from slot to slot, before the rows did.
+            None => self.hold(i, state.kind),
+        };
+        let (live, logits) = (&mut self.tasks[i].live, state.logits.clone());
+        let kept = state.recurrent.is_some() || held.is_some();
+        if kept && live.marks.iter().all(|m| m.pos != usable) {
+            live.add_mark(Mark { pos: usable, state, held });
         }
-        self.begin(i, metrics);
+        self.begin(i, logits, metrics);
     }
 
-    /// Starts to evaluate a task whose sequence holds what was to be had.
-    pub(super) fn begin(&mut self, i: usize, metrics: &Metrics) {
+    /// Starts to evaluate a task whose sequence holds what was to be had, and the `logits` of what
+    /// follows, if they are not with a mark.
+    pub(super) fn begin(&mut self, i: usize, logits: Option<Arc<Kept>>, metrics: &Metrics) {
         let task = &mut self.tasks[i];
         task.fed = task.live.sequence.position() as usize;
         task.cached = task.fed;
@@ -344,7 +356,7 @@ impl Scheduler {
         if fed == task.job.prompt.len() {
             // What follows was kept with the state.
             let mark = task.live.marks.iter().find(|m| m.pos as usize == fed);
-            let Some(logits) = mark.and_then(|m| m.state.logits.clone()) else {
+            let Some(logits) = logits.or_else(|| mark.and_then(|m| m.state.logits.clone())) else {
                 return task.fail(Failure::broken("the cache has no logits where it said so"));
             };
             let floats: Vec<f32> =
@@ -364,7 +376,7 @@ impl Scheduler {
                 if self.keeps && self.next_branch(&mut live) {
                     self.parking = Some(Parking::new(live));
                 } else {
-                    self.engine.trim(&mut live.sequence);
+                    self.empty_slot(live);
                 }
             }
             if start.elapsed() > limit {
@@ -377,6 +389,7 @@ impl Scheduler {
     /// written, so the disk is not bound to what memory has room for.
     pub(super) fn write_out(&mut self, mut live: Live) {
         let Some(seed) = self.cache.disk_seed().filter(|_| self.keeps) else { return };
+        self.cache.next_use();
         self.write_end(&mut live, seed);
         while self.next_branch(&mut live) {
             self.write_end(&mut live, seed);

@@ -41,6 +41,18 @@ impl Scheduler {
         self.keeps && (self.warming.is_some() || more || self.has_to_copy())
     }
 
+    /// Tokens of sessions on disk that are still to come back; `None` before that was looked up.
+    pub fn left_to_warm(&self) -> Option<u64> {
+        if !self.keeps || self.cache.on_disk().0 == 0 {
+            return Some(0);
+        }
+        let left = self.to_warm.as_ref()?.iter().map(|(_, stored)| u64::from(stored.usable));
+        // The last of it may be a state alone, after all rows.
+        let rest = |w: &Warming| w.restore.usable.saturating_sub(w.live.sequence.position()).max(1);
+        let begun = self.warming.iter().map(|w| u64::from(rest(w)));
+        Some(left.chain(begun).sum())
+    }
+
     /// Copies a piece of a state that is held, or brings a file back.
     pub fn warm(&mut self, metrics: &Metrics) {
         if self.copy_held() {

@@ -42,8 +42,9 @@ pub(super) fn schemas() -> Map<String, Value> {
     add("Error", all_of(json!({ "error": all_of(error) })));
     let error = all_of(json!({ "type": text(), "message": text() }));
     add("AnthropicError", all_of(json!({ "type": one_of(&["error"]), "error": error })));
-    let loaded = all_of(json!({ "id": text(), "loaded": { "type": "boolean" } }));
-    add("Health", all_of(json!({ "status": one_of(&["ok", "failed"]), "models": list(loaded) })));
+    let loaded = all_of(json!({ "id": text(), "loaded": { "type": "boolean" }, "to_warm": count() }));
+    let status = one_of(&["ok", "warming", "failed"]);
+    add("Health", all_of(json!({ "status": status, "models": list(loaded) })));
     let model = json!({
         "id": text(), "object": one_of(&["model"]), "created": count(), "owned_by": text(), "loaded": { "type": "boolean" },
     });

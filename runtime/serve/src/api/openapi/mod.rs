@@ -37,8 +37,8 @@ const POSTED: [(&str, &str, &str, bool); 8] = [
 /// Places that are looked at: what is there, of which type.
 const LOOKED_AT: [(&str, &str, &str, &str); 8] = [
     ("/", "A page to talk to a model", "text/html; charset=utf-8", ""),
-    ("/health", "Whether the server runs", "application/json", "Health"),
-    ("/v1/health", "Whether the server runs", "application/json", "Health"),
+    ("/health", "Whether the server is ready", "application/json", "Health"),
+    ("/v1/health", "Whether the server is ready", "application/json", "Health"),
     ("/metrics", "Counts, for Prometheus", "text/plain; version=0.0.4", ""),
     ("/openapi.json", "This description", "application/json", ""),
     ("/v1/models", "The models", "application/json", "ModelList"),
@@ -69,6 +69,11 @@ fn responses(path: &str, content: Map<String, Value>) -> Value {
     for (status, what) in REFUSALS {
         let content = json!({ "application/json": { "schema": named(error) } });
         out.insert(status.to_owned(), json!({ "description": what, "content": content }));
+    }
+    if path.ends_with("/health") {
+        let what = "Sessions come back from disk, and requests are answered all the same; or a model has failed";
+        let content = json!({ "application/json": { "schema": named("Health") } });
+        out.insert("503".to_owned(), json!({ "description": what, "content": content }));
     }
     Value::Object(out)
 }
