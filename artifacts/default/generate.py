@@ -13,7 +13,7 @@ Splits, all disjoint from `train` by a CRC-32 of what is held out:
     phrasings     the task's wording (after choosing alternatives) is one of the held-out twelfth of its wordings
     patterns      the task's sentence pattern, as written in the task file, was never used in training (harder);
                   one task in four gives up a pattern, those of every day give up none but one in ten of
-                  what told_*.tasks, new_*, wide_* and deep_* say
+                  what told_*.tasks, new_*, wide_*, deep_* and fresh_* say
     combinations  a pair of parts (task and pipe stage, file attribute and action, two chained tasks) never seen together
     outside       requests outside the domain, with the learned answer REFUSAL (patterns of outside.txt, one in ten held out)
     ood           requests outside the domain, without a command (ood.txt), never trained on
@@ -140,7 +140,7 @@ class Task:
 def load_tasks():
     tasks, known = [], {}
     for path in sorted(glob.glob(os.path.join(HERE, "tasks", "*.tasks"))):
-        new = os.path.basename(path).startswith(("new_", "wide_", "deep_"))
+        new = os.path.basename(path).startswith(("new_", "wide_", "deep_", "fresh_"))
         with open(path) as f:
             for number, line in enumerate(f, 1):
                 line = line.rstrip("\n")
@@ -195,7 +195,7 @@ REMARK = 0.05        # the part of the requests with a remark behind them
 RECAST = 0.20        # the part of the verb phrases that becomes another sentence (forms.py)
 SCENE_PART = 0.55    # the part of the requests with several steps that comes from scenes.txt
 EVERYDAY = set()     # commands whose every pattern is trained, but for one in ten of those in TOLD
-TOLD = set()         # the patterns of told_*.tasks, and of new_*, wide_* and deep_*
+TOLD = set()         # the patterns of told_*.tasks, and of new_*, wide_*, deep_* and fresh_*
 HELD = set()         # (command, number of the pattern) of those held out of them
 TASKS = load_tasks()
 NOT_COMMANDS = [pattern for batch in BATCHES for pattern in load_patterns(f"{batch}outside.txt")]
