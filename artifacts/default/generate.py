@@ -871,7 +871,7 @@ AGREED = [(re.compile(a), b) for a, b in (
     (r"^grep -m (\d{2,}|[2-9]) (\"[^\"]*\"|'[^']*'|\S+) (\S+)$", r"grep \2 \3 | head -n \1"), (r"\bcurl -LO (\S+) && (?=unzip |tar )", r"curl -O \1 && "),
     (r"^\[ -f (\S+) \] && rm \1$", r"rm -f \1"), (r"^\[ -[ef] (\S+) \] \|\| cp (\S+) \1$", r"cp -n \2 \1"),
     (r"^systemctl is-active (\S+) && systemctl restart \1$", r"systemctl try-restart \1"), (r"\bgit restore --staged (\S+) && git restore \1(?= |$)", r"git restore --staged --worktree \1"),
-    (r"\brsync -av --partial --progress ", "rsync -avP "), (r"\btar -cvzf ", "tar -czvf "), (r"\bdpkg-deb -x ", "dpkg -x "), (r"\bcat (\S+) \| tar -xzf -(?= |$)", r"cat \1 | tar -xz"), (r"\busermod -e (\S+) (\S+)", r"chage -E \1 \2"), (r"^cd && ", "cd ~ && "),
+    (r"\brsync -av --partial --progress ", "rsync -avP "), (r"\b(scp [^&|]*\w@\S+:[^\s'*]*[^\s'*/:])/(?= |$)", r"\1"), (r"\btar -cvzf ", "tar -czvf "), (r"\bdpkg-deb -x ", "dpkg -x "), (r"\bcat (\S+) \| tar -xzf -(?= |$)", r"cat \1 | tar -xz"), (r"\busermod -e (\S+) (\S+)", r"chage -E \1 \2"), (r"^cd && ", "cd ~ && "),
     (r"\bdocker compose build( \S+|) && docker compose up -d\1(?= |$)", r"docker compose up -d --build\1"),
     (r"\bjq (\.[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?= (?![^|&]*>)|$)", r"jq -r \1"), (r"\bjq '(\.\[\]\.\w+)'(?= (?![^|&]*>)|$)", r"jq -r '\1'"))]
 
