@@ -13,7 +13,7 @@ Splits, all disjoint from `train` by a CRC-32 of what is held out:
     phrasings     the task's wording (after choosing alternatives) is one of the held-out twelfth of its wordings
     patterns      the task's sentence pattern, as written in the task file, was never used in training (harder);
                   one task in four gives up a pattern, those of every day give up none but one in ten of
-                  what told_*.tasks, new_*, wide_* and deep_* say
+                  what told_*.tasks, new_*, wide_*, deep_* and fresh_* say
     combinations  a pair of parts (task and pipe stage, file attribute and action, two chained tasks) never seen together
     outside       requests outside the domain, with the learned answer REFUSAL (patterns of outside.txt, one in ten held out)
     ood           requests outside the domain, without a command (ood.txt), never trained on
@@ -140,7 +140,7 @@ class Task:
 def load_tasks():
     tasks, known = [], {}
     for path in sorted(glob.glob(os.path.join(HERE, "tasks", "*.tasks"))):
-        new = os.path.basename(path).startswith(("new_", "wide_", "deep_"))
+        new = os.path.basename(path).startswith(("new_", "wide_", "deep_", "fresh_"))
         with open(path) as f:
             for number, line in enumerate(f, 1):
                 line = line.rstrip("\n")
@@ -195,7 +195,7 @@ REMARK = 0.05        # the part of the requests with a remark behind them
 RECAST = 0.20        # the part of the verb phrases that becomes another sentence (forms.py)
 SCENE_PART = 0.55    # the part of the requests with several steps that comes from scenes.txt
 EVERYDAY = set()     # commands whose every pattern is trained, but for one in ten of those in TOLD
-TOLD = set()         # the patterns of told_*.tasks, and of new_*, wide_* and deep_*
+TOLD = set()         # the patterns of told_*.tasks, and of new_*, wide_*, deep_* and fresh_*
 HELD = set()         # (command, number of the pattern) of those held out of them
 TASKS = load_tasks()
 NOT_COMMANDS = [pattern for batch in BATCHES for pattern in load_patterns(f"{batch}outside.txt")]
@@ -871,7 +871,7 @@ AGREED = [(re.compile(a), b) for a, b in (
     (r"^grep -m (\d{2,}|[2-9]) (\"[^\"]*\"|'[^']*'|\S+) (\S+)$", r"grep \2 \3 | head -n \1"), (r"\bcurl -LO (\S+) && (?=unzip |tar )", r"curl -O \1 && "),
     (r"^\[ -f (\S+) \] && rm \1$", r"rm -f \1"), (r"^\[ -[ef] (\S+) \] \|\| cp (\S+) \1$", r"cp -n \2 \1"),
     (r"^systemctl is-active (\S+) && systemctl restart \1$", r"systemctl try-restart \1"), (r"\bgit restore --staged (\S+) && git restore \1(?= |$)", r"git restore --staged --worktree \1"),
-    (r"\brsync -av --partial --progress ", "rsync -avP "), (r"\btar -cvzf ", "tar -czvf "), (r"\bdpkg-deb -x ", "dpkg -x "), (r"\bcat (\S+) \| tar -xzf -(?= |$)", r"cat \1 | tar -xz"), (r"\busermod -e (\S+) (\S+)", r"chage -E \1 \2"), (r"^cd && ", "cd ~ && "),
+    (r"\brsync -av --partial --progress ", "rsync -avP "), (r"\b(scp [^&|]*\w@\S+:[^\s'*]*[^\s'*/:])/(?= |$)", r"\1"), (r"\btar -cvzf ", "tar -czvf "), (r"\bdpkg-deb -x ", "dpkg -x "), (r"\bcat (\S+) \| tar -xzf -(?= |$)", r"cat \1 | tar -xz"), (r"\busermod -e (\S+) (\S+)", r"chage -E \1 \2"), (r"^cd && ", "cd ~ && "),
     (r"\bdocker compose build( \S+|) && docker compose up -d\1(?= |$)", r"docker compose up -d --build\1"),
     (r"\bjq (\.[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?= (?![^|&]*>)|$)", r"jq -r \1"), (r"\bjq '(\.\[\]\.\w+)'(?= (?![^|&]*>)|$)", r"jq -r '\1'"))]
 

@@ -576,6 +576,17 @@ def date(ctx):
     return open_value(ctx, lambda r: f"{r.randint(1995, 2035)}-{r.randint(1, 12):02d}-{r.randint(1, 28):02d}", quotes=["{}"])
 
 
+def slashed(rng):
+    """A date as 05/03/2024: month, day, year."""
+    return f"{rng.randint(1, 12):02d}/{rng.randint(1, 28):02d}/{rng.randint(1995, 2035)}"
+
+
+def decimal(rng):
+    """A number with a point: 0.5, 2.75, 49.9, 1249.99."""
+    whole = rng.choice([0, rng.randint(0, 9), rng.randint(0, 99), rng.randint(0, 99), rng.randint(100, 2000)])
+    return f"{whole}.{rng.choice([5, 25, 75, 99, 95]) if rng.random() < 0.4 else rng.randint(1, 9) if rng.random() < 0.6 else rng.randint(11, 99)}"
+
+
 def mode(ctx):
     return fenced(ctx.rng.choice(["755", "644", "600", "700", "777", "640", "664", "775", "400", "444", "750", "660", "444", "500", "555"]))
 
@@ -736,7 +747,7 @@ def bare(value):
 
 KINDS = {
     "in": location, "dir": directory, "ext": ext_adjective, "dotext": ext_dotted, "size": size, "age": age, "agea": age_article,
-    "mins": minutes, "col": column, "delim": pick(DELIMITERS), "date": date, "mode": mode,
+    "mins": minutes, "col": column, "delim": pick(DELIMITERS), "date": date, "mdate": opened(slashed, quotes=["{}"]), "dec": opened(decimal, quotes=["{}"]), "mode": mode,
     "file": opened(filename), "name": opened(simple_dir), "stem": opened(stem), "path": opened(dirname),
     "pat": opened(phrase, quotes=PATTERN_QUOTES), "word": opened(identifier, quotes=PATTERN_QUOTES),
     "rep": opened(identifier, quotes=PATTERN_QUOTES, quote=bare), "text": opened(phrase, quotes=["'{}'", '"{}"'], quote=bare),
