@@ -1433,7 +1433,8 @@ impl Attend {
             |n: &u32| self.per_block.is_multiple_of(*n) && self.rows * split * self.heads / n <= bases.multiprocessors;
         let most = (1..=most.min(self.per_block)).rev().find(|n| self.per_block.is_multiple_of(*n)).unwrap_or(1);
         let per_block = (1..most).find(fits).unwrap_or(most);
-        let grid = [split, self.heads / per_block, self.rows];
+        // Blocks of positions that are not there come last.
+        let grid = [self.heads / per_block, split, self.rows];
         // Keys and values of a block, or half of its values, its scores, weights and queries.
         let block = ATTENTION_BLOCK as u32;
         let crowded = self.rows * split * self.heads / per_block > bases.multiprocessors;

@@ -486,19 +486,19 @@ template <bool FORM> DEVICE void put_two(const Attend &p, u32 row, u32 h, u32 i,
 //
 // Shared memory: [256][DIM] keys, [256][DIM] or with LATE [128][DIM] values, [HEADS][256] scores, the same of weights, [HEADS][DIM] queries.
 template <int DIM, int TURNED, bool MAKES, bool LATE> DEVICE void attention_row(const Attend &p) {
-    __shared__ float block_max[HEADS], block_sum[HEADS], max_so_far[HEADS], sum_so_far[HEADS];
+    __shared__ float block_max[HEADS], block_sum[HEADS], max_so_far[HEADS];
     __shared__ u32 last;
     __shared__ __align__(16) u16 fresh[DIM];
     constexpr u32 N = DIM / 32, PER = DIM / 8, HALF = LATE ? BLOCK / 2 : BLOCK;
     u16 *keys_held = (u16 *)shared, *values_held = keys_held + BLOCK * DIM, *late_held = keys_held;
     float *scores = (float *)(values_held + HALF * DIM), *w = scores + HEADS * BLOCK, *q = w + HEADS * BLOCK;
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = MAKES ? 0 : blockIdx.z;
-    u32 h0 = blockIdx.y * p.per_block, group = p.heads / p.kv_heads, kvh = h0 / group, n = p.per_block;
+    u32 h0 = blockIdx.x * p.per_block, group = p.heads / p.kv_heads, kvh = h0 / group, n = p.per_block;
     Row at_row = p.step.rows[row];
     u64 keys = p.k.at + at_row.cache + kvh * (u64)p.k.head * 2, values = p.v.at + at_row.cache + kvh * (u64)p.v.head * 2;
     u32 pos = at_row.pos, first = first_seen(p, pos);
-    u32 first_block = first / BLOCK, blocks = pos / BLOCK + 1 - first_block, b = blockIdx.x;
-    bool alone = blocks == 1, makes = MAKES && (blocks - 1) % gridDim.x == b;
+    u32 first_block = first / BLOCK, blocks = pos / BLOCK + 1 - first_block, b = blockIdx.y;
+    bool alone = blocks == 1, makes = MAKES && (blocks - 1) % gridDim.y == b;
     if (b >= blocks) return;
     // The first position that is in no cache before the wait.
     u32 known = MAKES ? pos : p.step.runs[at_row.run].pos;
@@ -536,6 +536,12 @@ template <int DIM, int TURNED, bool MAKES, bool LATE> DEVICE void attention_row(
     // What the caches hold of the block now.
     u32 there = known <= start ? 0 : known - start < to ? known - start : to;
     hold(0, there, false);
+    // The late half is on its way to the second cache: it is read once the scores are there.
+    if (LATE && there > HALF) {
+        constexpr u32 LINES = DIM / 64;
+        for (u32 i = threadIdx.x; i < (there - HALF) * LINES; i += ROW_THREADS)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(values + (u64)(start + HALF + i / LINES) * p.v.row * 2 + i % LINES * 128));
+    }
     bool is_query = MAKES && warp < n, is_key = warp == HEADS && makes;
     float x[N], y[N], co[TURNED / 32], si[TURNED / 32], factors[N];
     if (is_query || is_key) {
@@ -572,12 +578,12 @@ template <int DIM, int TURNED, bool MAKES, bool LATE> DEVICE void attention_row(
                 u32 i = lane + 32 * k;
                 u16 key = float_to_half(x[k]), value = float_to_half(y[k]);
                 // With a block before it the last one is held later, from the caches.
-                if (b + gridDim.x >= blocks) {
+                if (b + gridDim.y >= blocks) {
                     keys_held[j * DIM + ((i / 8) ^ (j & 7)) * 8 + i % 8] = key;
                     if (j < HALF) values_held[j * DIM + i] = value;
                     else fresh[i] = value;
                 }
-                if (h0 % group == 0 || b + gridDim.x < blocks) {
+                if (h0 % group == 0 || b + gridDim.y < blocks) {
                     ((u16 *)keys)[(u64)pos * p.k.row + i] = key;
                     ((u16 *)values)[(u64)pos * p.v.row + i] = value;
                 }
@@ -590,7 +596,7 @@ template <int DIM, int TURNED, bool MAKES, bool LATE> DEVICE void attention_row(
         there = to;
     }
     u32 part = DIM + 2;
-    for (; b < blocks; b += gridDim.x) {
+    for (; b < blocks; b += gridDim.y) {
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncthreads();
         if (n == 1) {
@@ -649,44 +655,44 @@ template <int DIM, int TURNED, bool MAKES, bool LATE> DEVICE void attention_row(
             }
         }
         if (alone) return;
-        if (b + gridDim.x < blocks) {
+        if (b + gridDim.y < blocks) {
             __syncthreads();
-            b += gridDim.x;
+            b += gridDim.y;
             begin();
-            b -= gridDim.x;
+            b -= gridDim.y;
             hold(0, to, false);
             there = to;
         }
     }
     // The counter starts over by itself once all have come.
-    __threadfence();
     __syncthreads();
-    u32 come = blocks < gridDim.x ? blocks : gridDim.x;
-    if (threadIdx.x == 0) last = atomicInc((u32 *)p.counters + row * gridDim.y + blockIdx.y, come - 1) == come - 1;
+    u32 come = blocks < gridDim.y ? blocks : gridDim.y;
+    if (threadIdx.x == 0) {
+        // What all threads of the block have written before the barrier is seen with this.
+        __threadfence();
+        last = atomicInc((u32 *)p.counters + row * gridDim.x + blockIdx.x, come - 1) == come - 1;
+        __threadfence();
+    }
     __syncthreads();
     if (!last) return;
-    __threadfence();
     const volatile float *all = (const float *)p.parts + (u64)(row * p.heads + h0) * p.most_blocks * part;
-    // What a block's merge multiplies with: the largest so far is the same in any order, so lanes find it together. 64 blocks at a time
-    // take the place of weights, two numbers each.
+    // What a block's merge multiplies with: the largest so far is the same in any order, so lanes find it together. 32 blocks at a time
+    // take the place of scores: the two factors, and what the sum is moved on by.
     u32 u = threadIdx.x, h = u / (DIM / 2), i = u % (DIM / 2) * 2;
     bool has = u < n * (DIM / 2);
     u64 own = (u64)(const float *)(all + (u64)(has ? h : 0) * p.most_blocks * part + 2 + i);
-    float a = 0.0f, c = 0.0f;
+    float a = 0.0f, c = 0.0f, total = 0.0f;
 #pragma unroll 1
     for (u32 c0 = 0; c0 < blocks; c0 += 32) {
         u32 many = blocks - c0 < 32 ? blocks - c0 : 32;
-        // Sixteen parts are on their way while it is found out what they are multiplied with.
-        float2 parts[16];
-        auto ask = [&](u32 t0) {
+        // All 32 parts are on their way while it is found out what they are multiplied with.
+        float2 parts[32];
 #pragma unroll
-            for (u32 t = 0; t < 16; t++)
-                if (has && t0 + t < many)
-                    asm volatile("ld.volatile.global.v2.f32 {%0, %1}, [%2];"
-                                 : "=f"(parts[t].x), "=f"(parts[t].y)
-                                 : "l"(own + (u64)(c0 + t0 + t) * part * 4));
-        };
-        ask(0);
+        for (u32 t = 0; t < 32; t++)
+            if (has && t < many)
+                asm volatile("ld.volatile.global.v2.f32 {%0, %1}, [%2];"
+                             : "=f"(parts[t].x), "=f"(parts[t].y)
+                             : "l"(own + (u64)(c0 + t) * part * 4));
         __syncthreads();
         if (warp < n) {
             const volatile float *x = all + (u64)(warp * p.most_blocks + c0 + lane) * part;
@@ -701,35 +707,24 @@ template <int DIM, int TURNED, bool MAKES, bool LATE> DEVICE void attention_row(
             float before = __shfl_up_sync(FULL, top, 1);
             if (lane == 0) before = was;
             float old = exp_(before - top), now = exp_(m - top);
-            ((float2 *)(scores + warp * BLOCK))[lane] = make_float2(old, now);
-            scores[warp * BLOCK + 64 + lane] = l * now;
-            scores[warp * BLOCK + 96 + lane] = l;
+            // Of the first block nothing is multiplied.
+            ((float4 *)(scores + warp * BLOCK))[lane] = make_float4(old, now, c0 + lane ? l * now : l, 0.0f);
             if (lane == many - 1) max_so_far[warp] = top;
         }
         __syncthreads();
-        if (threadIdx.x < n) {
-            const float *x = scores + threadIdx.x * BLOCK;
-            float sum = c0 ? sum_so_far[threadIdx.x] : x[96];
-            for (u32 t = c0 ? 0 : 1; t < many; t++) sum = fmaf(sum, x[2 * t], x[64 + t]);
-            sum_so_far[threadIdx.x] = sum;
-        }
         if (has) {
-#pragma unroll 1
-            for (u32 t0 = 0; t0 < many; t0 += 16) {
-                if (t0) ask(t0);
 #pragma unroll
-                for (u32 t = 0; t < 16; t++) {
-                    if (t0 + t >= many) break;
-                    float2 s = ((const float2 *)(scores + h * BLOCK))[t0 + t];
-                    bool begins = c0 + t0 + t == 0;
-                    a = begins ? parts[t].x : fmaf(a, s.x, parts[t].x * s.y);
-                    c = begins ? parts[t].y : fmaf(c, s.x, parts[t].y * s.y);
-                }
+            for (u32 t = 0; t < 32; t++) {
+                if (t >= many) break;
+                float4 s = ((const float4 *)(scores + h * BLOCK))[t];
+                bool begins = c0 + t == 0;
+                total = begins ? s.z : fmaf(total, s.x, s.z);
+                a = begins ? parts[t].x : fmaf(a, s.x, parts[t].x * s.y);
+                c = begins ? parts[t].y : fmaf(c, s.x, parts[t].y * s.y);
             }
         }
     }
-    __syncthreads();
-    if (has) put_two<!MAKES>(p, row, h0 + h, i, a / sum_so_far[h], c / sum_so_far[h]);
+    if (has) put_two<!MAKES>(p, row, h0 + h, i, a / total, c / total);
 }
 
 #define ATTENTION_ROW(name, dim, turned, makes, late, blocks)                                                                   \
