@@ -170,3 +170,51 @@ fn files_are_dated_in_order_and_nothing_else_stays() {
     assert_eq!(of(&a).duration_since(of(&b)).unwrap().as_secs(), 3);
     assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 2);
 }
+
+/// Bytes of the first 8 MB of a file in memory that a mapping of it has in large pages.
+#[cfg(target_os = "linux")]
+fn in_large_pages(file: &File) -> u64 {
+    use std::os::fd::AsRawFd;
+    const LEN: usize = 8 << 20;
+    let nothing = std::ptr::null_mut();
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: the second mapping takes the place of a part of the first, which nobody else knows;
+    // it is populated by the system and read by nobody.
+    let start = unsafe {
+        let room = libc::mmap(nothing, LEN + LARGE_PAGE as usize, libc::PROT_NONE, private, -1, 0);
+        assert_ne!(room, libc::MAP_FAILED);
+        let at = room.map_addr(|a| a.next_multiple_of(LARGE_PAGE as usize));
+        let how = libc::MAP_SHARED | libc::MAP_FIXED;
+        assert_ne!(libc::mmap(at, LEN, libc::PROT_READ, how, file.as_raw_fd(), 0), libc::MAP_FAILED);
+        libc::madvise(at, LEN, libc::MADV_HUGEPAGE);
+        libc::madvise(at, LEN, libc::MADV_POPULATE_READ);
+        at.addr()
+    };
+    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+    // SAFETY: the mapping made above.
+    unsafe { libc::munmap(std::ptr::without_provenance_mut(start), LEN) };
+    let ours = maps.lines().skip_while(|line| !line.starts_with(&format!("{start:x}-")));
+    let line = ours.map(str::trim).find_map(|line| line.strip_prefix("FilePmdMapped:"));
+    line.map_or(0, |kb| kb.trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_is_written_in_pieces_lies_in_large_pages_where_the_system_has_them() {
+    const LEN: u64 = 8 << 20;
+    let folder = Folder::new("large");
+    let bytes: Vec<u8> = (0..LEN as u32).map(|i| ((i * 7) >> 3) as u8).collect();
+    // A file of holes, as a page fault finds it.
+    let holes = Output::create(&folder.0.join("holes"), NONE).unwrap();
+    holes.file().set_len(LEN).unwrap();
+    let can = in_large_pages(holes.file());
+    let output = Output::create(&folder.0.join("pieces"), NONE).unwrap();
+    output.reserve(LEN).unwrap();
+    for (i, piece) in bytes.chunks(100_000).enumerate() {
+        output.write_all_at(piece, i as u64 * 100_000).unwrap();
+    }
+    assert_eq!(in_large_pages(output.file()), can);
+    let mut read = vec![0; LEN as usize];
+    output.read_exact_at(&mut read, 0).unwrap();
+    assert!(read == bytes);
+}

@@ -12,7 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::path::Path;
 
 #[cfg(unix)]
-pub(super) use unix::{Entry, begin_sync, free_bytes, without_surprises};
+pub(super) use unix::{Entry, begin_large_page, begin_sync, free_bytes, without_surprises};
 #[cfg(unix)]
 pub use unix::{remove_on_signal, remove_unfinished};
 
@@ -134,6 +134,30 @@ mod unix {
         }
         #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
         let _ = (file, place, len);
+    }
+
+    /// Has the page cache take the 2 MB from byte `place` on, a multiple of that and
+    /// still a hole of the file, as one page, where the system has such pages; what is written there
+    /// then stays in it. A write of fewer bytes brings small pages, and whoever maps the file while
+    /// it is in memory, asking for large ones or not, gets those.
+    pub(in super::super) fn begin_large_page(file: &File, place: u64) {
+        #[cfg(target_os = "linux")]
+        if let Ok(place) = libc::off_t::try_from(place) {
+            let len = super::super::LARGE_PAGE as usize;
+            // SAFETY: a new mapping, read by nobody and gone before this returns; populating it
+            // reports an error where touching it would raise a signal. Nothing depends on any
+            // answer.
+            unsafe {
+                let at = libc::mmap(null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), place);
+                if at != libc::MAP_FAILED {
+                    libc::madvise(at, len, libc::MADV_HUGEPAGE);
+                    libc::madvise(at, 1, libc::MADV_POPULATE_READ);
+                    libc::munmap(at, len);
+                }
+            }
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = (file, place);
     }
 
     /// Opening follows no link and waits for nobody.
