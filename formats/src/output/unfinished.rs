@@ -136,10 +136,10 @@ mod unix {
         let _ = (file, place, len);
     }
 
-    /// Has the page cache take the 2 MB from byte `place` on, a multiple of that and
-    /// still a hole of the file, as one page, where the system has such pages; what is written there
-    /// then stays in it. A write of fewer bytes brings small pages, and whoever maps the file while
-    /// it is in memory, asking for large ones or not, gets those.
+    /// Has the page cache take the 2 MB from byte `place` on, a multiple of that and still a hole
+    /// of the file, as one page, where the system has such pages; what is written there then stays
+    /// in it. A write of fewer bytes brings small pages, and whoever maps the file while it is in
+    /// memory, asking for large ones or not, gets those.
     pub(in super::super) fn begin_large_page(file: &File, place: u64) {
         #[cfg(target_os = "linux")]
         if let Ok(place) = libc::off_t::try_from(place) {
