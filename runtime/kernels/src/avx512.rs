@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use loaf_formats::dtype::DType;
 
 use super::avx2::{Avx2, E2M1_LUT, MADD, Products, SECOND_BYTES, THIRD_BYTES, unpack32};
-use super::rows::{PlaneRows, Rows, Spans};
+use super::rows::{CodeRows, PlaneRows, Rows, Spans};
 use super::simd::{Ahead, Simd, TABLE_LUT, layout};
 use super::wide::Wide;
 
@@ -169,14 +169,14 @@ const fn is_two_bits(kind: u8, group: usize) -> bool {
 /// [`Rows::dots`] of 2 bits: plane `k` of packed bytes is bits `2 * k` and the next of every byte,
 /// so that an i32 of dot products is a group of sixteen. A vector is 128 codes of two rows.
 #[inline(always)]
-unsafe fn two_bits(group: usize, rows: &[*const u8; 16], at: usize, x: *const i8, next: Ahead) -> [__m512i; 8] {
+unsafe fn two_bits(group: usize, rows: CodeRows, x: *const i8, next: Ahead) -> [__m512i; 8] {
     // SAFETY: 32 bytes of each row, 128 arranged activations.
     unsafe {
         let mut sums = [_mm512_setzero_si512(); 8];
         for i in 0..8 {
             next.ask::<Avx2>(64 * i);
             let [low, high] = rows_of(i);
-            let packed = pair(load32(rows[low].add(at)), load32(rows[high].add(at)));
+            let packed = pair(load32(rows.row(low)), load32(rows.row(high)));
             macro_rules! plane {
                 ($k:literal) => {
                     let codes = _mm512_and_si512(_mm512_srli_epi16::<{ 2 * $k }>(packed), _mm512_set1_epi8(3));
@@ -491,23 +491,16 @@ impl<const VBMI: bool> Rows for Avx512<VBMI> {
         }
     }
     #[inline(always)]
-    unsafe fn dots(
-        kind: u8,
-        group: usize,
-        rows: &[*const u8; 16],
-        at: usize,
-        x: *const i8,
-        next: Ahead,
-    ) -> [__m512i; 8] {
+    unsafe fn dots(kind: u8, group: usize, rows: CodeRows, x: *const i8, next: Ahead) -> [__m512i; 8] {
         // SAFETY: the same condition.
         unsafe {
             if is_two_bits(kind, group) {
-                return two_bits(group, rows, at, x, next);
+                return two_bits(group, rows, x, next);
             }
             if Self::has_fours(kind, group) {
-                return Self::fours(kind, group, rows, at, x, next);
+                return Self::fours(kind, group, rows, x, next);
             }
-            <Self as Spans>::dots_by_span(kind, group, rows, at, x, next)
+            <Self as Spans>::dots_by_span(kind, group, rows, x, next)
         }
     }
 }
@@ -665,14 +658,7 @@ impl<const VBMI: bool> Avx512<VBMI> {
     /// no sum waits in memory. Written out, since the compiler keeps such a loop, and all sums in
     /// memory.
     #[inline(always)]
-    unsafe fn fours(
-        kind: u8,
-        group: usize,
-        rows: &[*const u8; 16],
-        at: usize,
-        x: *const i8,
-        next: Ahead,
-    ) -> [__m512i; 8] {
+    unsafe fn fours(kind: u8, group: usize, rows: CodeRows, x: *const i8, next: Ahead) -> [__m512i; 8] {
         let step = 4 * Self::LANES * Self::span_dots(kind) * layout::bits(kind) / 8;
         // SAFETY: a span of codes of each.
         unsafe {
@@ -681,7 +667,7 @@ impl<const VBMI: bool> Avx512<VBMI> {
             }
             macro_rules! row {
                 ($r:expr) => {
-                    Self::span_dot(kind, _mm512_setzero_si512(), rows[$r].add(at), x)
+                    Self::span_dot(kind, _mm512_setzero_si512(), rows.row($r), x)
                 };
             }
             macro_rules! four {

@@ -115,7 +115,7 @@ macro_rules! isa {
             permute(p: Packing, from: *const i8, inp: usize, to: *mut i8);
             arrange(p: Packing, from: *const i8, inp: usize, to: *mut i8);
             stream(m: &Matrix<'_>, first: usize, end: usize, x: &Row, codes: *const i8, panels: &Panels);
-            tail_dots(p: Packing, tails: &[[u8; 64]; 16], codes: *const i8, out: *mut u8);
+            tail_dots(p: Packing, tails: &[[u8; quant::TAIL]; 16], codes: *const i8, out: *mut u8);
             panelled(m: &Matrix<'_>, slots: &Slots<'_>, list: (*const u32, usize), panels: &Panels, units: Range<usize>););
 
         /// Parameters, for all layouts.

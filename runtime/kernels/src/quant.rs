@@ -25,7 +25,7 @@ use loaf_formats::op::{
 };
 
 use super::blocks::{Fill, FillKernel, offset_of, scratch_lanes};
-use super::rows::{ARRANGED, PerLane, PlaneRows, Rows};
+use super::rows::{ARRANGED, CodeRows, PerLane, PlaneRows, Rows};
 use super::scratch::Scratch;
 use super::simd::{Ahead, E2M1_BIAS, Simd, layout, run_of_evens};
 use super::unit::{self, Product, Stage, Unit};
@@ -187,7 +187,7 @@ pub(super) struct Steps {
     pub permute: unsafe fn(Packing, *const i8, usize, *mut i8),
     pub arrange: unsafe fn(Packing, *const i8, usize, *mut i8),
     pub stream: unsafe fn(&Matrix<'_>, usize, usize, &Row, *const i8, &Panels),
-    pub tail_dots: unsafe fn(Packing, &[[u8; 64]; 16], *const i8, *mut u8),
+    pub tail_dots: unsafe fn(Packing, &[[u8; TAIL]; 16], *const i8, *mut u8),
     pub panelled: unsafe fn(&Matrix<'_>, &Slots<'_>, (*const u32, usize), &Panels, Range<usize>),
     /// What reads parameters; of an instruction set, for all layouts.
     pub fill: FillKernel,
@@ -631,28 +631,30 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
     let bytes = packing.bytes(parts * part);
     // SAFETY: rows of `inp` packed codes; activations are padded to whole blocks.
     unsafe {
-        let mut weights = [std::ptr::null(); 16];
-        for i in 0..S::LANES {
-            weights[i] = m.codes(first, i);
-        }
+        let weights = CodeRows { at: m.codes(first, 0), step: m.w[0].row_stride * 4 };
         // The next vector's rows are the next bytes. Of long rows, its parameters are asked for bit
         // by bit: all at once, the codes would wait for them.
-        let ahead = m.ahead::<S>(first, end);
+        let mut ahead = m.ahead::<S>(first, end);
         let params = if ahead.is_far() { m.params::<S>(first + S::LANES) } else { [(std::ptr::null(), 0); 2] };
-        // As many lines at each step as bring all of them.
-        let mut each = [0; 2];
-        for i in 0..2 {
-            each[i] = params[i].1.div_ceil(all.div_ceil(parts)).next_multiple_of(64);
-        }
+        let steps = all.div_ceil(parts);
+        // From where on, to where, and how many bytes at each step, so that all of them come.
+        let mut asked = params.map(|(from, bytes)| {
+            let lines = bytes.div_ceil(64);
+            (from, from.wrapping_add(bytes), 64 * if lines <= steps { 1 } else { lines.div_ceil(steps) })
+        });
+        let are_all_there = first + S::LANES <= m.out;
+        // Dots are added after those of the next step are under way: at once, what follows would wait
+        // for the last of a chain of some ten operations.
+        let (mut late, is_late) = ([S::splat_i(0); 8], S::IS_LATE && parts <= 2);
         let (mut acc, mut sum, mut rest, mut g) = (S::splat(0.0), S::splat_i(0), in_group, 0);
         // What `n` parts add to their groups; nearly always the compiler knows that they are whole
         // ones.
         let whole = packing.group == part;
         macro_rules! add {
-            ($v:ident, $dots:expr, $n:expr) => {
+            ($v:expr, $dots:expr, $n:expr) => {
                 for j in 0..$n {
                     if whole {
-                        acc = scaled::<S>(packing, acc, $dots[j], x, panels, 0, $v * parts + j);
+                        acc = scaled::<S>(packing, acc, $dots[j], x, panels, 0, ($v) * parts + j);
                         continue;
                     }
                     sum = S::add_i(sum, $dots[j]);
@@ -664,56 +666,68 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
                 }
             };
         }
-        for v in 0..all.div_ceil(parts) {
-            let next = ahead.after(v * S::LANES * bytes);
-            for i in 0..2 {
-                let (from, bytes) = params[i];
-                let mut at = v * each[i];
-                while at < bytes.min((v + 1) * each[i]) {
-                    S::Narrow::prefetch_far(from.wrapping_add(at));
-                    at += 64;
+        for v in 0..steps {
+            if ahead.is_far() {
+                for (at, to, each) in &mut asked {
+                    let until = at.wrapping_add(*each).min(*to);
+                    while *at < until {
+                        S::Narrow::prefetch_far(*at);
+                        *at = at.wrapping_add(64);
+                    }
                 }
             }
             let x_codes = codes.add(v * parts * part * S::arranged_bytes(kind));
             let n = parts.min(all - v * parts);
-            if parts == 1 || n == parts {
-                let dots = S::dots(kind, part, &weights, v * bytes, x_codes, next);
-                add!(v, dots, parts);
+            let dots = if are_all_there && (parts == 1 || n == parts) {
+                S::dots(kind, part, weights.after(v * bytes), x_codes, ahead)
             } else {
-                let mut tails = [[0; 64]; 16];
+                let mut tails = [[0; TAIL]; 16];
                 for i in 0..S::LANES {
-                    tails[i] = tail(weights[i].add(v * bytes), packing.bytes(n * part));
+                    tails[i] = tail(m.codes(first, i).add(v * bytes), packing.bytes(n * part));
                 }
                 let mut dots = [S::splat_i(0); 8];
                 (m.steps.tail_dots)(packing, &tails, x_codes, dots.as_mut_ptr().cast());
+                dots
+            };
+            if !is_late {
                 add!(v, dots, n);
+            } else if v > 0 {
+                add!(v - 1, late, parts);
             }
+            late = dots;
+            ahead = ahead.after(S::LANES * bytes);
+        }
+        if is_late {
+            add!(steps - 1, late, all - (steps - 1) * parts);
         }
         S::store_n(x.out.add(first), acc, S::LANES.min(end - first));
     }
 }
 
-/// [`Rows::dots`] of the last parts of rows, to `out`: eight vectors. A function of its own, since
+/// Bytes of a row that [`Rows::dots`] takes, at most.
+pub(super) const TAIL: usize = 128;
+
+/// [`Rows::dots`] of the last parts of rows, or of a vector of which not all rows exist, to `out`: eight vectors. A function of its own, since
 /// a second copy of it inside [`stream`] would take longer to compile than all else of a layout.
 #[inline(always)]
 pub(super) unsafe fn tail_dots<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>(
     packing: Packing,
-    tails: &[[u8; 64]; 16],
+    tails: &[[u8; TAIL]; 16],
     codes: *const i8,
     out: *mut u8,
 ) {
     let packing = packing.known::<KIND, GROUP, PART>();
-    let (rows, from) = (std::array::from_fn(|i| tails[i].as_ptr()), tails[0].as_ptr());
-    let nothing = Ahead::of(from, (0, 0), from);
+    let rows = CodeRows { at: tails[0].as_ptr(), step: TAIL };
+    let nothing = Ahead::of(rows.at, (0, 0), rows.at);
     // SAFETY: rows padded to whole parts, as activations are; room for eight vectors.
-    unsafe { out.cast::<[S::I; 8]>().write_unaligned(S::dots(packing.kind, packing.part, &rows, 0, codes, nothing)) }
+    unsafe { out.cast::<[S::I; 8]>().write_unaligned(S::dots(packing.kind, packing.part, rows, codes, nothing)) }
 }
 
-/// The last `n` bytes of a row, then zeros.
+/// The next `n` bytes of a row, then zeros.
 #[inline(always)]
-unsafe fn tail(p: *const u8, n: usize) -> [u8; 64] {
-    let mut out = [0; 64];
-    // SAFETY: `n` valid bytes, fewer than a vector has.
+unsafe fn tail(p: *const u8, n: usize) -> [u8; TAIL] {
+    let mut out = [0; TAIL];
+    // SAFETY: `n` valid bytes, as many as there is room for.
     unsafe { std::ptr::copy_nonoverlapping(p, out.as_mut_ptr(), n) };
     out
 }

@@ -47,6 +47,28 @@ impl PlaneRows {
     }
 }
 
+/// A vector's rows of packed codes, evenly spaced: a list of them would fill the registers.
+#[derive(Clone, Copy)]
+pub(crate) struct CodeRows {
+    /// Where the first one's next codes are.
+    pub at: *const u8,
+    /// Bytes from a row to the next.
+    pub step: usize,
+}
+
+impl CodeRows {
+    #[inline(always)]
+    pub fn row(&self, i: usize) -> *const u8 {
+        self.at.wrapping_add(i * self.step)
+    }
+
+    /// `bytes` further on in every row.
+    #[inline(always)]
+    pub fn after(self, bytes: usize) -> CodeRows {
+        CodeRows { at: self.at.wrapping_add(bytes), ..self }
+    }
+}
+
 /// See the module's doc. The safety conditions are those of [`Simd`].
 pub(crate) trait Rows: Copy + 'static {
     /// A float per row.
@@ -74,6 +96,9 @@ pub(crate) trait Rows: Copy + 'static {
     const Q8_BIAS: i32;
     /// What panels have subtracted from the values of a table, if anything.
     const TABLE_BIAS: i32 = Self::Q8_BIAS - 128;
+
+    /// Whether products of one activation row add a step's dots after the next one's.
+    const IS_LATE: bool = false;
 
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;
@@ -210,17 +235,10 @@ pub(crate) trait Rows: Copy + 'static {
             Self::Narrow::permute(kind, from.add(64), to.add(64));
         }
     }
-    /// Exact products of groups of [`Rows::LANES`] rows, packed from byte `at` on, with arranged
+    /// Exact products of groups of [`Rows::LANES`] rows with arranged
     /// `x`: vector `j` below [`Rows::parts`] is group `j`, a lane for each row; the rest is
     /// arbitrary. As many bytes as are read of the rows are asked for from both places in `next`.
-    unsafe fn dots(
-        kind: u8,
-        group: usize,
-        rows: &[*const u8; 16],
-        at: usize,
-        x: *const i8,
-        next: Ahead,
-    ) -> [Self::I; 8];
+    unsafe fn dots(kind: u8, group: usize, rows: CodeRows, x: *const i8, next: Ahead) -> [Self::I; 8];
 }
 
 /// Bytes of an activation code that [`Rows::arrange`] has room for.
@@ -252,14 +270,7 @@ pub(crate) trait Spans: Rows {
     }
     /// [`Rows::dots`].
     #[inline(always)]
-    unsafe fn dots_by_span(
-        kind: u8,
-        group: usize,
-        rows: &[*const u8; 16],
-        at: usize,
-        x: *const i8,
-        next: Ahead,
-    ) -> [Self::I; 8] {
+    unsafe fn dots_by_span(kind: u8, group: usize, rows: CodeRows, x: *const i8, next: Ahead) -> [Self::I; 8] {
         let span = 4 * Self::LANES * Self::span_dots(kind);
         let (step, parts) = (span * layout::bits(kind) / 8, Self::span_parts(kind, group));
         // SAFETY: the same condition.
@@ -268,7 +279,7 @@ pub(crate) trait Spans: Rows {
             if parts > 1 {
                 for r in 0..Self::LANES {
                     next.ask::<Self::Narrow>(r * step);
-                    let h = Self::span_dot(kind, Self::zero_h(), rows[r].add(at), x);
+                    let h = Self::span_dot(kind, Self::zero_h(), rows.row(r), x);
                     dots[r] = Self::widen(kind, Self::splat_i(0), h);
                 }
                 return Self::sums(dots, parts);
@@ -279,7 +290,7 @@ pub(crate) trait Spans: Rows {
                 for v in 0..group / span {
                     let at_row = r * group / span * step + v * step;
                     next.ask::<Self::Narrow>(at_row);
-                    h = Self::span_dot(kind, h, rows[r].add(at + v * step), x.add(v * span));
+                    h = Self::span_dot(kind, h, rows.row(r).add(v * step), x.add(v * span));
                     if (v + 1) % widen_every == 0 {
                         dots[r] = Self::widen(kind, dots[r], h);
                         h = Self::zero_h();
@@ -305,13 +316,12 @@ macro_rules! dots_by_span {
         unsafe fn dots(
             kind: u8,
             group: usize,
-            rows: &[*const u8; 16],
-            at: usize,
+            rows: $crate::rows::CodeRows,
             x: *const i8,
             next: $crate::simd::Ahead,
         ) -> [Self::I; 8] {
             // SAFETY: the same condition.
-            unsafe { <Self as Spans>::dots_by_span(kind, group, rows, at, x, next) }
+            unsafe { <Self as Spans>::dots_by_span(kind, group, rows, x, next) }
         }
     };
 }

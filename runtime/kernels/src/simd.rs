@@ -208,6 +208,26 @@ impl Ahead {
         Ahead { next: self.next.wrapping_add(bytes), again: self.again.wrapping_add(bytes), ..self }
     }
 
+    /// Asks for the lines of the next `bytes` of eight rows, of which some may lie past the end. Eight
+    /// short ones are no more than comes soon, so theirs are asked for once.
+    #[inline(always)]
+    pub(crate) unsafe fn ask_all<S: Simd>(&self, bytes: usize) {
+        // SAFETY: hints.
+        unsafe {
+            if self.far {
+                let next = self.next.min(self.end);
+                for line in (0..bytes).step_by(64) {
+                    S::prefetch_far(next.wrapping_add(line));
+                    S::prefetch(self.again.wrapping_add(line));
+                }
+            } else {
+                for line in (0..bytes).step_by(64) {
+                    S::prefetch(self.again.wrapping_add(line));
+                }
+            }
+        }
+    }
+
     /// Asks for the line `offset` bytes further on.
     #[inline(always)]
     pub(crate) unsafe fn ask<S: Simd>(&self, offset: usize) {

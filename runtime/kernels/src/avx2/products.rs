@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 use loaf_formats::dtype::DType;
 
 use super::super::elementwise::floats;
-use super::super::rows::{PlaneRows, Rows, byte_scales, eight_floats};
+use super::super::rows::{CodeRows, PlaneRows, Rows, byte_scales, eight_floats};
 use super::super::simd::{Ahead, Simd, layout};
 use super::{Avx2, SECOND_BYTES, THIRD_BYTES, both, nibbles, stream, transpose8, unpack32};
 
@@ -77,6 +77,7 @@ impl<const DOT: u8> Rows for Products<DOT> {
     type H = __m256i;
     type Bs = [__m256i; 8];
 
+    const IS_LATE: bool = true;
     const Q8_BIAS: i32 = 0;
     const TABLE_BIAS: i32 = if DOT == MADD { 0 } else { -128 };
 
@@ -245,21 +246,12 @@ impl<const DOT: u8> Rows for Products<DOT> {
         unsafe { stream::arrange::<DOT>(kind, group, from, to) }
     }
     #[inline(always)]
-    unsafe fn dots(
-        kind: u8,
-        group: usize,
-        rows: &[*const u8; 16],
-        at: usize,
-        x: *const i8,
-        next: Ahead,
-    ) -> [__m256i; 8] {
+    unsafe fn dots(kind: u8, group: usize, rows: CodeRows, x: *const i8, next: Ahead) -> [__m256i; 8] {
         // SAFETY: the trait's condition.
         unsafe {
             let bytes = stream::parts::<DOT>(kind, group) * group * layout::bits(kind) / 8;
-            for line in (0..8 * bytes).step_by(64) {
-                next.ask::<Avx2>(line);
-            }
-            stream::dots::<DOT>(kind, group, rows, at, x)
+            next.ask_all::<Avx2>(8 * bytes);
+            stream::dots::<DOT>(kind, group, rows, x)
         }
     }
     #[inline(always)]

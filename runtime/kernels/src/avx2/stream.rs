@@ -20,7 +20,7 @@ use std::arch::x86_64::*;
 
 use loaf_formats::block::TABLE;
 
-use super::super::rows::PlaneRows;
+use super::super::rows::{CodeRows, PlaneRows};
 use super::super::simd::{Simd, TABLE_LUT, layout};
 use super::products::{MADD, bytes, words};
 use super::{Avx2, E2M1_LUT, EVENS_ODDS, both, permute32, transpose8};
@@ -283,19 +283,29 @@ unsafe fn fold(a: __m256i, b: __m256i, level: usize, parts: usize, narrow: bool)
     }
 }
 
+/// `p`, of which the compiler shall not know where it comes from. With two such addresses eight rows
+/// are four registers, since an address has room for a step and for twice a step; the compiler, which
+/// knows that all of them move on with the loop, would keep eight on the stack.
+#[inline(always)]
+fn opaque(mut p: *const u8) -> *const u8 {
+    // SAFETY: no instruction at all.
+    unsafe { std::arch::asm!("/* {0} */", inout(reg) p, options(pure, nomem, nostack, preserves_flags)) };
+    p
+}
+
 /// [`super::super::rows::Rows::dots`].
 #[inline(always)]
-pub(super) unsafe fn dots<const DOT: u8>(
-    kind: u8,
-    group: usize,
-    rows: &[*const u8; 16],
-    at: usize,
-    x: *const i8,
-) -> [__m256i; 8] {
+pub(super) unsafe fn dots<const DOT: u8>(kind: u8, group: usize, rows: CodeRows, x: *const i8) -> [__m256i; 8] {
     let parts = parts::<DOT>(kind, group);
     // None are left to i32 sums.
     let narrow = DOT == MADD && is_planes::<DOT>(kind) && kind != layout::TABLE;
     let levels = if narrow { levels::<DOT>(kind, group) } else { usize::MAX };
+    let (low, high) = (opaque(rows.row(0)), opaque(rows.row(4)));
+    macro_rules! at {
+        ($i:expr) => {
+            if $i < 4 { low.wrapping_add($i * rows.step) } else { high.wrapping_add(($i - 4) * rows.step) }
+        };
+    }
     // SAFETY: of the rows' bytes, and as many activations.
     unsafe {
         macro_rules! widen {
@@ -306,8 +316,8 @@ pub(super) unsafe fn dots<const DOT: u8>(
         // Sums of two rows: a lane for each, in each half; or a lane for each group of each.
         macro_rules! two {
             ($i:literal) => {{
-                let a = widen!(row::<DOT>(kind, group, rows[$i].add(at), x), 0);
-                let b = widen!(row::<DOT>(kind, group, rows[$i + 1].add(at), x), 0);
+                let a = widen!(row::<DOT>(kind, group, at!($i), x), 0);
+                let b = widen!(row::<DOT>(kind, group, at!($i + 1), x), 0);
                 widen!(fold(a, b, 0, parts, narrow && levels > 0), 1)
             }};
         }
@@ -321,7 +331,7 @@ pub(super) unsafe fn dots<const DOT: u8>(
         if parts == 8 {
             // An i32 for each group.
             for i in 0..8 {
-                out[i] = row::<DOT>(kind, group, rows[i].add(at), x);
+                out[i] = row::<DOT>(kind, group, at!(i), x);
                 if narrow {
                     out[i] = _mm256_madd_epi16(out[i], _mm256_set1_epi16(1));
                 }
