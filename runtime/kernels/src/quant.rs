@@ -681,6 +681,7 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
             let dots = if are_all_there && (parts == 1 || n == parts) {
                 S::dots(kind, part, weights.after(v * bytes), x_codes, ahead)
             } else {
+                debug_assert!(packing.bytes(n * part) <= TAIL, "of groups of at most 128 codes of 8 bits");
                 let mut tails = [[0; TAIL]; 16];
                 for i in 0..S::LANES {
                     tails[i] = tail(m.codes(first, i).add(v * bytes), packing.bytes(n * part));
