@@ -27,6 +27,9 @@ const CHUNK: usize = 32;
 /// Queries up to which keys and values of a row are widened in registers, for every two queries
 /// anew.
 const STREAMED_QUERIES: usize = 8;
+/// Queries whose scores, and whose sums of values, are computed together where vectors have eight
+/// lanes: twelve vectors of them fill the registers but for what passes by.
+const TOGETHER: usize = 3;
 /// Blocks of a [`Split`](super::Split) round.
 pub(super) const ROUND: usize = 32;
 
@@ -137,6 +140,156 @@ unsafe fn key_dots<W: Wide<S = S>, S: Simd, const Q: usize, const K: usize>(
             // A zero's sign is lost in the weight.
             let dots = W::trees(eight_of::<W>(&sums[q][..EIGHT / W::EIGHTS]));
             S::store(scores.add(q * ATTENTION_BLOCK), S::mul(dots, S::splat(scale)));
+        }
+    }
+}
+
+/// Floats that [`key_parts`] parks.
+pub(super) const PARKED: usize = 3 * TOGETHER * CHUNK * EIGHT;
+
+/// Whether [`key_parts`] takes heads of `dim` elements.
+#[inline(always)]
+fn has_parts(dim: usize) -> bool {
+    dim == 64 || dim.is_multiple_of(128)
+}
+
+/// [`key_dots`] of `Q` queries with `keys` keys, whole eights of at most [`CHUNK`], for vectors of
+/// eight lanes.
+///
+/// Of a dot's accumulators one vector (of heads of 64 those two that are added first) and four of
+/// its steps are computed at a time: the queries' part of that stays in registers while all keys
+/// pass. So a load of a key serves `Q` products, and no product waits for one of another key. What
+/// is to be added later waits in `parked`.
+#[inline(always)]
+unsafe fn key_parts<S: Simd, const Q: usize>(
+    query: *const f32,
+    from: *const f32,
+    keys: usize,
+    (dim, padded): (usize, usize),
+    scale: f32,
+    scores: *mut f32,
+    parked: *mut f32,
+) {
+    let at = Passing { query, keys: from, count: keys, padded, parked };
+    // SAFETY: `Q` rows of queries and of scores, and `keys` keys of `dim` elements; `parked` has
+    // room for three vectors for each query and key.
+    unsafe {
+        if dim == 64 {
+            at.pass::<S, Q, 2, 2>(0, [true; 2]);
+            at.pass::<S, Q, 2, 2>(1, [true; 2]);
+        } else {
+            // In the order in which they are added; each a copy, so that the compiler knows which.
+            macro_rules! part {
+                ($part:literal) => {{
+                    let rounds = dim / (4 * 4 * EIGHT);
+                    if rounds == 1 {
+                        at.pass::<S, Q, 1, 4>($part, [true; 2]);
+                    } else {
+                        at.pass::<S, Q, 1, 4>($part, [true, false]);
+                        for round in 1..rounds - 1 {
+                            at.skip(round * 4 * 4).pass::<S, Q, 1, 4>($part, [false; 2]);
+                        }
+                        at.skip((rounds - 1) * 4 * 4).pass::<S, Q, 1, 4>($part, [false, true]);
+                    }
+                }};
+            }
+            part!(0);
+            part!(2);
+            part!(1);
+            part!(3);
+        }
+        for j in (0..keys).step_by(EIGHT) {
+            for q in 0..Q {
+                let mut sums = [S::splat(0.0); EIGHT];
+                for i in 0..EIGHT {
+                    sums[i] = S::load(at.place::<Q>(0, q, j + i));
+                }
+                S::store(scores.add(q * ATTENTION_BLOCK + j), S::mul(S::trees(sums), S::splat(scale)));
+            }
+        }
+    }
+}
+
+/// Queries, the keys that pass by them, and what is parked meanwhile.
+#[derive(Clone, Copy)]
+struct Passing {
+    query: *const f32,
+    keys: *const f32,
+    count: usize,
+    /// Elements from a query or key to the next.
+    padded: usize,
+    parked: *mut f32,
+}
+
+impl Passing {
+    /// From so many eights on.
+    #[inline(always)]
+    fn skip(self, eights: usize) -> Passing {
+        let by = eights * EIGHT;
+        Passing { query: self.query.wrapping_add(by), keys: self.keys.wrapping_add(by), ..self }
+    }
+
+    /// Where a vector of query `q` of `Q` and key `j` is parked: 0 and 1 for the first two of a
+    /// dot's four vectors, which those two eights further on are added to, and 2 for sums that are
+    /// not complete.
+    #[inline(always)]
+    fn place<const Q: usize>(&self, buffer: usize, q: usize, j: usize) -> *mut f32 {
+        self.parked.wrapping_add(((buffer * Q + q) * CHUNK + j) * EIGHT)
+    }
+
+    /// Vector `part` of every dot's four (and, if `BOTH` is 2, the one two eights further on):
+    /// `STEPS` products, the first and the last or not.
+    #[inline(always)]
+    unsafe fn pass<S: Simd, const Q: usize, const BOTH: usize, const STEPS: usize>(
+        self,
+        part: usize,
+        [is_first, is_last]: [bool; 2],
+    ) {
+        let eight = |s: usize, both: usize| (part + 4 * s + 2 * both) * EIGHT;
+        // SAFETY: the caller names so many eights of each query and key, and room.
+        unsafe {
+            let mut x = [[[S::splat(0.0); BOTH]; STEPS]; Q];
+            for q in 0..Q {
+                for s in 0..STEPS {
+                    for b in 0..BOTH {
+                        x[q][s][b] = S::load(self.query.add(q * self.padded + eight(s, b)));
+                    }
+                }
+            }
+            for j in 0..self.count {
+                let key = self.keys.add(j * self.padded);
+                let mut sums = [[S::splat(0.0); BOTH]; Q];
+                for b in 0..BOTH {
+                    for s in 0..STEPS {
+                        let k = S::load(key.add(eight(s, b)));
+                        for q in 0..Q {
+                            // A zero's sign is lost in the weight.
+                            sums[q][b] = match s {
+                                0 if is_first => S::mul(x[q][s][b], k),
+                                0 => S::fma(x[q][s][b], k, S::load(self.place::<Q>(2, q, j))),
+                                _ => S::fma(x[q][s][b], k, sums[q][b]),
+                            };
+                        }
+                    }
+                }
+                for q in 0..Q {
+                    if !is_last {
+                        S::store(self.place::<Q>(2, q, j), sums[q][0]);
+                        continue;
+                    }
+                    let (mut sum, mut to) = (sums[q][0], part % 2);
+                    if BOTH == 2 {
+                        sum = S::add(sum, sums[q][1]);
+                    } else if part >= 2 {
+                        sum = S::add(S::load(self.place::<Q>(to, q, j)), sum);
+                    }
+                    if part + 2 * BOTH == 5 {
+                        to = 0;
+                        sum = S::add(S::load(self.place::<Q>(to, q, j)), sum);
+                    }
+                    S::store(self.place::<Q>(to, q, j), sum);
+                }
+            }
         }
     }
 }
@@ -288,10 +441,14 @@ unsafe fn fold<W: Wide, const Q: usize, const C: usize>(
             }
         }
         for j in 0..n {
+            let mut weights = [W::splat(0.0); Q];
             for q in 0..Q {
-                let weight = W::splat(*p.add(q * ATTENTION_BLOCK + j));
-                for c in 0..C {
-                    sums[q][c] = W::fma(weight, W::load(values.add(j * padded + c * lanes)), sums[q][c]);
+                weights[q] = W::splat(*p.add(q * ATTENTION_BLOCK + j));
+            }
+            for c in 0..C {
+                let value = W::load(values.add(j * padded + c * lanes));
+                for q in 0..Q {
+                    sums[q][c] = W::fma(weights[q], value, sums[q][c]);
                 }
             }
         }
@@ -299,6 +456,30 @@ unsafe fn fold<W: Wide, const Q: usize, const C: usize>(
             for c in 0..C {
                 W::store(acc.add(q * padded + c * lanes), sums[q][c]);
             }
+        }
+    }
+}
+
+/// [`fold`] of whole rows.
+#[inline(always)]
+unsafe fn fold_row<W: Wide, const Q: usize, const C: usize>(
+    acc: *mut f32,
+    p: *const f32,
+    values: *const f32,
+    padded: usize,
+    n: usize,
+) {
+    let lanes = EIGHT * W::EIGHTS;
+    let mut c = 0;
+    // SAFETY: the caller names `Q` rows of `acc` and `n` rows of values.
+    unsafe {
+        while c + C * lanes <= padded {
+            fold::<W, Q, C>(acc.add(c), p, values.add(c), padded, n);
+            c += C * lanes;
+        }
+        while c < padded {
+            fold::<W, Q, 1>(acc.add(c), p, values.add(c), padded, n);
+            c += lanes;
         }
     }
 }
@@ -346,6 +527,7 @@ struct Buffers {
     query: *mut f32,  // (queries, padded)
     scores: *mut f32, // (queries, ATTENTION_BLOCK)
     chunk: *mut f32,  // (CHUNK, padded)
+    parked: *mut f32, // PARKED
 }
 
 impl Tile {
@@ -392,6 +574,7 @@ impl Tile {
             query: scratch.take(queries * self.padded),
             scores: scratch.take(queries * ATTENTION_BLOCK),
             chunk: scratch.take(CHUNK * self.padded),
+            parked: scratch.take(PARKED),
         };
         for n in 0..queries {
             let (row, head) = (self.row + n / self.group, self.kv_head * self.group + n % self.group);
@@ -406,7 +589,7 @@ impl Tile {
     #[inline(always)]
     unsafe fn fold_block<W: Wide<S = S>, S: Simd>(&self, block: usize, buffers: &Buffers, part: Part) {
         let (k, v) = (&self.k, &self.v);
-        let (Buffers { query, scores, chunk }, Tile { padded, group, kv_head, .. }) = (buffers, *self);
+        let (Buffers { query, scores, chunk, .. }, Tile { padded, group, kv_head, .. }) = (buffers, *self);
         let (dim, scale, queries) = (self.a.dim, self.a.scale, self.queries());
         let lanes = EIGHT * W::EIGHTS;
         let (start, blocks_end) = (block * ATTENTION_BLOCK, self.blocks().end);
@@ -467,7 +650,16 @@ impl Tile {
                             n += $Q;
                         }};
                     }
+                    macro_rules! parts {
+                        ($Q:expr) => {{
+                            self.score_keys::<S, { $Q }>(block, from..to, buffers, n);
+                            n += $Q;
+                        }};
+                    }
                     match (W::EIGHTS, queries - n) {
+                        (1, TOGETHER..) if has_parts(dim) => parts!(TOGETHER),
+                        (1, 2) if has_parts(dim) => parts!(2),
+                        (1, _) if has_parts(dim) => parts!(1),
                         (2, 2..) => dots!(2, 4),
                         (2, _) => dots!(1, 4),
                         (_, 2..) => dots!(2, 2),
@@ -512,6 +704,16 @@ impl Tile {
                     }
                     widen_row::<S>(v, start + j, kv_head, dim, chunk.add((j - from) * padded), EIGHT);
                 }
+                if W::EIGHTS == 1 {
+                    for n in (0..queries).step_by(TOGETHER) {
+                        match queries - n {
+                            1 => self.fold_values::<W, 1>(block, from..to, buffers, part, n),
+                            2 => self.fold_values::<W, 2>(block, from..to, buffers, part, n),
+                            _ => self.fold_values::<W, TOGETHER>(block, from..to, buffers, part, n),
+                        }
+                    }
+                    continue;
+                }
                 for t in 0..self.rows {
                     let seen = self.seen(t, block);
                     let (from_t, to_t) = (from.max(seen.start), to.min(seen.end));
@@ -524,26 +726,109 @@ impl Tile {
                         let p = scores.add(n * ATTENTION_BLOCK + from_t);
                         let acc = part.acc.add(n * padded);
                         macro_rules! fold {
-                            ($Q:literal, $C:literal) => {{
-                                let mut c = 0;
-                                while c + $C * lanes <= padded {
-                                    fold::<W, $Q, $C>(acc.add(c), p, values.add(c), padded, to_t - from_t);
-                                    c += $C * lanes;
-                                }
-                                while c < padded {
-                                    fold::<W, $Q, 1>(acc.add(c), p, values.add(c), padded, to_t - from_t);
-                                    c += lanes;
-                                }
+                            ($Q:literal) => {{
+                                fold_row::<W, $Q, 8>(acc, p, values, padded, to_t - from_t);
                                 n += $Q;
                             }};
                         }
-                        match (W::EIGHTS, (t + 1) * group - n) {
-                            (1, 2..) => fold!(2, 4),
-                            (_, 2..) => fold!(2, 8),
-                            _ => fold!(1, 8),
+                        match (t + 1) * group - n {
+                            2.. => fold!(2),
+                            _ => fold!(1),
                         }
                     }
                 }
+            }
+        }
+    }
+
+    /// Scores of keys `range` of a block, whole eights widened in `buffers`, with `Q` queries from
+    /// `n` on; of those keys that one of them sees.
+    #[inline(always)]
+    unsafe fn score_keys<S: Simd, const Q: usize>(
+        &self,
+        block: usize,
+        range: Range<usize>,
+        buffers: &Buffers,
+        n: usize,
+    ) {
+        let (low, high) = (self.seen(n / self.group, block), self.seen((n + Q - 1) / self.group, block));
+        let first = range.start.max(low.start / EIGHT * EIGHT);
+        let end = range.end.min(high.end.next_multiple_of(EIGHT));
+        if first >= end {
+            return;
+        }
+        let (padded, scale) = (self.padded, self.a.scale);
+        let query = buffers.query.wrapping_add(n * padded);
+        // Keys pass several times: as many as the first cache holds beside what is parked.
+        let at_once = if self.a.dim > 128 { CHUNK / 2 } else { CHUNK };
+        for first in (first..end).step_by(at_once) {
+            let count = at_once.min(end - first);
+            let keys = buffers.chunk.wrapping_add((first - range.start) * padded);
+            let scores = buffers.scores.wrapping_add(n * ATTENTION_BLOCK + first);
+            // SAFETY: the buffers hold these queries and keys, and room for their scores.
+            unsafe {
+                macro_rules! parts {
+                    ($size:expr) => {
+                        key_parts::<S, Q>(query, keys, count, $size, scale, scores, buffers.parked)
+                    };
+                }
+                // The compiler knows the most common sizes, so that it leaves no loop there.
+                match self.a.dim {
+                    64 => parts!((64, 64)),
+                    128 => parts!((128, 128)),
+                    dim => parts!((dim, padded)),
+                }
+            }
+        }
+    }
+
+    /// Adds values `range` of a block, widened in `buffers`, to the sums of `Q` queries from `n` on
+    /// that see them. What all of them see passes once; what one sees before or after, by itself.
+    #[inline(always)]
+    unsafe fn fold_values<W: Wide, const Q: usize>(
+        &self,
+        block: usize,
+        range: Range<usize>,
+        buffers: &Buffers,
+        part: Part,
+        n: usize,
+    ) {
+        let (low, high) = (self.seen(n / self.group, block), self.seen((n + Q - 1) / self.group, block));
+        // Later rows begin and end later, so these are the positions that all of them see.
+        let start = range.start.max(high.start).min(range.end);
+        let end = range.end.min(low.end).max(start);
+        let padded = self.padded;
+        // SAFETY: the buffers hold these values, and the queries' weights and sums.
+        unsafe {
+            let at = |q: usize, j: usize| {
+                let p = buffers.scores.wrapping_add((n + q) * ATTENTION_BLOCK + j);
+                (part.acc.wrapping_add((n + q) * padded), p, buffers.chunk.wrapping_add((j - range.start) * padded))
+            };
+            macro_rules! alone {
+                ($from:expr, $to:expr) => {
+                    for q in 0..Q {
+                        let seen = self.seen((n + q) / self.group, block);
+                        let (from, to) = (seen.start.max($from), seen.end.min($to));
+                        if from < to {
+                            let (acc, p, values) = at(q, from);
+                            fold_row::<W, 1, 8>(acc, p, values, padded, to - from);
+                        }
+                    }
+                };
+            }
+            if low.start < start {
+                alone!(range.start, start);
+            }
+            if start < end {
+                let (acc, p, values) = at(0, start);
+                if Q == 1 {
+                    fold_row::<W, Q, 8>(acc, p, values, padded, end - start);
+                } else {
+                    fold_row::<W, Q, 4>(acc, p, values, padded, end - start);
+                }
+            }
+            if end < high.end.min(range.end) {
+                alone!(end, range.end);
             }
         }
     }

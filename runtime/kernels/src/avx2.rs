@@ -148,8 +148,9 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_n(p: *mut f32, x: __m256, n: usize) {
-        // SAFETY: masked lanes are not written.
-        unsafe { _mm256_maskstore_ps(p, mask(n), x) }
+        // SAFETY: masked lanes are not written. Some CPUs take dozens of operations for a store with
+        // a mask, so whole vectors go without.
+        unsafe { if n == 8 { _mm256_storeu_ps(p, x) } else { _mm256_maskstore_ps(p, mask(n), x) } }
     }
     #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {
@@ -287,20 +288,19 @@ impl Simd for Avx2 {
     unsafe fn trees(a: [__m256; 8]) -> __m256 {
         // SAFETY: as `splat`.
         unsafe {
-            // Halves of two vectors added: `a0+a4 .. a3+a7` of each.
+            // Halves of two vectors added: `a0+a4 .. a3+a7` of each. Which of two is added to the
+            // other is free, so one of the operands is a blend, not a shuffle, which fewer pipes do.
             macro_rules! halves {
                 ($x:expr, $y:expr) => {
-                    _mm256_add_ps(_mm256_permute2f128_ps::<0x20>($x, $y), _mm256_permute2f128_ps::<0x31>($x, $y))
+                    _mm256_add_ps(_mm256_permute2f128_ps::<0x21>($x, $y), _mm256_blend_ps::<0xf0>($x, $y))
                 };
             }
-            // Pairs two apart added; the halves now hold vectors (0, 2 | 1, 3).
+            // Pairs two apart added, likewise; the halves now hold vectors (0, 2 | 1, 3).
             macro_rules! pairs {
                 ($x:expr, $y:expr) => {{
-                    let (x, y) = (_mm256_castps_pd($x), _mm256_castps_pd($y));
-                    _mm256_add_ps(
-                        _mm256_castpd_ps(_mm256_unpacklo_pd(x, y)),
-                        _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)),
-                    )
+                    let (x, y) = ($x, $y);
+                    let crossed = _mm256_shuffle_pd::<0x5>(_mm256_castps_pd(x), _mm256_castps_pd(y));
+                    _mm256_add_ps(_mm256_castpd_ps(crossed), _mm256_blend_ps::<0xcc>(x, y))
                 }};
             }
             let low = pairs!(halves!(a[0], a[1]), halves!(a[2], a[3]));

@@ -59,9 +59,13 @@ pub fn scratch_bytes(kind: OpKind, attrs: &[u64]) -> Option<usize> {
             let queries = attention::tile_queries(a.rows.min(attention::tile_rows(&a)), &a)?;
             let dim = a.dim.checked_next_multiple_of(2 * EIGHT)?;
             // queries, accumulators, block accumulators; scores; a run of keys or values; three
-            // scalars a query.
+            // scalars a query; what scores are added up from.
             let of_query = dim.checked_mul(3)?.checked_add(ATTENTION_BLOCK + 4)?;
-            queries.checked_mul(of_query)?.checked_add(dim.checked_mul(32)?)?.checked_mul(4)?
+            queries
+                .checked_mul(of_query)?
+                .checked_add(dim.checked_mul(32)?)?
+                .checked_add(attention::PARKED)?
+                .checked_mul(4)?
         }
         Conv => op::conv::Attrs::of(attrs).kernel.checked_mul(CONV_CHANNELS * 4)?,
         ConvSilu => op::conv_silu::Attrs::of(attrs).kernel.checked_mul(CONV_CHANNELS * 4)?,

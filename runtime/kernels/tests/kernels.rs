@@ -290,7 +290,7 @@ fn attributes(kind: OpKind, format: WeightFormat, rng: &mut Rng) -> Vec<u64> {
         Rope => vec![rows, heads, dim.max(2), rng.int(1, dim.max(2) / 2)],
         Attention => {
             let kv_heads = rng.int(1, 3) as usize;
-            let dim = rng.pick(&[8, 12, 20, 32, 64, 96, 100, 128]);
+            let dim = rng.pick(&[8, 12, 20, 32, 64, 64, 96, 100, 128, 128, 256, 384]);
             words(op::attention::Attrs {
                 rows: rows as usize,
                 heads: kv_heads * rng.int(1, 9) as usize,

@@ -225,7 +225,7 @@ impl<const DOT: u8> Rows for Products<DOT> {
     }
     #[inline(always)]
     fn has_planes(kind: u8) -> bool {
-        kind == layout::Q4_WIDE
+        matches!(kind, layout::Q4 | layout::Q4_WIDE)
     }
     #[inline(always)]
     unsafe fn planes(_: u8, packed: __m256i) -> [__m256i; 2] {
