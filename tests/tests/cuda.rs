@@ -21,7 +21,7 @@ use loaf_runtime::generate;
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::{Sampler, SamplerOptions, best};
 use loaf_runtime::{Engine, EngineError, GenerateOptions, Generation, Model, Sequence, Session};
-use loaf_tests::gpu::{Emulated, Record, Work};
+use loaf_tests::gpu::{Emulated, HOPPER_PTX, Module, Record, Work};
 use loaf_tests::{
     Baked, Expected, assert_bits, bake, bake_dir, decode_logits, fixture, fixtures, prefill_logits, session,
 };
@@ -364,6 +364,79 @@ fn prompts_by_larger_tiles_have_the_bits_of_the_cpu() {
         for kernel in kernels {
             assert!(launched.contains(&(*kernel).to_owned()), "{name}: expected {kernel}, found {launched:?}");
         }
+    }
+}
+
+/// The logits of a prompt on a card that has Hopper's own kernels, which `ptx` is, and what was
+/// launched.
+fn by_hopper(model: &Model, ids: &[u32], ptx: &str) -> (Vec<f32>, Vec<String>) {
+    let (driver, record) = Emulated::hopper(ptx);
+    let device = CudaDevice::on(model, Box::new(driver), self::options()).expect("room");
+    let mut engine = Engine::on(model, Box::new(device));
+    let mut sequence = engine.sequence().expect("a slot");
+    let logits = engine.eval(&mut sequence, ids).expect("a prompt").to_vec();
+    (logits, launched(&record))
+}
+
+/// Prompts whose products are Hopper's own tiles: outputs and rows that do not fill them, stages
+/// that are used again, rows of two tiles, slots of experts.
+#[test]
+fn prompts_by_hoppers_tiles_have_the_bits_of_the_cpu() {
+    let options = BuildOptions { quant: four_bits(64), chunks: vec![256], ..BuildOptions::default() };
+    let mixture = small_hybrid(256, [32, 32]);
+    let cases = [
+        ("six chunks, and outputs of three tiles and a half", one_layer(768, 448, [4, 1, 64], &options), 27),
+        ("rows of two tiles", one_layer(256, 512, [5, 1, 64], &options), 150),
+        ("a mixture", random("configs/qwen3_coder_next", &mixture, &options), 140),
+    ];
+    for (name, baked, n) in cases {
+        let ids = text(512, n);
+        let want = session(&baked.loaf, Kernels::detect(), 2).eval(&ids).expect("a prompt").to_vec();
+        if has_card() {
+            let got = cuda(&baked.loaf, self::options()).eval(&ids).expect("a prompt").to_vec();
+            assert_bits(name, &[got], &[want]);
+            continue;
+        }
+        let (got, launched) = by_hopper(&baked.loaf, &ids, HOPPER_PTX);
+        assert_bits(name, &[got], &[want]);
+        assert!(launched.contains(&"hopper_128".to_owned()), "{name}: {launched:?}");
+    }
+}
+
+/// What the interpreter would see of Hopper's tiles: a descriptor that is wrong, a wait that is
+/// missing, a stage that is written before it is free or read before it is there.
+#[test]
+fn faults_of_hoppers_tiles_are_seen() {
+    if has_card() {
+        return;
+    }
+    let options = BuildOptions { quant: four_bits(64), chunks: vec![32], ..BuildOptions::default() };
+    let baked = one_layer(768, 448, [4, 1, 64], &options);
+    let ids = text(512, 25);
+    let want = session(&baked.loaf, Kernels::detect(), 2).eval(&ids).expect("a prompt").to_vec();
+    // What stands in the text, what is put there, how often at most and how often it must be.
+    let passed = "setp.ne.b32 is, 1, 0; ld.shared.b64 was, [";
+    let wait = "mbarrier.try_wait.parity.shared::cta.b64 is, [";
+    let arrives = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [";
+    let faults = [
+        ("eight rows are 1,024 bytes apart", "4611686293305360384", "4611686155866406912", 9, 1),
+        ("the second half of a group's codes", "4611686293305360386", "4611686293305360385", 9, 1),
+        ("half a group is added to the other", "setp.ne.b32 more, 1, 0;", "setp.ne.b32 more, 0, 0;", 99, 10),
+        ("products are waited for", "wgmma.wait_group.sync.aligned 0;", "", 99, 5),
+        ("copies are waited for", wait, passed, 9, 3),
+        ("free stages are waited for", wait, passed, 1, 1),
+        ("copies arrive before others read", arrives, "mbarrier.arrive.shared::cta.b64 was, [", 9, 1),
+    ];
+    for (what, find, put, most, least) in faults {
+        let count = HOPPER_PTX.matches(find).count().min(most);
+        assert!(count >= least, "{what}: {count} times");
+        let ptx = HOPPER_PTX.replacen(find, put, most);
+        // That it is read is no fault that is seen.
+        Module::parse(&ptx);
+        let run = || by_hopper(&baked.loaf, &ids, &ptx).0;
+        let got = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        let differs = |got: &Vec<f32>| got.iter().zip(&want).any(|(a, b)| a.to_bits() != b.to_bits());
+        assert!(got.as_ref().map_or(true, differs), "{what}: nothing was seen");
     }
 }
 
@@ -1319,6 +1392,7 @@ fn compiled_kernels_keep_to_their_registers_and_stack() {
         // Threads of a block: what the launches ask for.
         let threads = match name.as_str() {
             "expert_sort" => 1024,
+            "hopper_128" => 384,
             "gdn_scan_128" => 128,
             "choose" | "sample_best" | "sample_weigh" | "sample_pick" | "row_plain_4" | "experts_in_2"
             | "experts_out" => 512,

@@ -8,9 +8,13 @@ mod run;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use loaf_runtime::backend::cuda::PTX;
 use loaf_runtime::backend::cuda::driver::{Address, Card, Driver, DriverError, Function, Graph, Pinned, Result, Shape};
 
 pub use parse::Module;
+
+/// The PTX of what is Hopper's alone.
+pub const HOPPER_PTX: &str = include_str!("../../../runtime/src/backend/cuda/kernels/loaf.compute_90a.ptx");
 
 /// One thing that the driver was asked to do in order.
 #[derive(Clone, Debug)]
@@ -53,8 +57,10 @@ pub struct Emulated {
     memory: Vec<&'static mut [u8]>,
     /// Memory of the host that kernels may use, too.
     pinned: Vec<(u64, u64)>,
-    module: Option<Arc<Module>>,
-    functions: Vec<usize>,
+    modules: Vec<Arc<Module>>,
+    /// What only Hopper has, where the card is one: it is interpreted beside the PTX for any card in
+    /// place of the cubin.
+    hopper: Option<String>,
     capturing: Option<Vec<Work>>,
     graphs: Vec<Vec<Work>>,
 }
@@ -75,11 +81,18 @@ impl Emulated {
             record: record.clone(),
             memory: vec![],
             pinned: vec![],
-            module: None,
-            functions: vec![],
+            modules: vec![],
+            hopper: None,
             capturing: None,
             graphs: vec![],
         };
+        (made, record)
+    }
+
+    /// A card that has Hopper's own kernels: `ptx` is what they are compiled to.
+    pub fn hopper(ptx: &str) -> (Emulated, Arc<Mutex<Record>>) {
+        let (mut made, record) = Emulated::new();
+        (made.card.capability, made.hopper) = ((9, 0), Some(ptx.to_owned()));
         (made, record)
     }
 
@@ -140,11 +153,18 @@ impl Emulated {
                 unsafe { std::ptr::write_bytes(*to as *mut u8, *byte, *n) }
             }
             Work::Launch(function, shape, parameter) => {
-                let module = self.module.clone().expect("loaded");
+                let mut function = *function;
+                let mut modules = self.modules.iter();
+                let module = modules.find(|m| {
+                    let here = function < m.kernels.len();
+                    function -= if here { 0 } else { m.kernels.len() };
+                    here
+                });
+                let module = module.expect("loaded").clone();
                 let backwards = self.record.lock().expect("one thread").backwards;
                 let mut memory = self.pinned.clone();
                 memory.extend(self.memory.iter().map(|m| (m.as_ptr() as u64, m.as_ptr() as u64 + m.len() as u64)));
-                run::launch(&module, *function, *shape, parameter, &memory, backwards);
+                run::launch(&module, function, *shape, parameter, &memory, backwards);
             }
             Work::Replay(graph) => {
                 let graph = self.graphs[*graph].clone();
@@ -204,11 +224,16 @@ impl Driver for Emulated {
 
     fn load(&mut self, image: &[u8], names: &[&str]) -> Result<Vec<Function>> {
         self.call("load")?;
-        let module = parsed(image);
-        self.functions = names.iter().map(|n| module.function(n)).collect();
-        self.record.lock().expect("one thread").names = module.names();
-        self.module = Some(module);
-        Ok(self.functions.iter().map(|f| Function(*f as u64)).collect())
+        self.modules = match &self.hopper {
+            Some(own) => vec![parsed(PTX.as_bytes()), parsed(own.as_bytes())],
+            None => vec![parsed(image)],
+        };
+        // What is Hopper's alone does nothing in the PTX for any card.
+        let all: Vec<String> = self.modules.iter().flat_map(|m| m.names()).collect();
+        let find = |n: &&str| all.iter().rposition(|k| k == n).unwrap_or_else(|| panic!("PTX: no kernel {n}"));
+        let functions = names.iter().map(|n| Function(find(n) as u64)).collect();
+        self.record.lock().expect("one thread").names = all;
+        Ok(functions)
     }
 
     fn allow_shared(&mut self, _: Function, _: u32) -> Result<()> {

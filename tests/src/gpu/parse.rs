@@ -141,6 +141,20 @@ pub enum Op {
     St(u8),
     /// So many bytes from global to shared memory, of which some may be zeros.
     CpAsync,
+    /// Those asked for so far are a group; all but so many of the last groups are waited for.
+    CopiesEnd,
+    CopiesWait,
+    /// A barrier in shared memory: begun, arrived at, arrived at once a thread's copies are there,
+    /// and its phase of a parity waited for.
+    MarkInit,
+    MarkArrive,
+    MarkCopies,
+    MarkWait,
+    /// Products of a warpgroup on bytes, the second side by a descriptor; those so far are a group;
+    /// all groups are waited for.
+    Wgmma,
+    WgmmaEnd,
+    WgmmaWait,
     AtomInc,
     AtomAdd,
     Shfl(Lane),
@@ -197,11 +211,6 @@ pub struct Module {
 }
 
 impl Module {
-    /// Index of a kernel.
-    pub fn function(&self, name: &str) -> usize {
-        self.kernels.iter().position(|k| k.name == name).unwrap_or_else(|| panic!("PTX: no kernel {name}"))
-    }
-
     /// Names in order.
     pub fn names(&self) -> Vec<String> {
         self.kernels.iter().map(|k| k.name.clone()).collect()
@@ -465,7 +474,47 @@ impl<'a> Body<'a> {
                 let s = vec![to, from, Src::Imm(more as u64), bytes, there];
                 Instr { guard: None, op: Op::CpAsync, ty: Ty::U(4), d: vec![], s, at, line }
             }
-            "cp" => empty(Op::Nop),
+            "cp" if parts.contains(&"mbarrier") => {
+                assert!(parts.contains(&"noinc"), "PTX: {text}");
+                let (s, at) = self.address(fields[0]);
+                Instr { guard: None, op: Op::MarkCopies, ty: Ty::U(8), d: vec![], s: vec![s], at, line }
+            }
+            "cp" if parts.contains(&"commit_group") => empty(Op::CopiesEnd),
+            "cp" if parts.contains(&"wait_group") => {
+                let s = vec![self.src(fields[0])];
+                Instr { guard: None, op: Op::CopiesWait, ty: Ty::U(4), d: vec![], s, at: 0, line }
+            }
+            "cp" => {
+                assert!(parts.contains(&"prefetch"), "PTX: {text}");
+                empty(Op::Nop)
+            }
+            "mbarrier" => {
+                let (op, barrier) = match parts[1] {
+                    "init" => (Op::MarkInit, 0),
+                    "arrive" => (Op::MarkArrive, 1),
+                    "try_wait" if parts[2] == "parity" => (Op::MarkWait, 1),
+                    _ => panic!("PTX: {text}"),
+                };
+                let d = if op == Op::MarkWait { vec![self.reg(fields[0])] } else { vec![] };
+                let (base, at) = self.address(fields[barrier]);
+                let s = std::iter::once(base).chain(fields[barrier + 1..].iter().map(|f| self.src(f))).collect();
+                Instr { guard: None, op, ty: Ty::U(8), d, s, at, line }
+            }
+            "wgmma" if parts[1] == "mma_async" => {
+                let bytes = parts[4].starts_with("m64n") && parts[4].ends_with("k32") && name.ends_with("s32.s8.s8");
+                assert!(bytes, "PTX: {text}");
+                let d: Vec<u32> = vector(fields[0]).0.into_iter().map(|r| self.reg(r)).collect();
+                let a = vector(fields[1]).0.into_iter().chain(fields[2..].iter().copied());
+                let s = a.map(|v| self.src(v)).collect();
+                Instr { guard: None, op: Op::Wgmma, ty: Ty::S(4), d, s, at: 0, line }
+            }
+            "wgmma" => match parts[1] {
+                "fence" => empty(Op::Nop),
+                "commit_group" => empty(Op::WgmmaEnd),
+                "wait_group" if operands.trim() == "0" => empty(Op::WgmmaWait),
+                _ => panic!("PTX: {text}"),
+            },
+            "setmaxnreg" | "griddepcontrol" => empty(Op::Nop),
             "atom" => {
                 let op = if parts.contains(&"inc") { Op::AtomInc } else { Op::AtomAdd };
                 assert!(op == Op::AtomInc || parts.contains(&"add"), "PTX: {text}");

@@ -13,6 +13,8 @@ enum State {
     Barrier,
     /// At an instruction that a warp carries out together.
     Together,
+    /// At a barrier in shared memory whose phase has not ended.
+    Spinning,
     Done,
 }
 
@@ -21,6 +23,34 @@ struct Thread {
     state: State,
     registers: Vec<u64>,
     local: Vec<u8>,
+    /// Copies that were asked for and not waited for, in groups, the last of which is not ended:
+    /// what they bring is there as late as it may be.
+    copies: Vec<Vec<Ahead>>,
+    /// Which registers are results of products that go on, or read by them, and whether any is.
+    flying: Vec<Flying>,
+    flies: bool,
+}
+
+/// A copy to shared memory: to, from, bytes, and how many of these are there.
+#[derive(Clone, Copy)]
+struct Ahead {
+    to: u64,
+    from: u64,
+    bytes: usize,
+    there: usize,
+    pc: usize,
+}
+
+/// What products that go on do with a register. Reading a result of theirs, or writing over what
+/// they read, is a panic.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flying {
+    No,
+    Read,
+    Made,
+    /// The same in a group that has ended, so that a wait waits for it.
+    ReadOfGroup,
+    MadeOfGroup,
 }
 
 struct Block<'a> {
@@ -50,6 +80,9 @@ pub fn launch(
             state: State::Ready,
             registers: vec![0; kernel.registers],
             local: vec![0; kernel.local],
+            copies: vec![],
+            flying: vec![Flying::No; kernel.registers],
+            flies: false,
         })
         .collect();
     for i in 0..count {
@@ -58,6 +91,9 @@ pub fn launch(
         shared.fill(0xcd);
         for (t, thread) in threads.iter_mut().enumerate() {
             (thread.pc, thread.state) = (0, State::Ready);
+            thread.copies = vec![vec![]];
+            thread.flying.fill(Flying::No);
+            thread.flies = false;
             let r = &mut thread.registers;
             (r[0], r[1], r[2]) = (t as u64, 0, 0);
             (r[3], r[4], r[5]) = (shape.block.into(), 1, 1);
@@ -111,9 +147,10 @@ impl Block<'_> {
             let mut moved = false;
             for warp in threads.chunks_mut(32) {
                 loop {
-                    for thread in warp.iter_mut().filter(|t| t.state == State::Ready) {
-                        moved = true;
+                    for thread in warp.iter_mut().filter(|t| matches!(t.state, State::Ready | State::Spinning)) {
+                        let (pc, spun) = (thread.pc, thread.state == State::Spinning);
                         self.advance(thread);
+                        moved |= !(spun && thread.state == State::Spinning && thread.pc == pc);
                     }
                     let mut waiting = warp.iter().filter(|t| t.state != State::Done).peekable();
                     if waiting.peek().is_none() || waiting.any(|t| t.state != State::Together) {
@@ -164,6 +201,7 @@ impl Block<'_> {
             Op::Mma => mma(i, warp),
             Op::MmaHalves => mma_halves(i, warp),
             Op::LdMatrix(turned) => self.matrices(i, warp, turned),
+            Op::Wgmma => self.wgmma(i, warp),
             Op::Redux(largest) => {
                 let values = live.iter().map(|l| value(&warp[*l], i.s[0]) as u32);
                 let v = if largest { values.max().unwrap_or(0) } else { values.fold(0, u32::wrapping_add) };
@@ -198,6 +236,68 @@ impl Block<'_> {
                 let half = |e: usize| if turned { rows[8 * m + q + e][g] } else { rows[8 * m + g][q + e] };
                 t.registers[*d as usize] = u64::from(half(0)) | u64::from(half(1)) << 16;
             }
+        }
+    }
+
+    /// What the first groups of a thread's copies bring is there.
+    fn copies_arrive(&mut self, t: &mut Thread, groups: usize) {
+        let kernel = self.kernel;
+        for copy in t.copies.drain(..groups).flatten().collect::<Vec<_>>() {
+            let i = &kernel.code[copy.pc];
+            for k in (0..copy.bytes as u64).step_by(4) {
+                let v = if k < copy.there as u64 { self.load(t, copy.from + k, 4, i) } else { 0 };
+                self.store(t, copy.to + k, 4, v, i);
+            }
+        }
+    }
+
+    /// A warp's part of `wgmma.m64nNk32` on bytes: sixteen rows of the first side from registers,
+    /// the second side's by a descriptor of rows of 128 bytes whose sixteenths are swizzled.
+    fn wgmma(&mut self, i: &Instr, warp: &mut [Thread]) {
+        let at = value(&warp[0], i.s[4]);
+        assert!(warp.iter().all(|t| value(t, i.s[4]) == at), "{}, line {}: one descriptor", self.kernel.name, i.line);
+        assert!(
+            warp.len() == 32 && at >> 62 == 1 && at >> 49 & 7 == 0,
+            "{}, line {}: {at:#x}",
+            self.kernel.name,
+            i.line
+        );
+        let (start, eight) = (SHARED + ((at & 0x3fff) << 4), (at >> 32 & 0x3fff) << 4);
+        let mut b = vec![[0i8; 32]; i.d.len() * 2];
+        for (n, row) in b.iter_mut().enumerate() {
+            for half in 0..2 {
+                let from = start + n as u64 / 8 * eight + n as u64 % 8 * 128 + half * 16;
+                let from = self.bytes(&mut warp[0], from ^ (from >> 7 & 7) << 4, 16, i, false);
+                for k in 0..16 {
+                    // SAFETY: sixteen bytes are there.
+                    row[half as usize * 16 + k] = unsafe { *from.add(k) } as i8;
+                }
+            }
+        }
+        let mut a = [[0i8; 32]; 16];
+        for (lane, t) in warp.iter().enumerate() {
+            for r in 0..4 {
+                for (k, byte) in (value(t, i.s[r]) as u32).to_le_bytes().into_iter().enumerate() {
+                    a[lane / 4 + 8 * (r % 2)][lane % 4 * 4 + k + 16 * (r / 2)] = byte as i8;
+                }
+            }
+        }
+        for (lane, t) in warp.iter_mut().enumerate() {
+            let more = value(t, i.s[5]) != 0;
+            for (r, d) in i.d.iter().enumerate() {
+                let (row, col) = (lane / 4 + 8 * (r / 2 % 2), r / 4 * 8 + lane % 4 * 2 + r % 2);
+                let begin = if more { t.registers[*d as usize] as i32 } else { 0 };
+                let sum =
+                    a[row].iter().zip(&b[col]).fold(begin, |s, (x, y)| s.wrapping_add(i32::from(*x) * i32::from(*y)));
+                t.registers[*d as usize] = u64::from(sum as u32);
+                t.flying[*d as usize] = Flying::Made;
+            }
+            for s in &i.s[..4] {
+                if let Src::Reg(r) = s {
+                    t.flying[*r as usize] = Flying::Read;
+                }
+            }
+            t.flies = true;
         }
     }
 
@@ -247,8 +347,12 @@ impl Block<'_> {
                 t.pc += 1;
                 continue;
             }
+            if t.flies {
+                in_flight(t, i, &kernel.name);
+            }
             match i.op {
                 Op::Ret => {
+                    assert!(!t.flies, "{}: products that nobody waits for", kernel.name);
                     t.state = State::Done;
                     return;
                 }
@@ -261,7 +365,14 @@ impl Block<'_> {
                     t.state = State::Barrier;
                     return;
                 }
-                Op::Shfl(_) | Op::Redux(_) | Op::Ballot | Op::Mma | Op::MmaHalves | Op::LdMatrix(_) | Op::BarWarp => {
+                Op::Shfl(_)
+                | Op::Redux(_)
+                | Op::Ballot
+                | Op::Mma
+                | Op::MmaHalves
+                | Op::LdMatrix(_)
+                | Op::BarWarp
+                | Op::Wgmma => {
                     t.state = State::Together;
                     return;
                 }
@@ -296,10 +407,59 @@ impl Block<'_> {
                     if there > 0 {
                         self.bytes(t, from, there, i, false);
                     }
-                    for k in (0..bytes as u64).step_by(4) {
-                        let v = if k < there as u64 { self.load(t, from + k, 4, i) } else { 0 };
-                        self.store(t, to + k, 4, v, i);
+                    let copy = Ahead { to, from, bytes, there, pc: t.pc };
+                    t.copies.last_mut().expect("a group").push(copy);
+                }
+                Op::CopiesEnd => t.copies.push(vec![]),
+                Op::CopiesWait => {
+                    let groups = t.copies.len() - 1;
+                    self.copies_arrive(t, groups.saturating_sub(value(t, i.s[0]) as usize));
+                }
+                // Those that are waited for, how many these are in a phase, and the phase.
+                Op::MarkInit => {
+                    let count = value(t, i.s[1]) & 0xffff;
+                    self.store(t, value(t, i.s[0]).wrapping_add_signed(i.at), 8, count << 16 | count, i);
+                }
+                Op::MarkArrive | Op::MarkCopies => {
+                    if i.op == Op::MarkCopies {
+                        // As late as this: others may read from here on.
+                        let all = t.copies.len();
+                        self.copies_arrive(t, all);
+                        t.copies = vec![vec![]];
                     }
+                    let at = value(t, i.s[0]).wrapping_add_signed(i.at);
+                    let mark = self.load(t, at, 8, i);
+                    let (left, count) = (mark & 0xffff, mark >> 16 & 0xffff);
+                    assert!(left > 0, "{}, line {}: nobody is waited for", kernel.name, i.line);
+                    // The last one ends the phase, and the next counts anew.
+                    let next = if left > 1 { mark - 1 } else { (mark >> 32 ^ 1) << 32 | count << 16 | count };
+                    self.store(t, at, 8, next, i);
+                }
+                Op::MarkWait => {
+                    let mark = self.load(t, value(t, i.s[0]).wrapping_add_signed(i.at), 8, i);
+                    if mark >> 32 & 1 == value(t, i.s[1]) & 1 {
+                        t.state = State::Spinning;
+                        return;
+                    }
+                    t.registers[i.d[0] as usize] = 1;
+                }
+                Op::WgmmaEnd => {
+                    for flying in &mut t.flying {
+                        *flying = match *flying {
+                            Flying::Read => Flying::ReadOfGroup,
+                            Flying::Made => Flying::MadeOfGroup,
+                            other => other,
+                        };
+                    }
+                }
+                Op::WgmmaWait => {
+                    let waited = |f: &mut Flying| {
+                        if matches!(*f, Flying::ReadOfGroup | Flying::MadeOfGroup) {
+                            *f = Flying::No;
+                        }
+                    };
+                    t.flying.iter_mut().for_each(waited);
+                    t.flies = t.flying.iter().any(|f| *f != Flying::No);
                 }
                 Op::AtomInc | Op::AtomAdd => {
                     let at = value(t, i.s[0]).wrapping_add_signed(i.at);
@@ -325,6 +485,26 @@ impl Block<'_> {
             t.pc += 1;
         }
     }
+}
+
+/// Panics if an instruction reads what products that go on make, or writes over what they read. A
+/// move that the compiler would leave out takes the mark along.
+fn in_flight(t: &mut Thread, i: &Instr, kernel: &str) {
+    let state = |s: &Src| match s {
+        Src::Reg(r) => t.flying[*r as usize],
+        Src::Imm(_) => Flying::No,
+    };
+    if i.op == Op::Wgmma {
+        return;
+    }
+    let made = |f: Flying| matches!(f, Flying::Made | Flying::MadeOfGroup);
+    if i.op == Op::Mov && made(state(&i.s[0])) {
+        t.flying[i.d[0] as usize] = state(&i.s[0]);
+        return;
+    }
+    assert!(!i.s.iter().any(|s| made(state(s))), "{kernel}, line {}: reads what is still being made", i.line);
+    let free = |d: &u32| t.flying[*d as usize] == Flying::No;
+    assert!(i.d.iter().all(free), "{kernel}, line {}: writes over what products still use", i.line);
 }
 
 fn value(t: &Thread, s: Src) -> u64 {

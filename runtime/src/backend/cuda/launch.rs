@@ -90,6 +90,7 @@ kernels! {
     Wide32 = "wide_32",
     Wide64 = "wide_64",
     Wide128 = "wide_128",
+    Hopper128 = "hopper_128",
     FastAttention64 = "fast_attention_64",
     FastAttention128 = "fast_attention_128",
     FastAttention256 = "fast_attention_256",
@@ -708,6 +709,8 @@ pub struct Bases {
     pub multiprocessors: u32,
     /// Bytes of shared memory that a block may ask for.
     pub shared: u32,
+    /// Whether the kernels that only Hopper has are there.
+    pub hopper: bool,
     /// Most runs of a step.
     pub runs: u32,
     /// Whether attention of many rows may be near the contract's, and not its bits.
@@ -741,7 +744,7 @@ pub const THREADS: u32 = 256;
 const MOST_SHARED: u32 = 100 << 10;
 /// What the names begin with of kernels whose launches may ask for as much shared memory as there
 /// is.
-pub const ASK_SHARED: [&str; 7] = ["linear_", "attention", "fast_", "wide_", "top_k", "expert_sort", "few_"];
+pub const ASK_SHARED: [&str; 8] = ["linear_", "attention", "fast_", "wide_", "hopper_", "top_k", "expert_sort", "few_"];
 /// Bytes of shared memory that such a kernel has of its own at most, besides what launches ask for.
 pub const OWN_SHARED: u32 = 2048;
 /// Query heads that one block of attention takes.
@@ -756,6 +759,13 @@ const WIDE_OUTS: u32 = 128;
 const fn wide_shared(rows: u32) -> u32 {
     (if rows == 128 { 3 } else { 4 }) * (rows * (128 + 16) + WIDE_OUTS * (64 + 8) + 256)
 }
+/// Rows and outputs of Hopper's own tiles, and the bytes that they take: what it takes to begin at a
+/// multiple of 1,024, four stages as the kernel has them, and where rows begin.
+const HOPPER_ROWS: u32 = 128;
+const HOPPER_OUTS: u32 = 256;
+const HOPPER_SHARED: u32 = 1024 + 4 * (HOPPER_ROWS * (128 + 16) + HOPPER_OUTS * (80 + 8)) + 8 * HOPPER_ROWS;
+/// Slots that an expert has on average from which on Hopper's own tiles are used.
+const HOPPER_FROM: u32 = 48;
 /// Queries of a tile of the attention that is near the contract's.
 const FAST_QUERIES: u32 = 128;
 /// Rows from which on tiles are used.
@@ -1212,9 +1222,10 @@ impl Linear {
         Some(makes.into_iter().chain([self.launch(bases)]).collect())
     }
 
-    /// The larger tiles, if the weight is of the usual kind: a kernel, and the rows of its tiles
-    /// and threads of its blocks. Offsets within an operand have 32 bits there.
-    fn wide(&self, slots: u32, bases: &Bases) -> Option<(Kernel, u32, u32)> {
+    /// The larger tiles, if the weight is of the usual kind: a kernel, the rows and outputs of its
+    /// tiles, and threads and shared memory of its blocks. Offsets within an operand have 32 bits
+    /// there.
+    fn wide(&self, slots: u32, bases: &Bases) -> Option<(Kernel, [u32; 2], u32, u32)> {
         // So many bytes are brought at once.
         let bytes16 = [self.planes[0], self.plane_row[0], self.plane_expert[0], self.x_row, self.x_slot];
         let bytes8 = [self.x[1], self.x[2], 4 * self.xs_row, 4 * self.xs_slot];
@@ -1229,6 +1240,19 @@ impl Linear {
             && self.plane_row[1] == self.plane_row[2]
             && within(self.rows, self.x_row.max(4 * self.xs_row) + last)
             && within(self.outputs, self.plane_row[0].max(self.plane_row[1]));
+        if !fits {
+            return None;
+        }
+        // Of Hopper's own, which are much quicker, three quarters of the multiprocessors having a
+        // block are enough; what an expert does not fill of a tile costs it little.
+        let blocks = slots.div_ceil(HOPPER_ROWS) * (self.outputs / HOPPER_OUTS);
+        let enough = match self.order {
+            0 => 4 * blocks >= 3 * bases.multiprocessors,
+            _ => self.outputs >= HOPPER_OUTS && slots / self.experts.max(1) >= HOPPER_FROM,
+        };
+        if bases.hopper && enough && HOPPER_SHARED <= bases.shared {
+            return Some((Kernel::Hopper128, [HOPPER_ROWS, HOPPER_OUTS], 384, HOPPER_SHARED));
+        }
         // The largest of which every multiprocessor has a block, or, of experts, that their slots
         // fill.
         let blocks = |rows| u64::from(slots.div_ceil(rows)) * u64::from(self.outputs.div_ceil(WIDE_OUTS));
@@ -1238,7 +1262,8 @@ impl Linear {
         };
         let all = [(Kernel::Wide128, 128, 256), (Kernel::Wide64, 64, 128), (Kernel::Wide32, 32, 128)];
         let (kernel, rows, threads) = all.into_iter().find(|(_, rows, _)| enough(*rows)).unwrap_or(all[2]);
-        (fits && wide_shared(rows) <= bases.shared).then_some((kernel, rows, threads))
+        let shared = wide_shared(rows);
+        (shared <= bases.shared).then_some((kernel, [rows, WIDE_OUTS], threads, shared))
     }
 
     /// The kernel that fits, and how it is cut.
@@ -1280,8 +1305,8 @@ impl Linear {
         if self.stage == stage::CODES && slots >= TILES_FROM && tiled && x16 {
             // Every expert has a tile that it does not fill.
             let tiles_of = |rows| slots.div_ceil(rows) + if self.order == 0 { 0 } else { self.experts.min(slots) };
-            if let Some((kernel, rows, threads)) = self.wide(slots, bases) {
-                let shape = shape([self.outputs.div_ceil(WIDE_OUTS), 1, 1], threads, wide_shared(rows));
+            if let Some((kernel, [rows, outs], threads, shared)) = self.wide(slots, bases) {
+                let shape = shape([self.outputs.div_ceil(outs), 1, 1], threads, shared);
                 let shape = places(shape, tiles_of(rows).into());
                 return Launch { kernel, shape, parameter: Parameter::Linear(self) };
             }

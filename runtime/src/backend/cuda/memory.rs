@@ -300,6 +300,7 @@ impl Memory {
             io_words: self.io_words,
             multiprocessors: self.multiprocessors,
             shared: self.shared,
+            hopper: false,
             runs: steps.runs as u32,
             fast: false,
             blocks: self.blocks(),

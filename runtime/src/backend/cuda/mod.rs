@@ -101,6 +101,8 @@ pub struct CudaDevice {
     memory: Memory,
     limits: Limits,
     options: CudaOptions,
+    /// Whether Hopper's own kernels are there.
+    hopper: bool,
     schedule: Option<Schedule>,
     /// Of the templates of prompts, in order.
     prompts: Vec<Schedule>,
@@ -134,6 +136,8 @@ impl CudaDevice {
         let plan = model.plan();
         driver.enter()?;
         let card = driver.card().clone();
+        // Compiled kernels; PTX that the driver compiles has none of Hopper's own.
+        let hopper = card.capability == (9, 0) && options.image.as_deref().is_none_or(|i| i.starts_with(b"\x7fELF"));
         let own: &[u8] = match card.capability {
             (9, 0) => CUBIN,
             (major, _) if major >= 8 => PTX.as_bytes(),
@@ -186,6 +190,7 @@ impl CudaDevice {
             memory,
             limits,
             options,
+            hopper,
             schedule,
             prompts,
             graphs: vec![[None; Memory::SHAPES]; 2 * limits.decode_rows as usize + 2],
@@ -245,7 +250,7 @@ impl CudaDevice {
     /// Where a step's operands are, and what is known of its rows.
     fn bases(&self, few: bool) -> (Bases, Step) {
         let (bases, step) = self.memory.bases(few);
-        (Bases { fast: self.options.fast, ..bases }, step)
+        (Bases { fast: self.options.fast, hopper: self.hopper, ..bases }, step)
     }
 
     /// Launches a record, which may overlap with the launch before it; gives whether there was one.

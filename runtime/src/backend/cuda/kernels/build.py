@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles the kernels of this folder: PTX for any card from Ampere on, and a cubin for Hopper.
+"""Compiles the kernels of this folder: PTX for any card from Ampere on, a cubin for Hopper, and PTX of what is Hopper's alone.
 
 Neither toolkit nor card is needed: NVRTC comes from PyPI (nvidia-cuda-nvrtc-cu12, the version below) into a virtual environment in
 target/cuda. The same sources give the same bytes. With --check nothing is written; what is committed must be what comes out. With
@@ -18,8 +18,14 @@ import venv
 HERE = pathlib.Path(__file__).resolve().parent
 VENV = HERE.parents[4] / "target/cuda/venv"
 VERSION = "12.4.127"
-SOURCES = ["common", "ops", "rows", "linear", "tiles", "wide", "blocks", "dense", "recurrent", "attention", "prompt", "fast", "decode", "mixture", "delta", "few", "choose", "sample"]
-TARGETS = {"compute_80": ("PTX", "loaf.compute_80.ptx"), "sm_90a": ("CUBIN", "loaf.sm_90a.cubin")}
+SOURCES = ["common", "ops", "rows", "products", "linear", "tiles", "wide", "hopper", "blocks", "dense", "recurrent", "attention", "prompt", "fast", "decode", "mixture", "delta", "few", "choose", "sample"]
+# What is compiled for Hopper alone, whose PTX the tests interpret.
+HOPPER = ["common", "products", "hopper"]
+TARGETS = {
+    "compute_80": ("PTX", "loaf.compute_80.ptx", SOURCES),
+    "sm_90a": ("CUBIN", "loaf.sm_90a.cubin", SOURCES),
+    "compute_90a": ("PTX", "loaf.compute_90a.ptx", HOPPER),
+}
 OPTIONS = ["--fmad=false", "--std=c++17"]
 
 
@@ -65,10 +71,12 @@ def main():
     parser.add_argument("--if-there", action="store_true")
     args = parser.parse_args()
     lib = library(not args.if_there)
-    source = "".join((HERE / f"{name}.cu").read_text() for name in SOURCES)
-    for arch, (kind, name) in TARGETS.items():
+    for arch, (kind, name, sources) in TARGETS.items():
+        source = "".join((HERE / f"{source}.cu").read_text() for source in sources)
         resources = args.resources and kind == "CUBIN"
-        out, log = compile_for(lib, source, arch, kind, ["--ptxas-options=-v"] if resources else [])
+        # What is common is not all used everywhere.
+        options = ["--diag-suppress=177"] if sources is HOPPER else []
+        out, log = compile_for(lib, source, arch, kind, [*options, "--ptxas-options=-v"] if resources else options)
         if log.strip():
             print(log)
         if resources:

@@ -5,39 +5,7 @@
 // says. Activations are staged in shared memory by every block: copied, or made there from the values they come from, which saves
 // the steps in between (the arithmetic is theirs). Weights of the first chunk are asked for before the wait for earlier kernels.
 
-// What the activations of a product are made from.
-enum { STAGE_CODES = 0, STAGE_PLAIN = 1, STAGE_NORM = 2 };
-
-struct Linear {
-    // The planes of the weight, and bytes from one row, and one expert, to the next.
-    u64 w, s, b;
-    u64 w_row, s_row, b_row;
-    u64 w_expert, s_expert, b_expert;
-    u64 format;
-    u32 inputs, outputs, rows, stage;
-    // Codes, scales and sums (STAGE_CODES), or values; elements from row to row and from slot to slot.
-    u64 x, xs, xsum;
-    u64 x_row, x_slot, xs_row, xs_slot;
-    // The second operand of a stage: the norm's weight, or what silu(x) is multiplied with.
-    u64 y, y_row, y_slot;
-    u32 y_dtype, eps, offset, unused;
-    // The result, and what is added to it.
-    u64 out, out_row, out_slot;
-    u64 add, add_row;
-    // What is added to x before the norm, the sum, and the normalised row, where they are wanted; 0 where not.
-    u64 x2, x2_row, sum, sum_row, normed, normed_row;
-    // Chosen experts: slots in order of experts, where each expert's begin; 0 if there are none.
-    u64 order, starts;
-    u32 k, experts, x_slots;
-    // Whether values are held in shared memory while they are staged (one row), and whether outputs are pairs (o, o + outputs / 2) of which
-    // silu(first) * second is kept.
-    u32 flags;
-};
-enum { HELD = 1, PAIRS = 2 };
-
 enum { KIND_Q4 = 0, KIND_E2M1 = 1, KIND_ANY = 2 };
-
-DEVICE u32 prmt(u32 a, u32 b, u32 s) { return __byte_perm(a, b, s); }
 
 DEVICE int dot_u8(u32 w, u32 x, int acc) {
     int d;

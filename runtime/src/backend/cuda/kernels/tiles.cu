@@ -16,51 +16,6 @@ template <bool SIGNED> DEVICE void multiply(int *d, const u32 *a, const u32 *b) 
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// With chosen experts: which expert's tile of SIZE slots this is. Gives how many slots it has, which are in `slots`; the expert is found[0].
-template <u32 SIZE> DEVICE u32 find_tile(const Linear &p, u32 tile, u32 *slots, u32 *found) {
-    u32 t = threadIdx.x, lane = t & 31;
-    // A lane counts the tiles of its share of the experts.
-    if (t < 32) {
-        const u32 *starts = (const u32 *)p.starts;
-        u32 all = p.rows * p.k, share = (p.experts + 31) / 32, begin = lane * share, end = begin + share, mine = 0;
-        begin = begin < p.experts ? begin : p.experts;
-        end = end < p.experts ? end : p.experts;
-        if (lane == 0) found[2] = 0;
-        for (u32 e = begin; e < end; e++) {
-            u32 from = starts[e] < all ? starts[e] : all, to = starts[e + 1] < all ? starts[e + 1] : all;
-            mine += to > from ? (to - from + SIZE - 1) / SIZE : 0;
-        }
-        u32 before = 0;
-        for (u32 l = 0; l < 32; l++) {
-            u32 other = __shfl_xor_sync(FULL, mine, l);
-            if ((lane ^ l) < lane) before += other;
-        }
-        __syncwarp();
-        if (tile >= before && tile < before + mine) {
-            for (u32 e = begin; e < end; e++) {
-                u32 from = starts[e] < all ? starts[e] : all, to = starts[e + 1] < all ? starts[e + 1] : all;
-                u32 many = to > from ? (to - from + SIZE - 1) / SIZE : 0;
-                if (tile < before + many) {
-                    u32 first = from + (tile - before) * SIZE;
-                    found[0] = e;
-                    found[1] = first;
-                    found[2] = to - first < SIZE ? to - first : SIZE;
-                    break;
-                }
-                before += many;
-            }
-        }
-    }
-    __syncthreads();
-    u32 n = found[2];
-    if (t < n) {
-        u32 s = ((const u32 *)p.order)[found[1] + t], all = p.rows * p.k;
-        slots[t] = s < all ? s : all - 1;
-    }
-    __syncthreads();
-    return n;
-}
-
 template <int KIND> DEVICE void tiles(const Linear &p) {
     __shared__ __align__(16) u8 xs_codes[2][TILE * PITCH], w_codes[2][TILE * PITCH];
     // Of the two groups that 64 codes may have: of rows scale and sum, of outputs scale and bias.
