@@ -414,6 +414,8 @@ fn faults_of_hoppers_tiles_are_seen() {
     let baked = one_layer(768, 448, [4, 1, 64], &options);
     let ids = text(512, 25);
     let want = session(&baked.loaf, Kernels::detect(), 2).eval(&ids).expect("a prompt").to_vec();
+    // Without any, nothing is seen.
+    assert_bits("no fault", &[by_hopper(&baked.loaf, &ids, HOPPER_PTX).0], std::slice::from_ref(&want));
     // What stands in the text, what is put there, how often at most and how often it must be.
     let passed = "setp.ne.b32 is, 1, 0; ld.shared.b64 was, [";
     let wait = "mbarrier.try_wait.parity.shared::cta.b64 is, [";

@@ -141,9 +141,11 @@ pub enum Op {
     St(u8),
     /// So many bytes from global to shared memory, of which some may be zeros.
     CpAsync,
-    /// Those asked for so far are a group; all but so many of the last groups are waited for.
+    /// Those asked for so far are a group; all but so many of the last groups are waited for, or
+    /// whatever was asked for.
     CopiesEnd,
     CopiesWait,
+    CopiesAll,
     /// A barrier in shared memory: begun, arrived at, arrived at once a thread's copies are there,
     /// and its phase of a parity waited for.
     MarkInit,
@@ -484,6 +486,7 @@ impl<'a> Body<'a> {
                 let s = vec![self.src(fields[0])];
                 Instr { guard: None, op: Op::CopiesWait, ty: Ty::U(4), d: vec![], s, at: 0, line }
             }
+            "cp" if parts.contains(&"wait_all") => empty(Op::CopiesAll),
             "cp" => {
                 assert!(parts.contains(&"prefetch"), "PTX: {text}");
                 empty(Op::Nop)

@@ -420,12 +420,17 @@ impl Block<'_> {
                     let count = value(t, i.s[1]) & 0xffff;
                     self.store(t, value(t, i.s[0]).wrapping_add_signed(i.at), 8, count << 16 | count, i);
                 }
+                Op::CopiesAll => {
+                    let all = t.copies.len();
+                    self.copies_arrive(t, all);
+                    t.copies.push(vec![]);
+                }
                 Op::MarkArrive | Op::MarkCopies => {
                     if i.op == Op::MarkCopies {
                         // As late as this: others may read from here on.
                         let all = t.copies.len();
                         self.copies_arrive(t, all);
-                        t.copies = vec![vec![]];
+                        t.copies.push(vec![]);
                     }
                     let at = value(t, i.s[0]).wrapping_add_signed(i.at);
                     let mark = self.load(t, at, 8, i);
