@@ -874,6 +874,7 @@ AGREED = [(re.compile(a), b) for a, b in (
     (r"^systemctl is-active (\S+) && systemctl restart \1$", r"systemctl try-restart \1"), (r"\bgit restore --staged (\S+) && git restore \1(?= |$)", r"git restore --staged --worktree \1"),
     (r"\brsync -av --partial --progress ", "rsync -avP "), (r"\b(scp [^&|]*\w@\S+:[^\s'*]*[^\s'*/:])/(?= |$)", r"\1"), (r"\btar -cvzf ", "tar -czvf "), (r"\bdpkg-deb -x ", "dpkg -x "), (r"\bcat (\S+) \| tar -xzf -(?= |$)", r"cat \1 | tar -xz"), (r"\busermod -e (\S+) (\S+)", r"chage -E \1 \2"), (r"^cd && ", "cd ~ && "),
     (r"\bdocker compose build( \S+|) && docker compose up -d\1(?= |$)", r"docker compose up -d --build\1"),
+    (r"\bqpdf --decrypt (--password=\S+) ", r"qpdf \1 --decrypt "),
     (r"\bjq (\.[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?= (?![^|&]*>)|$)", r"jq -r \1"), (r"\bjq '(\.\[\]\.\w+)'(?= (?![^|&]*>)|$)", r"jq -r '\1'"))]
 
 
