@@ -51,13 +51,14 @@ def main():
     p.add_argument("--validate", type=int, default=2000)
     p.add_argument("--final", type=int, default=2000, help="pairs per split in the last report")
     p.add_argument("--misses", action="store_true", help="write the wrong answers of the last report to misses.json")
+    p.add_argument("--reverse", action="store_true", help="learn the request from the command (README, \"Unsure\"); no last report")
     p.add_argument("--no-compile", action="store_true")
     args = p.parse_args()
 
     began = time.time()
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args.workers = args.workers or max(1, (os.cpu_count() or 2) // world - 1)
-    batches = Batches(args.data, args.seed, args.workers, args.rows, offset=rank * args.workers)
+    batches = Batches(args.data, args.seed, args.workers, args.rows, offset=rank * args.workers, reverse=args.reverse)
     torch.manual_seed(args.seed + 1000 * rank)  # what is dropped differs from GPU to GPU
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.set_float32_matmul_precision("high")
@@ -178,7 +179,7 @@ def main():
     batches.stop()
     if world > 1:
         dist.destroy_process_group()
-    if rank:
+    if rank or args.reverse:
         return
     net.eval()
     say("float32 (bf16 products) " + evaluate.brief(net, framing, args.final))
