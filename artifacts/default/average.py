@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The mean of two checkpoints of one model, weight by weight: what it knew before and what it has learned since.
+"""The mean of checkpoints of one model, weight by weight: each has learned something else since they were one.
 
-    python3 average.py --a BEFORE --b AFTER --out checkpoint
+    python3 average.py BEFORE AFTER ... --out checkpoint
 
-What always holds: both folders have the same tensors; the mean is taken in float32 and written in the types of `--a`.
+What always holds: all folders have the same tensors; the mean is taken in float32 and written in the types of the first.
 """
 
 import argparse
@@ -14,15 +14,15 @@ from safetensors.torch import load_file, save_file
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--a", required=True, help="checkpoint folder before")
-    p.add_argument("--b", required=True, help="checkpoint folder after")
+    p.add_argument("folders", nargs="+", help="checkpoint folders")
     p.add_argument("--out", required=True)
-    p.add_argument("--part", type=float, default=0.5, help="weight of --b")
     args = p.parse_args()
-    a, b = (load_file(os.path.join(folder, "model.safetensors")) for folder in (args.a, args.b))
-    if a.keys() != b.keys():
-        raise SystemExit(f"average: the folders differ in {sorted(a.keys() ^ b.keys())}")
-    mean = {k: ((1 - args.part) * a[k].float() + args.part * b[k].float()).to(a[k].dtype) for k in a}
+    all_of_them = [load_file(os.path.join(folder, "model.safetensors")) for folder in args.folders]
+    first = all_of_them[0]
+    for folder, other in zip(args.folders, all_of_them):
+        if first.keys() != other.keys():
+            raise SystemExit(f"average: {folder} and {args.folders[0]} differ in {sorted(first.keys() ^ other.keys())}")
+    mean = {k: (sum(t[k].float() for t in all_of_them) / len(all_of_them)).to(w.dtype) for k, w in first.items()}
     save_file(mean, os.path.join(args.out, "model.safetensors"), metadata={"format": "pt"})
 
 

@@ -11,9 +11,9 @@ verb phrases, or, under `|`, noun phrases, with verb phrases marked `! `.
 Splits, all disjoint from `train` by a CRC-32 of what is held out:
     slots         every open value (name, path, pattern, host ...) comes from the held-out tenth
     phrasings     the task's wording (after choosing alternatives) is one of the held-out twelfth of its wordings
-    patterns      the task's sentence pattern, as written in the task file, was never used in training (harder);
-                  one task in four gives up a pattern, those of every day give up none but one in ten of
-                  what told_*.tasks, new_*, wide_*, deep_* and fresh_* say
+    patterns      the task's sentence pattern, as written in the task file, was never used in training (harder):
+                  one in ten of what fresh_*.tasks say; of the parts of composed requests and of scenes,
+                  one in four gives up a pattern
     combinations  a pair of parts (task and pipe stage, file attribute and action, two chained tasks) never seen together
     outside       requests outside the domain, with the learned answer REFUSAL (patterns of outside.txt, one in ten held out)
     ood           requests outside the domain, without a command (ood.txt), never trained on
@@ -99,11 +99,11 @@ class Context:
         out, skeleton = [], []
         expand(nodes, self.rng, self.draw, out, skeleton)
         if task is not None:
-            # One task in four, the everyday ones aside, gives up a pattern (never its first, nor one that opens with the command's own name);
+            # One part of composed requests in four gives up a pattern (never its first, nor one that opens with the command's own name);
             # one wording in twelve is held out where a pattern has at least six.
             wording = tidy("".join(skeleton))
             own = wording.split(" ")[0] == task.split(" ")[0]
-            pattern_held = (task, index) in HELD or (count >= 3 and bucket(task, 4) == 0 and task not in EVERYDAY and index == 1 + bucket("pattern" + task, count - 1) and not own)
+            pattern_held = (task, index) in HELD or (count >= 3 and bucket(task, 4) == 0 and task not in COMMANDS and index == 1 + bucket("pattern" + task, count - 1) and not own)
             wording_held = nodes.wordings >= 6 and bucket(task + wording, 12) == 0
             if self.split == "patterns":
                 held, wanted = pattern_held, True
@@ -124,7 +124,7 @@ class Task:
     def finish(self):
         """Number all patterns of the task together, nouns first."""
         self.count = len(self.nouns) + len(self.verbs)
-        HELD.update((self.command, i) for i, p in enumerate(self.nouns + self.verbs) if p in TOLD and self.count > 1 and bucket("told" + p, 10) == 0)
+        HELD.update((self.command, i) for i, p in enumerate(self.nouns + self.verbs) if p in FRESH and self.count > 1 and bucket("told" + p, 10) == 0)
         self.nouns = [(i, parse(p)) for i, p in enumerate(self.nouns)]
         self.verbs = [(i + len(self.nouns), parse(p)) for i, p in enumerate(self.verbs)]
         self.noun_weights, self.verb_weights = ([0.5 + math.log2(1 + p.wordings) for _, p in ps] for ps in (self.nouns, self.verbs))
@@ -140,14 +140,14 @@ class Task:
 def load_tasks():
     tasks, known = [], {}
     for path in sorted(glob.glob(os.path.join(HERE, "tasks", "*.tasks"))):
-        new = os.path.basename(path).startswith(("new_", "wide_", "deep_", "fresh_"))
+        new, fresh = (os.path.basename(path).startswith(start) for start in (("new_", "wide_", "deep_", "fresh_"), "fresh_"))
         with open(path) as f:
             for number, line in enumerate(f, 1):
                 line = line.rstrip("\n")
                 if not line.strip() or line.startswith("#"):
                     continue
-                if (new or os.path.basename(path).startswith("told_")) and line[:2] not in ("= ", "| ", "- "):
-                    TOLD.add(line.removeprefix("! "))
+                if fresh and line[:2] not in ("= ", "| ", "- "):
+                    FRESH.add(line.removeprefix("! "))
                 if line[:2] in ("= ", "| ", "- "):
                     task = known.get(line[2:])
                     if new or os.path.basename(path) in COMMON:
@@ -194,10 +194,11 @@ COMMON = ("everyday.tasks", "wordings.tasks", "everywhere.tasks", "lines.tasks",
 REMARK = 0.05        # the part of the requests with a remark behind them
 RECAST = 0.20        # the part of the verb phrases that becomes another sentence (forms.py)
 SCENE_PART = 0.55    # the part of the requests with several steps that comes from scenes.txt
-EVERYDAY = set()     # commands whose every pattern is trained, but for one in ten of those in TOLD
-TOLD = set()         # the patterns of told_*.tasks, and of new_*, wide_*, deep_* and fresh_*
+EVERYDAY = set()     # commands that are drawn more often
+FRESH = set()        # the patterns of the newest files, fresh_*.tasks: older ones are all trained by now
 HELD = set()         # (command, number of the pattern) of those held out of them
 TASKS = load_tasks()
+COMMANDS = {t.command for t in TASKS}
 NOT_COMMANDS = [pattern for batch in BATCHES for pattern in load_patterns(f"{batch}outside.txt")]
 CLOSED = load_closed()
 LINES = [t for t in TASKS if t.pipeable]
@@ -873,6 +874,7 @@ AGREED = [(re.compile(a), b) for a, b in (
     (r"^systemctl is-active (\S+) && systemctl restart \1$", r"systemctl try-restart \1"), (r"\bgit restore --staged (\S+) && git restore \1(?= |$)", r"git restore --staged --worktree \1"),
     (r"\brsync -av --partial --progress ", "rsync -avP "), (r"\b(scp [^&|]*\w@\S+:[^\s'*]*[^\s'*/:])/(?= |$)", r"\1"), (r"\btar -cvzf ", "tar -czvf "), (r"\bdpkg-deb -x ", "dpkg -x "), (r"\bcat (\S+) \| tar -xzf -(?= |$)", r"cat \1 | tar -xz"), (r"\busermod -e (\S+) (\S+)", r"chage -E \1 \2"), (r"^cd && ", "cd ~ && "),
     (r"\bdocker compose build( \S+|) && docker compose up -d\1(?= |$)", r"docker compose up -d --build\1"),
+    (r"\bqpdf --decrypt (--password=\S+) ", r"qpdf \1 --decrypt "),
     (r"\bjq (\.[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?= (?![^|&]*>)|$)", r"jq -r \1"), (r"\bjq '(\.\[\]\.\w+)'(?= (?![^|&]*>)|$)", r"jq -r '\1'"))]
 
 

@@ -1,7 +1,7 @@
 """From pairs to token rows: framing, packing many short sequences into rows, and seeded background producers.
 
-What always holds: a sequence is `<|user|> request <|assistant|> command <|end|>`, never cut; labels stand on the command
-and its end alone; rows depend on (seed, worker number, batch number) only, and are consumed in one fixed order.
+What always holds: a sequence is `<|user|> request <|assistant|> command <|end|>`, never cut (the other way round, if it is to be
+learned in reverse: `<|assistant|> command <|user|> request <|end|>`); labels stand on the second part and the end alone; rows depend on (seed, worker number, batch number) only, and are consumed in one fixed order.
 """
 
 import os
@@ -25,10 +25,12 @@ class Framing:
     def prompt(self, request):
         return [self.user] + self.tok.encode(request.strip(), add_special_tokens=False).ids + [self.assistant]
 
-    def pairs(self, pairs):
-        """[(request, command)] -> [(ids, length of the prompt)]."""
+    def pairs(self, pairs, reverse=False):
+        """[(request, command)] -> [(ids, length of the prompt)]; with `reverse` the command is the prompt."""
         texts = [t for pair in pairs for t in pair]
         ids = [e.ids for e in self.tok.encode_batch(texts, add_special_tokens=False)]
+        if reverse:
+            return [([self.assistant] + b + [self.user] + a + [self.end], len(b) + 2) for a, b in zip(ids[::2], ids[1::2])]
         return [([self.user] + a + [self.assistant] + b + [self.end], len(a) + 2) for a, b in zip(ids[::2], ids[1::2])]
 
 
@@ -63,7 +65,7 @@ def pack(sequences, rows, pad):
     return ids, labels, seg, position, placed, left
 
 
-def produce(folder, seed, worker, rows, queue):
+def produce(folder, seed, worker, rows, reverse, queue):
     """One background producer: endless batches of fresh training pairs."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import generate
@@ -72,11 +74,11 @@ def produce(folder, seed, worker, rows, queue):
     pending, batch = [], 0
     while True:
         size = rows * 6
-        fresh = framing.pairs([generate.sample(rng)[:2] for _ in range(max(0, size - len(pending)))])
+        fresh = framing.pairs([generate.sample(rng)[:2] for _ in range(max(0, size - len(pending)))], reverse)
         todo = pending + [s for s in fresh if len(s[0]) <= ROW]
         *arrays, placed, pending = pack(todo, rows, framing.pad)
         while sum(len(s[0]) for s in pending) == 0 and len(placed) == len(todo):  # not full yet
-            more = [s for s in framing.pairs([generate.sample(rng)[:2] for _ in range(rows)]) if len(s[0]) <= ROW]
+            more = [s for s in framing.pairs([generate.sample(rng)[:2] for _ in range(rows)], reverse) if len(s[0]) <= ROW]
             todo += more
             *arrays, placed, pending = pack(todo, rows, framing.pad)
         queue.put(np.stack(arrays))
@@ -86,10 +88,10 @@ def produce(folder, seed, worker, rows, queue):
 class Batches:
     """Batches of `workers` producers, numbered from `offset` on, taken in turn so that the order is fixed."""
 
-    def __init__(self, folder, seed, workers, rows, depth=6, offset=0):
+    def __init__(self, folder, seed, workers, rows, depth=6, offset=0, reverse=False):
         context = get_context("spawn")
         self.queues = [context.Queue(depth) for _ in range(workers)]
-        self.processes = [context.Process(target=produce, args=(folder, seed, offset + i, rows, q), daemon=True) for i, q in enumerate(self.queues)]
+        self.processes = [context.Process(target=produce, args=(folder, seed, offset + i, rows, reverse, q), daemon=True) for i, q in enumerate(self.queues)]
         for p in self.processes:
             p.start()
         self.turn = 0

@@ -7,7 +7,8 @@
 Several GPUs average their gradients; each has its own producers, so that two see twice the tokens in the same time.
 
 What always holds: seeded data in a fixed order; the learning rate warms up, then falls linearly to zero over `--steps` or
-`--minutes`, whichever is nearer; a checkpoint in the Hugging Face layout is written every `--save` steps and at the end.
+`--minutes`, whichever is nearer; a checkpoint in the Hugging Face layout is written every `--save` steps and at the end. With
+`--then` both rise and fall once more, which spares a second start and its compiling.
 What it does not do: look at held-out data, except to report.
 """
 
@@ -38,6 +39,7 @@ def main():
     p.add_argument("--dropout-end", type=float, default=0.7, help="the part of the training at whose end it is zero")
     p.add_argument("--steps", type=int, default=100_000)
     p.add_argument("--minutes", type=float, default=9.0, help="time for the whole run, from the first step on")
+    p.add_argument("--then", metavar="MINUTES:RATE:OUT", help="a second part behind it, in the same run: its time, its learning rate, where it is saved; no dropout")
     p.add_argument("--rows", type=int, default=192)
     p.add_argument("--lr", type=float, default=3e-3)
     p.add_argument("--warmup", type=int, default=300)
@@ -49,13 +51,14 @@ def main():
     p.add_argument("--validate", type=int, default=2000)
     p.add_argument("--final", type=int, default=2000, help="pairs per split in the last report")
     p.add_argument("--misses", action="store_true", help="write the wrong answers of the last report to misses.json")
+    p.add_argument("--reverse", action="store_true", help="learn the request from the command (README, \"Unsure\"); no last report")
     p.add_argument("--no-compile", action="store_true")
     args = p.parse_args()
 
     began = time.time()
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args.workers = args.workers or max(1, (os.cpu_count() or 2) // world - 1)
-    batches = Batches(args.data, args.seed, args.workers, args.rows, offset=rank * args.workers)
+    batches = Batches(args.data, args.seed, args.workers, args.rows, offset=rank * args.workers, reverse=args.reverse)
     torch.manual_seed(args.seed + 1000 * rank)  # what is dropped differs from GPU to GPU
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.set_float32_matmul_precision("high")
@@ -100,8 +103,7 @@ def main():
         for w, part in zip(parameters, flat.split([w.numel() for w in parameters])):
             w.grad.copy_(part.view_as(w))
 
-    def save(name="", dtype=torch.bfloat16):
-        folder = os.path.join(args.out, name)
+    def save(folder, dtype=torch.bfloat16):
         M.save_checkpoint(net, folder, framing.end, framing.pad, dtype)
         for f in ("tokenizer.json", "tokenizer_config.json"):
             if os.path.abspath(args.data) != os.path.abspath(folder):
@@ -120,9 +122,14 @@ def main():
         for w in parameters:
             dist.broadcast(w.data, 0)
     say(f"{sum(w.numel() for w in parameters)} parameters, {world} device(s), setup {time.time() - began:.1f} s; inverses: {chosen_kernel}")
-    start, seen, window, window_start = None, 0, torch.zeros((), device=device), 0
-    step, elapsed = 0, 0.0
-    while True:
+    parts = [(args.minutes, args.lr, args.warmup, args.dropout, args.out)]
+    if args.then:
+        minutes, rate, folder = args.then.split(":", 2)
+        parts.append((float(minutes), float(rate), 60, 0.0, folder))
+    start, window, window_start = None, torch.zeros((), device=device), 0
+    step, before, elapsed = 0, 0, 0.0        # steps in all, those of the parts before
+    while parts:
+        minutes, lr, warmup, dropout, folder = parts[0]
         ids, labels, seg, position = take()
         if step == 3:  # compiled by now
             start, mark = time.time(), time.time()
@@ -133,14 +140,19 @@ def main():
                 clock = torch.tensor([elapsed], device=device)
                 dist.broadcast(clock, 0)
                 elapsed = clock.item()
-        progress = max(step / args.steps, elapsed / args.minutes)
+        progress = max((step - before) / args.steps, elapsed / minutes)
         if progress >= 1:
-            break
-        rate = args.lr * min(1.0, (step + 1) / args.warmup) * (1 - progress)
+            parts.pop(0)
+            if rank == 0:
+                save(folder)
+            say(f"done after {step - before} steps, {(step - before) * args.rows * 256 * world / 1e6:.0f} M tokens, {(time.time() - began) / 60:.2f} min")
+            before, elapsed, start = step, 0.0, time.time()
+            continue
+        rate = lr * min(1.0, (step - before + 1) / warmup) * (1 - progress)
         for group in optimiser.param_groups:
             group["lr"] = rate
         if args.dropout:
-            keep.fill_(1 - args.dropout * max(0.0, 1 - progress / args.dropout_end))
+            keep.fill_(1 - dropout * max(0.0, 1 - progress / args.dropout_end))
         loss, balance = loss_of(ids, labels, seg, position)
         (loss + net.config["router_aux_loss_coef"] * balance).backward()
         if world > 1:
@@ -158,7 +170,7 @@ def main():
             window.zero_()
             window_start, mark = step, now
         if step % args.save == 0 and rank == 0:
-            save()
+            save(folder)
         if step % args.validate == 0 and rank == 0:
             net.eval()
             say(f"step {step} " + evaluate.brief(net, framing, 500))
@@ -167,22 +179,20 @@ def main():
     batches.stop()
     if world > 1:
         dist.destroy_process_group()
-    if rank:
+    if rank or args.reverse:
         return
-    save()
     net.eval()
-    say(f"done after {step} steps, {step * args.rows * 256 * world / 1e6:.0f} M tokens, {(time.time() - began) / 60:.2f} min")
     say("float32 (bf16 products) " + evaluate.brief(net, framing, args.final))
-    reloaded = M.load_checkpoint(args.out).to(device)
+    reloaded = M.load_checkpoint(folder).to(device)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     for label, bits in (("saved checkpoint, float32", None), ("q6", 6), ("q4", 4)):
         if bits:
-            reloaded = M.quantise_(M.load_checkpoint(args.out).to(device), bits)
+            reloaded = M.quantise_(M.load_checkpoint(folder).to(device), bits)
         say(label + " " + evaluate.brief(reloaded, framing, args.final, autocast=False))
     if args.misses:
         with open(os.path.join(args.out, "misses.json"), "w") as f:
-            json.dump(evaluate.misses(M.load_checkpoint(args.out).to(device), framing, args.final), f, indent=1)
+            json.dump(evaluate.misses(M.load_checkpoint(folder).to(device), framing, args.final), f, indent=1)
 
 
 if __name__ == "__main__":
