@@ -288,8 +288,11 @@ unsafe fn fold(a: __m256i, b: __m256i, level: usize, parts: usize, narrow: bool)
 /// knows that all of them move on with the loop, would keep eight on the stack.
 #[inline(always)]
 fn opaque(mut p: *const u8) -> *const u8 {
+    #[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read or written")]
     // SAFETY: no instruction at all.
-    unsafe { std::arch::asm!("/* {0} */", inout(reg) p, options(pure, nomem, nostack, preserves_flags)) };
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) p, options(pure, nomem, nostack, preserves_flags))
+    };
     p
 }
 

@@ -74,9 +74,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_128(const Linear p) 
     if (t == 0) {
 #pragma unroll
         for (u32 i = 0; i < STAGES; i++) {
-            // All threads that copy, and a lane of every warp that reads.
+            // All threads that copy, and all that read.
             mark_init(full + 8 * i, 128);
-            mark_init(empty + 8 * i, 8);
+            mark_init(empty + 8 * i, 256);
         }
     }
     wait_for_earlier();
@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_128(const Linear p) 
         }
         if (h) {
             __syncwarp();
-            if (lane == 0) mark_arrive(free);
+            mark_arrive(free);
         }
     }
     products_wait();
