@@ -148,8 +148,8 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_n(p: *mut f32, x: __m256, n: usize) {
-        // SAFETY: masked lanes are not written. Some CPUs take dozens of operations for a store with
-        // a mask, so whole vectors go without.
+        // SAFETY: masked lanes are not written. Some CPUs take dozens of operations for a store
+        // with a mask, so whole vectors go without.
         unsafe { if n == 8 { _mm256_storeu_ps(p, x) } else { _mm256_maskstore_ps(p, mask(n), x) } }
     }
     #[inline(always)]
@@ -289,7 +289,8 @@ impl Simd for Avx2 {
         // SAFETY: as `splat`.
         unsafe {
             // Halves of two vectors added: `a0+a4 .. a3+a7` of each. Which of two is added to the
-            // other is free, so one of the operands is a blend, not a shuffle, which fewer pipes do.
+            // other is free, so one of the operands is a blend, not a shuffle, which fewer pipes
+            // do.
             macro_rules! halves {
                 ($x:expr, $y:expr) => {
                     _mm256_add_ps(_mm256_permute2f128_ps::<0x21>($x, $y), _mm256_blend_ps::<0xf0>($x, $y))

@@ -643,8 +643,8 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
             (from, from.wrapping_add(bytes), 64 * if lines <= steps { 1 } else { lines.div_ceil(steps) })
         });
         let are_all_there = first + S::LANES <= m.out;
-        // Dots are added after those of the next step are under way: at once, what follows would wait
-        // for the last of a chain of some ten operations.
+        // Dots are added after those of the next step are under way: at once, what follows would
+        // wait for the last of a chain of some ten operations.
         let (mut late, is_late) = ([S::splat_i(0); 8], S::IS_LATE && parts <= 2);
         let (mut acc, mut sum, mut rest, mut g) = (S::splat(0.0), S::splat_i(0), in_group, 0);
         // What `n` parts add to their groups; nearly always the compiler knows that they are whole

@@ -208,8 +208,8 @@ impl Ahead {
         Ahead { next: self.next.wrapping_add(bytes), again: self.again.wrapping_add(bytes), ..self }
     }
 
-    /// Asks for the lines of the next `bytes` of eight rows, of which some may lie past the end. Eight
-    /// short ones are no more than comes soon, so theirs are asked for once.
+    /// Asks for the lines of the next `bytes` of eight rows, of which some may lie past the end.
+    /// Eight short ones are no more than comes soon, so theirs are asked for once.
     #[inline(always)]
     pub(crate) unsafe fn ask_all<S: Simd>(&self, bytes: usize) {
         // SAFETY: hints.

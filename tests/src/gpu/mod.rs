@@ -58,8 +58,8 @@ pub struct Emulated {
     /// Memory of the host that kernels may use, too.
     pinned: Vec<(u64, u64)>,
     modules: Vec<Arc<Module>>,
-    /// What only Hopper has, where the card is one: it is interpreted beside the PTX for any card in
-    /// place of the cubin.
+    /// What only Hopper has, where the card is one: it is interpreted beside the PTX for any card
+    /// in place of the cubin.
     hopper: Option<String>,
     capturing: Option<Vec<Work>>,
     graphs: Vec<Vec<Work>>,

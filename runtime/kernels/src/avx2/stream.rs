@@ -283,9 +283,9 @@ unsafe fn fold(a: __m256i, b: __m256i, level: usize, parts: usize, narrow: bool)
     }
 }
 
-/// `p`, of which the compiler shall not know where it comes from. With two such addresses eight rows
-/// are four registers, since an address has room for a step and for twice a step; the compiler, which
-/// knows that all of them move on with the loop, would keep eight on the stack.
+/// `p`, of which the compiler shall not know where it comes from. With two such addresses eight
+/// rows are four registers, since an address has room for a step and for twice a step; the
+/// compiler, which knows that all of them move on with the loop, would keep eight on the stack.
 #[inline(always)]
 fn opaque(mut p: *const u8) -> *const u8 {
     #[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read or written")]

@@ -759,8 +759,8 @@ const WIDE_OUTS: u32 = 128;
 const fn wide_shared(rows: u32) -> u32 {
     (if rows == 128 { 3 } else { 4 }) * (rows * (128 + 16) + WIDE_OUTS * (64 + 8) + 256)
 }
-/// Rows and outputs of Hopper's own tiles, and the bytes that they take: what it takes to begin at a
-/// multiple of 1,024, four stages as the kernel has them, and where rows begin.
+/// Rows and outputs of Hopper's own tiles, and the bytes that they take: what it takes to begin at
+/// a multiple of 1,024, four stages as the kernel has them, and where rows begin.
 const HOPPER_ROWS: u32 = 128;
 const HOPPER_OUTS: u32 = 256;
 const HOPPER_SHARED: u32 = 1024 + 4 * (HOPPER_ROWS * (128 + 16) + HOPPER_OUTS * (80 + 8)) + 8 * HOPPER_ROWS;
