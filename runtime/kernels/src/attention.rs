@@ -145,12 +145,13 @@ unsafe fn key_dots<W: Wide<S = S>, S: Simd, const Q: usize, const K: usize>(
 }
 
 /// Floats that [`key_parts`] parks.
-pub(super) const PARKED: usize = 3 * TOGETHER * CHUNK * EIGHT;
+pub(super) const PARKED: usize = 2 * TOGETHER * CHUNK * EIGHT;
 
-/// Whether [`key_parts`] takes heads of `dim` elements.
+/// Whether [`key_parts`] takes heads of `dim` elements: the most common sizes alone, since every
+/// one is a dozen copies, and not where vectors are arrays.
 #[inline(always)]
-fn has_parts(dim: usize) -> bool {
-    dim == 64 || dim.is_multiple_of(128)
+fn has_parts<S: Simd>(dim: usize) -> bool {
+    !S::IS_ARRAY && matches!(dim, 64 | 128)
 }
 
 /// [`key_dots`] of `Q` queries with `keys` keys, whole eights of at most [`CHUNK`], for vectors of
@@ -172,25 +173,16 @@ unsafe fn key_parts<S: Simd, const Q: usize>(
 ) {
     let at = Passing { query, keys: from, count: keys, padded, parked };
     // SAFETY: `Q` rows of queries and of scores, and `keys` keys of `dim` elements; `parked` has
-    // room for three vectors for each query and key.
+    // room for two vectors for each query and key.
     unsafe {
         if dim == 64 {
-            at.pass::<S, Q, 2, 2>(0, [true; 2]);
-            at.pass::<S, Q, 2, 2>(1, [true; 2]);
+            at.pass::<S, Q, 2, 2>(0);
+            at.pass::<S, Q, 2, 2>(1);
         } else {
             // In the order in which they are added; each a copy, so that the compiler knows which.
             macro_rules! part {
                 ($part:literal) => {{
-                    let rounds = dim / (4 * 4 * EIGHT);
-                    if rounds == 1 {
-                        at.pass::<S, Q, 1, 4>($part, [true; 2]);
-                    } else {
-                        at.pass::<S, Q, 1, 4>($part, [true, false]);
-                        for round in 1..rounds - 1 {
-                            at.skip(round * 4 * 4).pass::<S, Q, 1, 4>($part, [false; 2]);
-                        }
-                        at.skip((rounds - 1) * 4 * 4).pass::<S, Q, 1, 4>($part, [false, true]);
-                    }
+                    at.pass::<S, Q, 1, 4>($part);
                 }};
             }
             part!(0);
@@ -222,29 +214,17 @@ struct Passing {
 }
 
 impl Passing {
-    /// From so many eights on.
-    #[inline(always)]
-    fn skip(self, eights: usize) -> Passing {
-        let by = eights * EIGHT;
-        Passing { query: self.query.wrapping_add(by), keys: self.keys.wrapping_add(by), ..self }
-    }
-
     /// Where a vector of query `q` of `Q` and key `j` is parked: 0 and 1 for the first two of a
-    /// dot's four vectors, which those two eights further on are added to, and 2 for sums that are
-    /// not complete.
+    /// dot's four vectors, which those two eights further on are added to.
     #[inline(always)]
     fn place<const Q: usize>(&self, buffer: usize, q: usize, j: usize) -> *mut f32 {
         self.parked.wrapping_add(((buffer * Q + q) * CHUNK + j) * EIGHT)
     }
 
     /// Vector `part` of every dot's four (and, if `BOTH` is 2, the one two eights further on):
-    /// `STEPS` products, the first and the last or not.
+    /// `STEPS` products.
     #[inline(always)]
-    unsafe fn pass<S: Simd, const Q: usize, const BOTH: usize, const STEPS: usize>(
-        self,
-        part: usize,
-        [is_first, is_last]: [bool; 2],
-    ) {
+    unsafe fn pass<S: Simd, const Q: usize, const BOTH: usize, const STEPS: usize>(self, part: usize) {
         let eight = |s: usize, both: usize| (part + 4 * s + 2 * both) * EIGHT;
         // SAFETY: the caller names so many eights of each query and key, and room.
         unsafe {
@@ -265,18 +245,13 @@ impl Passing {
                         for q in 0..Q {
                             // A zero's sign is lost in the weight.
                             sums[q][b] = match s {
-                                0 if is_first => S::mul(x[q][s][b], k),
-                                0 => S::fma(x[q][s][b], k, S::load(self.place::<Q>(2, q, j))),
+                                0 => S::mul(x[q][s][b], k),
                                 _ => S::fma(x[q][s][b], k, sums[q][b]),
                             };
                         }
                     }
                 }
                 for q in 0..Q {
-                    if !is_last {
-                        S::store(self.place::<Q>(2, q, j), sums[q][0]);
-                        continue;
-                    }
                     let (mut sum, mut to) = (sums[q][0], part % 2);
                     if BOTH == 2 {
                         sum = S::add(sum, sums[q][1]);
@@ -657,9 +632,8 @@ impl Tile {
                         }};
                     }
                     match (W::EIGHTS, queries - n) {
-                        (1, TOGETHER..) if has_parts(dim) => parts!(TOGETHER),
-                        (1, 2) if has_parts(dim) => parts!(2),
-                        (1, _) if has_parts(dim) => parts!(1),
+                        (1, TOGETHER..) if has_parts::<S>(dim) => parts!(TOGETHER),
+                        (1, _) if has_parts::<S>(dim) => parts!(1),
                         (2, 2..) => dots!(2, 4),
                         (2, _) => dots!(1, 4),
                         (_, 2..) => dots!(2, 2),
@@ -704,7 +678,7 @@ impl Tile {
                     }
                     widen_row::<S>(v, start + j, kv_head, dim, chunk.add((j - from) * padded), EIGHT);
                 }
-                if W::EIGHTS == 1 {
+                if W::EIGHTS == 1 && !<W::S as Simd>::IS_ARRAY {
                     for n in (0..queries).step_by(TOGETHER) {
                         match queries - n {
                             1 => self.fold_values::<W, 1>(block, from..to, buffers, part, n),
@@ -759,8 +733,8 @@ impl Tile {
         }
         let (padded, scale) = (self.padded, self.a.scale);
         let query = buffers.query.wrapping_add(n * padded);
-        // Keys pass several times: as many as the first cache holds beside what is parked.
-        let at_once = if self.a.dim > 128 { CHUNK / 2 } else { CHUNK };
+        // Keys pass several times: the first cache holds a chunk beside what is parked.
+        let at_once = CHUNK;
         for first in (first..end).step_by(at_once) {
             let count = at_once.min(end - first);
             let keys = buffers.chunk.wrapping_add((first - range.start) * padded);
@@ -775,8 +749,7 @@ impl Tile {
                 // The compiler knows the most common sizes, so that it leaves no loop there.
                 match self.a.dim {
                     64 => parts!((64, 64)),
-                    128 => parts!((128, 128)),
-                    dim => parts!((dim, padded)),
+                    _ => parts!((128, 128)),
                 }
             }
         }

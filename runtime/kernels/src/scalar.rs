@@ -26,6 +26,8 @@ macro_rules! lanes {
 }
 
 impl Simd for Scalar {
+    const IS_ARRAY: bool = true;
+
     type F = F;
     type I = I;
 

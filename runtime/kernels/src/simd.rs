@@ -72,6 +72,9 @@ pub(crate) static TABLE_LUT: [u8; 16] = {
 
 /// See the module's doc.
 pub(crate) trait Simd: Copy + 'static {
+    /// Whether vectors are arrays, which no register holds.
+    const IS_ARRAY: bool = false;
+
     /// Eight f32.
     type F: Copy;
     /// Eight i32.
