@@ -45,14 +45,23 @@ fn wanted(seed: u64, tokens: usize) -> Wanted {
 
 const STALL: Duration = Duration::from_millis(2);
 
+/// However slow the machine is, no state is kept for the time that passed: what there is room for
+/// would depend on it. Little is given up, so that ends are put aside.
+const PACE: Pace = Pace { stall: STALL, alone: STALL, replay: Duration::MAX, give_up: 1, least: 1, copied: 700 };
+
+/// Every step takes as many rows as there are, so that jobs get on alike on any machine.
+const UNHURRIED: Pace = Pace { stall: Duration::from_secs(3600), alone: Duration::from_secs(3600), least: 64, ..PACE };
+
 fn scheduler(model: &Model, slots: u32, memory: u64, folder: Option<&Path>) -> Scheduler {
+    scheduler_at(PACE, model, slots, memory, folder)
+}
+
+fn scheduler_at(pace: Pace, model: &Model, slots: u32, memory: u64, folder: Option<&Path>) -> Scheduler {
     let engine: Engine = engine(model, Kernels::detect(), 1, slots);
     let options = CacheOptions { memory, folder: folder.map(Path::to_owned), disk: 3 << 20, block: 8, replay_ms: 1 };
     let (cache, problem) = Cache::open(&engine, &options);
     assert!(problem.is_none(), "{problem:?}");
-    let (stall, replay) = (STALL, Duration::from_micros(300));
-    // Little is given up, so that ends are put aside.
-    Scheduler::new(engine, None, cache, Pace { stall, alone: stall, replay, give_up: 1, least: 1, copied: 700 })
+    Scheduler::new(engine, None, cache, pace)
 }
 
 /// Runs jobs together; what each said, and the tokens that needed no evaluation.
@@ -125,7 +134,13 @@ fn fuzz(name: &str, steps: usize) {
     let mut reference = scheduler(model, 1, 0, None);
     // Room for a few snapshots, so that most things are given up again.
     let memory = model.plan().snapshot_bytes(0) * 8 + model.plan().snapshot_bytes(60);
-    let start = |random: &mut Random| scheduler(model, 1 + random.next(3) as u32, memory, Some(folder.path()));
+    // States are kept for the time that passed wherever a step ends, or nowhere.
+    let mut never = true;
+    let mut start = |random: &mut Random| {
+        never = !never;
+        let replay = if never { Duration::MAX } else { Duration::ZERO };
+        scheduler_at(Pace { replay, ..PACE }, model, 1 + random.next(3) as u32, memory, Some(folder.path()))
+    };
     let mut warm = start(&mut random);
     let mut texts: Vec<Vec<u32>> = vec![(0..5).collect()];
     let (mut hits, mut prompts_in_all, mut damaged, mut restarts, mut evicted) = (0, 0, 0, 0, 0);
@@ -438,7 +453,7 @@ fn a_follow_up_goes_on_while_the_state_before_it_is_copied() {
     let mut cold = self::scheduler(model, 1, 0, None);
     // With room for many states, and for too few for what a slot holds and the copies of it.
     for (memory, holds) in [(40 * state, true), (5 * state, false), (3 * state, false)] {
-        let mut scheduler = self::scheduler(model, 2, memory, None);
+        let mut scheduler = scheduler_at(UNHURRIED, model, 2, memory, None);
         while scheduler.warms() {
             scheduler.warm(&metrics);
         }
@@ -484,7 +499,7 @@ fn states_for_whose_copies_there_is_no_room_stay_where_they_are() {
     let (model, metrics) = (&baked.loaf, Metrics::default());
     let (state, vocab) = (model.plan().snapshot_bytes(0), model.plan().vocab);
     let memory = 6 * state + state / 2;
-    let mut scheduler = scheduler(model, 3, memory, None);
+    let mut scheduler = scheduler_at(UNHURRIED, model, 3, memory, None);
     let prompt = |n: u32| -> Vec<u32> { (0..44).map(|i| (n + i * 7) % vocab).collect() };
     // Two at a time, each with three places at which others may part from it: what they hold is all
     // that there is room for.
