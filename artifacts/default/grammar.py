@@ -13,7 +13,7 @@ import re
 import zlib
 
 # What the names of the files begin with that have more of the same: more scenes, more of what is outside.
-BATCHES = ("", "new_", "wide_", "deep_", "fresh_")
+BATCHES = ("", "new_", "wide_", "deep_", "fresh_", "next_")
 OPEN, CLOSE = "\x01", "\x02"
 FENCE = re.compile("[\x01\x02]")
 SLOT = re.compile(r"\{([a-z][a-z0-9]*)(?::([a-z0-9]+))?\}")

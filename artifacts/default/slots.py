@@ -348,7 +348,18 @@ def url(rng):
     r = rng.random()
     if r > 0.9:
         return repository(rng)
+    if r > 0.79:  # with a port, or with a path and no scheme, as people write them
+        path = word(rng) + ("/" + word(rng) if rng.random() < 0.5 else "")
+        if r > 0.85:
+            return rng.choice(["http://", "http://", ""]) + rng.choice(["localhost", "localhost", dotted(rng), host(rng)]) + f":{rng.choice(KNOWN_PORTS)}/" + path
+        return host(rng) + "/" + path
     return base + ("" if r < 0.2 else "/" + (filename(rng).lstrip("/~.") if r < 0.6 else word(rng) + "/" + word(rng)))
+
+
+def query_url(rng):
+    """An address with a question in it: https://api.shop.com/items?page=2&sort=price."""
+    scheme = rng.choice(["https://", "https://", "http://", ""])
+    return scheme + host(rng) + "/" + word(rng) + f"?{word(rng)}={word(rng) if rng.random() < 0.5 else rng.randint(1, 500)}" + (f"&{word(rng)}={rng.randint(1, 99)}" if rng.random() < 0.3 else "")
 
 
 def repository(rng):
@@ -604,15 +615,57 @@ def deployment(rng):
     return word(rng) + (rng.choice(["", "", "-api", "-web", "-worker", "-" + word(rng)]))
 
 
+# What people call a machine of their own, in no need of a domain.
+BARE_HOSTS = """server myserver raspberrypi nas homeserver vps pi prod production staging backup desktop laptop workstation gateway router devbox testbox buildbox cluster
+bastion jumpbox database webserver mailserver fileserver mediaserver macbook thinkpad box cloud remote host dev gpu01 node1 hpc login01 zeus apollo titan pluto""".split()
+REMOTE_DIRS = """/var/www /var/www/html /srv/www /srv/http /opt /opt/app /tmp /var/log /var/log/nginx /etc /etc/nginx /etc/nginx/sites-available /home/{u} /home/{u}/{w} /srv/{w} /data /data/{w}
+/backup /backups /backups/{w} /mnt/{w} /opt/{w} /opt/{w}/{v} /usr/local/{w} /var/lib/{w} /var/www/{w} /root /root/{w} ~/{w} ~/{w} ~/{w}/{v} ~/projects ~/backups ~/uploads ~/public_html ~/www
+/home/{u}/public_html /export/{w} /scratch/{u} /scratch/{w} /media/{w} /var/backups""".split()
+REMOTE_FILES = """app.log error.log access.log nginx.conf backup.tar.gz backup.sql dump.sql dump.sql.gz db.sqlite3 config.yml config.json settings.py index.html .env .bashrc .vimrc results.csv data.csv
+syslog auth.log authorized_keys id_ed25519.pub docker-compose.yml crontab.txt report.pdf notes.txt site.zip release.zip archive.tar.gz image.iso video.mp4 photo.jpg app.jar""".split()
+
+
+def remote_dir(rng):
+    """A folder as people name it on another machine: /var/www/html, ~/projects, /srv/site."""
+    return rng.choice(REMOTE_DIRS).format(u=user(rng), w=stem(rng), v=stem(rng))
+
+
+def remote_file(rng):
+    """A file as people name it on another machine, with its folder: /var/log/nginx/error.log, ~/dump.sql."""
+    name = rng.choice(REMOTE_FILES) if rng.random() < 0.35 else stem(rng) + "." + rng.choice(EXTENSIONS if rng.random() < 0.4 else COMMON_EXTENSIONS)
+    return (rng.choice(["~", "~", remote_dir(rng)]) if rng.random() < 0.3 else remote_dir(rng)) + "/" + name
+
+
 def target(rng):
     """user@host."""
-    return user(rng) + "@" + host(rng)
+    return user(rng) + "@" + (host(rng) if rng.random() < 0.75 else rng.choice(BARE_HOSTS) if rng.random() < 0.7 else word(rng))
 
 
 def spot(rng):
     """A file or folder elsewhere: user@host:path."""
+    if rng.random() < 0.3:
+        return (target(rng) if rng.random() < 0.85 else host(rng)) + ":" + (remote_dir(rng) if rng.random() < 0.55 else remote_file(rng))
     where = rng.choice(["/srv/", "/var/www/", "/home/", "/opt/", "/tmp/", "/data/", "/backup/", "~/", ""])
     return (target(rng) if rng.random() < 0.85 else host(rng)) + ":" + where + (simple_dir(rng) if rng.random() < 0.6 else stem(rng) + "." + rng.choice(EXTENSIONS))
+
+
+def spot_said(ctx):
+    """A spot; a folder is at times named with a slash at its end, which the command writes in its own way."""
+    text, value = open_value(ctx, spot, quotes=["{}"])
+    if not ctx.tiny and "." not in value.rsplit("/", 1)[-1].rsplit(":", 1)[-1] and value[-1] not in ":/" and ctx.rng.random() < 0.2:
+        text = text[:-1] + "/" + CLOSE
+    return text, value
+
+
+# The ports that people name.
+KNOWN_PORTS = [22, 22, 80, 80, 443, 443, 21, 25, 53, 110, 143, 222, 587, 993, 2222, 2222, 2200, 2022, 3000, 3000, 3306, 5000, 5432, 6379, 8000, 8000, 8080, 8080, 8443, 8888, 9000, 9090, 9200, 27017]
+
+
+def port(ctx):
+    """A port: one in three is one that people know."""
+    if not ctx.tiny and ctx.rng.random() < 0.35:
+        return fenced(str(ctx.rng.choice([n for n in KNOWN_PORTS if is_held(str(n)) == ctx.held_slots])))
+    return number(ctx, 1024, 65535, words=False)
 
 
 def absolute(rng):
@@ -736,7 +789,7 @@ CSV, JSON, SCRIPT = ending("csv"), ending("json"), ending("py")
 VIDEO, AUDIO = ending("mp4", "mkv", "mov", "avi", "webm"), ending("mp3", "wav", "flac", "ogg", "m4a")
 PICTURE = ending("png", "jpg", "jpeg", "webp", "gif", "bmp", "tiff")
 TINY = {TAR_URL: ("https://example.com/a.tar.gz",), ZIP_URL: ("https://example.com/b.zip",), CSV: ("t.csv", "u.csv", "v.csv"), JSON: ("j.json", "k.json", "l.json"), SCRIPT: ("s.py", "t.py"), VIDEO: ("a.mp4", "b.mkv", "c.mov"),
-        AUDIO: ("a.mp3", "b.wav", "c.ogg"), PICTURE: ("a.png", "b.jpg", "c.gif"), target: ("bob@web1", "ann@db"), spot: ("bob@web1:/srv/x", "ann@db:y.txt"),
+        AUDIO: ("a.mp3", "b.wav", "c.ogg"), PICTURE: ("a.png", "b.jpg", "c.gif"), target: ("bob@web1", "ann@db"), remote_file: ("/srv/a.txt", "~/b.csv"), remote_dir: ("/srv/x", "~/docs"), spot: ("bob@web1:/srv/x", "ann@db:y.txt"),
         filename: ("a.txt", "b.csv", "c.log"), simple_dir: ("docs", "src"), dirname: ("docs", "src", "lib"), host: ("web.example.com",),
         url: ("https://example.com/x",), repository: ("https://example.com/a/r.git", "git@example.com:a/s"), tag: ("v1.2.0",), branch: ("main", "dev")}
 
@@ -752,8 +805,8 @@ KINDS = {
     "pat": opened(phrase, quotes=PATTERN_QUOTES), "word": opened(identifier, quotes=PATTERN_QUOTES),
     "rep": opened(identifier, quotes=PATTERN_QUOTES, quote=bare), "text": opened(phrase, quotes=["'{}'", '"{}"'], quote=bare),
     "n": ranged(2, 200), "small": ranged(2, 20), "line": ranged(2, 2000, words=False), "secs": ranged(2, 60),
-    "port": ranged(1024, 65535, words=False), "pid": ranged(100, 99999, words=False),
-    "host": opened(host), "url": opened(url), "user": opened(user), "group": opened(lambda r: r.choice(["staff", "wheel", "sudo", "docker", "users", "dev", "www-data", "admin", "audio"]) if r.random() < 0.5 else word(r)),
+    "port": port, "pid": ranged(100, 99999, words=False),
+    "host": opened(host), "url": opened(url), "qurl": opened(query_url), "user": opened(user), "group": opened(lambda r: r.choice(["staff", "wheel", "sudo", "docker", "users", "dev", "www-data", "admin", "audio"]) if r.random() < 0.5 else word(r)),
     "branch": opened(branch), "tag": opened(tag), "remote": opened(lambda r: r.choice(["origin", "upstream", "fork", "backup"]) if r.random() < 0.6 else word(r)),
     "commit": opened(lambda r: "".join(r.choice("0123456789abcdef") for _ in range(r.choice([7, 7, 8, 10])))),
     "msg": opened(message, quotes=["'{}'", '"{}"', '"{}"'], quote=bare),
@@ -765,7 +818,7 @@ KINDS = {
     "ctr": opened(lambda r: word(r) + r.choice(["", "-1", "_db", "-web"])),
     "pod": opened(pod, quotes=["{}"]), "dep": opened(deployment), "ns": opened(often(NAMESPACES)), "label": opened(label, quotes=["{}"]),
     "email": opened(lambda r: word(r) + "@" + host(r), quotes=["{}"]), "abs": opened(absolute),
-    "target": opened(target, quotes=["{}"]), "spot": opened(spot, quotes=["{}"]), "ip": opened(dotted, quotes=["{}"]),
+    "target": opened(target, quotes=["{}"]), "spot": spot_said, "rfile": opened(remote_file), "rdir": opened(remote_dir), "ip": opened(dotted, quotes=["{}"]),
     "iface": choice_of("eth0", "eth1", "wlan0", "enp3s0", "wlp2s0", "docker0", "br0", "tun0", "lo"),
     "zone": choice_of(*ZONES), "weekday": pick(WEEKDAYS), "clock": clock, "hhmm": hhmm, "span": span,
     "dom": choice_of(*range(1, 29)), "cronmin": choice_of(2, 5, 10, 15, 20, 30), "year": choice_of(*range(1990, 2040)),
