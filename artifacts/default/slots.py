@@ -362,6 +362,26 @@ def query_url(rng):
     return scheme + host(rng) + "/" + word(rng) + f"?{word(rng)}={word(rng) if rng.random() < 0.5 else rng.randint(1, 500)}" + (f"&{word(rng)}={rng.randint(1, 99)}" if rng.random() < 0.3 else "")
 
 
+def json_body(rng):
+    """A JSON object as one types it: {"name": "bob", "age": 31}."""
+    pairs = {json_key(rng): rng.choice([f'"{word(rng)}"', f'"{word(rng)}"', str(rng.randint(0, 999)), rng.choice(["true", "false", "null"])]) for _ in range(rng.choice([1, 1, 2, 2, 3]))}
+    colon, comma = rng.choice([(": ", ", "), (": ", ", "), (":", ",")])
+    return "{" + comma.join(f'"{k}"{colon}{v}' for k, v in pairs.items()) + "}"
+
+
+def form_body(rng):
+    """Form data as one types it: user=bob&age=31."""
+    return "&".join(f"{k}={word(rng) if rng.random() < 0.6 else rng.randint(0, 999)}" for k in dict.fromkeys(json_key(rng) for _ in range(rng.choice([1, 2, 2, 3]))))
+
+
+def typed(make):
+    """Text that a request has bare or in single quotes, and a command inside its own."""
+    def draw(ctx):
+        text, value = open_value(ctx, make, quotes=["{}"], quote=bare)
+        return fenced(ctx.rng.choice(["{}", "{}", "'{}'", "`{}`"]).format(value), value)
+    return draw
+
+
 def repository(rng):
     """The address of a git repository."""
     name = stem(rng) if rng.random() < 0.7 else word(rng) + "-" + word(rng)
@@ -806,7 +826,7 @@ KINDS = {
     "rep": opened(identifier, quotes=PATTERN_QUOTES, quote=bare), "text": opened(phrase, quotes=["'{}'", '"{}"'], quote=bare),
     "n": ranged(2, 200), "small": ranged(2, 20), "line": ranged(2, 2000, words=False), "secs": ranged(2, 60),
     "port": port, "pid": ranged(100, 99999, words=False),
-    "host": opened(host), "url": opened(url), "qurl": opened(query_url), "user": opened(user), "group": opened(lambda r: r.choice(["staff", "wheel", "sudo", "docker", "users", "dev", "www-data", "admin", "audio"]) if r.random() < 0.5 else word(r)),
+    "host": opened(host), "url": opened(url), "qurl": opened(query_url), "jbody": typed(json_body), "fbody": typed(form_body), "user": opened(user), "group": opened(lambda r: r.choice(["staff", "wheel", "sudo", "docker", "users", "dev", "www-data", "admin", "audio"]) if r.random() < 0.5 else word(r)),
     "branch": opened(branch), "tag": opened(tag), "remote": opened(lambda r: r.choice(["origin", "upstream", "fork", "backup"]) if r.random() < 0.6 else word(r)),
     "commit": opened(lambda r: "".join(r.choice("0123456789abcdef") for _ in range(r.choice([7, 7, 8, 10])))),
     "msg": opened(message, quotes=["'{}'", '"{}"', '"{}"'], quote=bare),
