@@ -661,6 +661,12 @@ def target(rng):
     return user(rng) + "@" + (host(rng) if rng.random() < 0.75 else rng.choice(BARE_HOSTS) if rng.random() < 0.7 else word(rng))
 
 
+def machine(rng):
+    """A host, or what one calls it at home: raspberrypi, nas, mybox."""
+    r = rng.random()
+    return host(rng) if r < 0.45 else rng.choice(BARE_HOSTS) if r < 0.8 else word(rng)
+
+
 def spot(rng):
     """A file or folder elsewhere: user@host:path."""
     if rng.random() < 0.3:
@@ -809,7 +815,7 @@ CSV, JSON, SCRIPT = ending("csv"), ending("json"), ending("py")
 VIDEO, AUDIO = ending("mp4", "mkv", "mov", "avi", "webm"), ending("mp3", "wav", "flac", "ogg", "m4a")
 PICTURE = ending("png", "jpg", "jpeg", "webp", "gif", "bmp", "tiff")
 TINY = {TAR_URL: ("https://example.com/a.tar.gz",), ZIP_URL: ("https://example.com/b.zip",), CSV: ("t.csv", "u.csv", "v.csv"), JSON: ("j.json", "k.json", "l.json"), SCRIPT: ("s.py", "t.py"), VIDEO: ("a.mp4", "b.mkv", "c.mov"),
-        AUDIO: ("a.mp3", "b.wav", "c.ogg"), PICTURE: ("a.png", "b.jpg", "c.gif"), target: ("bob@web1", "ann@db"), remote_file: ("/srv/a.txt", "~/b.csv"), remote_dir: ("/srv/x", "~/docs"), spot: ("bob@web1:/srv/x", "ann@db:y.txt"),
+        AUDIO: ("a.mp3", "b.wav", "c.ogg"), PICTURE: ("a.png", "b.jpg", "c.gif"), target: ("bob@web1", "ann@db"), remote_file: ("/srv/a.txt", "~/b.csv"), remote_dir: ("/srv/x", "~/docs"), machine: ("nas", "web1"), spot: ("bob@web1:/srv/x", "ann@db:y.txt"),
         filename: ("a.txt", "b.csv", "c.log"), simple_dir: ("docs", "src"), dirname: ("docs", "src", "lib"), host: ("web.example.com",),
         url: ("https://example.com/x",), repository: ("https://example.com/a/r.git", "git@example.com:a/s"), tag: ("v1.2.0",), branch: ("main", "dev")}
 
@@ -838,7 +844,7 @@ KINDS = {
     "ctr": opened(lambda r: word(r) + r.choice(["", "-1", "_db", "-web"])),
     "pod": opened(pod, quotes=["{}"]), "dep": opened(deployment), "ns": opened(often(NAMESPACES)), "label": opened(label, quotes=["{}"]),
     "email": opened(lambda r: word(r) + "@" + host(r), quotes=["{}"]), "abs": opened(absolute),
-    "target": opened(target, quotes=["{}"]), "spot": spot_said, "rfile": opened(remote_file), "rdir": opened(remote_dir), "ip": opened(dotted, quotes=["{}"]),
+    "target": opened(target, quotes=["{}"]), "spot": spot_said, "rfile": opened(remote_file), "rdir": opened(remote_dir), "mach": opened(machine, quotes=["{}"]), "ip": opened(dotted, quotes=["{}"]),
     "iface": choice_of("eth0", "eth1", "wlan0", "enp3s0", "wlp2s0", "docker0", "br0", "tun0", "lo"),
     "zone": choice_of(*ZONES), "weekday": pick(WEEKDAYS), "clock": clock, "hhmm": hhmm, "span": span,
     "dom": choice_of(*range(1, 29)), "cronmin": choice_of(2, 5, 10, 15, 20, 30), "year": choice_of(*range(1990, 2040)),
