@@ -661,6 +661,12 @@ def target(rng):
     return user(rng) + "@" + (host(rng) if rng.random() < 0.75 else rng.choice(BARE_HOSTS) if rng.random() < 0.7 else word(rng))
 
 
+def key_file(rng):
+    """A private key, where people keep it: ~/.ssh/id_ed25519, aws.pem, keys/deploy."""
+    name = rng.choice(["id_rsa", "id_ed25519", "id_ecdsa", "mykey", "aws", "ec2", "deploy", "server", "github", "work"]) if rng.random() < 0.4 else word(rng) + rng.choice(["", "_rsa", "_key", "-key", "_ed25519"])
+    return rng.choice(["~/.ssh/", "~/.ssh/", "~/.ssh/", "", "", "keys/", "~/", "~/Downloads/", "../", "/root/.ssh/"]) + name + rng.choice(["", "", ".pem", ".pem", ".key"])
+
+
 def machine(rng):
     """A host, or what one calls it at home: raspberrypi, nas, mybox."""
     r = rng.random()
@@ -815,7 +821,7 @@ CSV, JSON, SCRIPT = ending("csv"), ending("json"), ending("py")
 VIDEO, AUDIO = ending("mp4", "mkv", "mov", "avi", "webm"), ending("mp3", "wav", "flac", "ogg", "m4a")
 PICTURE = ending("png", "jpg", "jpeg", "webp", "gif", "bmp", "tiff")
 TINY = {TAR_URL: ("https://example.com/a.tar.gz",), ZIP_URL: ("https://example.com/b.zip",), CSV: ("t.csv", "u.csv", "v.csv"), JSON: ("j.json", "k.json", "l.json"), SCRIPT: ("s.py", "t.py"), VIDEO: ("a.mp4", "b.mkv", "c.mov"),
-        AUDIO: ("a.mp3", "b.wav", "c.ogg"), PICTURE: ("a.png", "b.jpg", "c.gif"), target: ("bob@web1", "ann@db"), remote_file: ("/srv/a.txt", "~/b.csv"), remote_dir: ("/srv/x", "~/docs"), machine: ("nas", "web1"), json_body: ('{"a": 1}', '{"b": "x"}'), form_body: ("a=1&b=2", "c=3"), query_url: ("https://example.com/x?a=1",), spot: ("bob@web1:/srv/x", "ann@db:y.txt"),
+        AUDIO: ("a.mp3", "b.wav", "c.ogg"), PICTURE: ("a.png", "b.jpg", "c.gif"), target: ("bob@web1", "ann@db"), remote_file: ("/srv/a.txt", "~/b.csv"), remote_dir: ("/srv/x", "~/docs"), machine: ("nas", "web1"), key_file: ("~/.ssh/a", "b.pem"), json_body: ('{"a": 1}', '{"b": "x"}'), form_body: ("a=1&b=2", "c=3"), query_url: ("https://example.com/x?a=1",), spot: ("bob@web1:/srv/x", "ann@db:y.txt"),
         filename: ("a.txt", "b.csv", "c.log"), simple_dir: ("docs", "src"), dirname: ("docs", "src", "lib"), host: ("web.example.com",),
         url: ("https://example.com/x",), repository: ("https://example.com/a/r.git", "git@example.com:a/s"), tag: ("v1.2.0",), branch: ("main", "dev")}
 
@@ -844,7 +850,7 @@ KINDS = {
     "ctr": opened(lambda r: word(r) + r.choice(["", "-1", "_db", "-web"])),
     "pod": opened(pod, quotes=["{}"]), "dep": opened(deployment), "ns": opened(often(NAMESPACES)), "label": opened(label, quotes=["{}"]),
     "email": opened(lambda r: word(r) + "@" + host(r), quotes=["{}"]), "abs": opened(absolute),
-    "target": opened(target, quotes=["{}"]), "spot": spot_said, "rfile": opened(remote_file), "rdir": opened(remote_dir), "mach": opened(machine, quotes=["{}"]), "ip": opened(dotted, quotes=["{}"]),
+    "target": opened(target, quotes=["{}"]), "spot": spot_said, "rfile": opened(remote_file), "rdir": opened(remote_dir), "mach": opened(machine, quotes=["{}"]), "key": opened(key_file), "ip": opened(dotted, quotes=["{}"]),
     "iface": choice_of("eth0", "eth1", "wlan0", "enp3s0", "wlp2s0", "docker0", "br0", "tun0", "lo"),
     "zone": choice_of(*ZONES), "weekday": pick(WEEKDAYS), "clock": clock, "hhmm": hhmm, "span": span,
     "dom": choice_of(*range(1, 29)), "cronmin": choice_of(2, 5, 10, 15, 20, 30), "year": choice_of(*range(1990, 2040)),
