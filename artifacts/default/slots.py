@@ -571,9 +571,21 @@ def ranged(low, high, words=True):
     return lambda ctx: number(ctx, low, high, words)
 
 
+def day(rng):
+    return f"{rng.randint(1995, 2035)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
+
+
+def integer(rng):
+    return str(rng.randint(3, 99999))
+
+
+def seconds(rng):
+    """A moment as seconds since 1970."""
+    return str(rng.randint(900_000_000, 1_900_000_000) if rng.random() < 0.7 else rng.randint(8, 19) * 10 ** 8 + rng.choice([0, rng.randint(0, 99) * 10 ** 6, rng.randint(0, 9) * 10 ** 7]))
+
+
 def date(ctx):
-    rng = ctx.rng
-    return open_value(ctx, lambda r: f"{r.randint(1995, 2035)}-{r.randint(1, 12):02d}-{r.randint(1, 28):02d}", quotes=["{}"])
+    return open_value(ctx, day, quotes=["{}"])
 
 
 def slashed(rng):
@@ -731,6 +743,26 @@ def spaced(rng):
     return name + ("." + rng.choice(COMMON_EXTENSIONS) if rng.random() < 0.85 else "")
 
 
+def bare(value):
+    return value
+
+
+def several(quote):
+    """Two or three words: in quotes, or bare with capitals, as the names of places and people are (New York, Anna Maria Bell)."""
+    def draw(ctx):
+        rng = ctx.rng
+        if ctx.tiny:
+            return fenced("New York", quote("New York"))
+        while True:
+            words = [rng.choice(WORDS if rng.random() < 0.5 else EVERYDAY_WORDS) for _ in range(2 if rng.random() < 0.75 else 3)]
+            capitals = rng.random() < 0.6
+            value = " ".join(w.capitalize() if capitals else w for w in words)
+            if is_held(value) == ctx.held_slots:
+                break
+        return fenced(rng.choice(["{}", "{}", '"{}"', "'{}'"] if capitals else ['"{}"', '"{}"', "'{}'"]).format(value), quote(value))
+    return draw
+
+
 TAR_URL, ZIP_URL = web_file("tar.gz", "tar.gz", "tgz"), web_file("zip")
 CSV, JSON, SCRIPT = ending("csv"), ending("json"), ending("py")
 VIDEO, AUDIO = ending("mp4", "mkv", "mov", "avi", "webm"), ending("mp3", "wav", "flac", "ogg", "m4a")
@@ -738,11 +770,9 @@ PICTURE = ending("png", "jpg", "jpeg", "webp", "gif", "bmp", "tiff")
 TINY = {TAR_URL: ("https://example.com/a.tar.gz",), ZIP_URL: ("https://example.com/b.zip",), CSV: ("t.csv", "u.csv", "v.csv"), JSON: ("j.json", "k.json", "l.json"), SCRIPT: ("s.py", "t.py"), VIDEO: ("a.mp4", "b.mkv", "c.mov"),
         AUDIO: ("a.mp3", "b.wav", "c.ogg"), PICTURE: ("a.png", "b.jpg", "c.gif"), target: ("bob@web1", "ann@db"), spot: ("bob@web1:/srv/x", "ann@db:y.txt"),
         filename: ("a.txt", "b.csv", "c.log"), simple_dir: ("docs", "src"), dirname: ("docs", "src", "lib"), host: ("web.example.com",),
-        url: ("https://example.com/x",), repository: ("https://example.com/a/r.git", "git@example.com:a/s"), tag: ("v1.2.0",), branch: ("main", "dev")}
-
-
-def bare(value):
-    return value
+        url: ("https://example.com/x",), repository: ("https://example.com/a/r.git", "git@example.com:a/s"), tag: ("v1.2.0",), branch: ("main", "dev"),
+        day: ("2024-05-01", "2025-12-24", "2026-02-03"), integer: ("4711", "815", "31337"), decimal: ("0.5", "2.75", "49.9"), seconds: ("1700000000", "1234567890"),
+        dotted: ("10.0.0.1", "192.168.1.9"), slashed: ("05/01/2024", "12/24/2025")}
 
 
 KINDS = {
@@ -769,7 +799,7 @@ KINDS = {
     "iface": choice_of("eth0", "eth1", "wlan0", "enp3s0", "wlp2s0", "docker0", "br0", "tun0", "lo"),
     "zone": choice_of(*ZONES), "weekday": pick(WEEKDAYS), "clock": clock, "hhmm": hhmm, "span": span,
     "dom": choice_of(*range(1, 29)), "cronmin": choice_of(2, 5, 10, 15, 20, 30), "year": choice_of(*range(1990, 2040)),
-    "epoch": opened(lambda r: str(r.randint(900_000_000, 1_900_000_000) if r.random() < 0.7 else r.randint(8, 19) * 10 ** 8 + r.choice([0, r.randint(0, 99) * 10 ** 6, r.randint(0, 9) * 10 ** 7])), quotes=["{}"]),
+    "epoch": opened(seconds, quotes=["{}"]),
     "hex": opened(lambda r: f"{r.randint(16, 65535):x}", quotes=["{}"]),
     "b64": opened(lambda r: base64.b64encode(word(r).encode()).decode(), quotes=["{}"]),
     "jkey": opened(json_key), "csv": opened(CSV), "json": opened(JSON), "script": opened(SCRIPT),
@@ -785,7 +815,8 @@ KINDS = {
     "repo": opened(repository, quotes=["{}"]), "tarurl": opened(TAR_URL, quotes=["{}"]), "zipurl": opened(ZIP_URL, quotes=["{}"]),
     "shurl": opened(web_file("sh"), quotes=["{}"]), "pyurl": opened(web_file("py"), quotes=["{}"]), "deburl": opened(web_file("deb"), quotes=["{}"]),
     "fileurl": opened(web_file(*COMMON_EXTENSIONS, "zip", "tar.gz", "iso", "deb"), quotes=["{}"]), "shfile": opened(lambda r: stem(r) + ".sh"),
-    "nonsense": opened(nonsense, quotes=["{}"]), "keys": opened(keys, quotes=["{}"]), "number": opened(lambda r: str(r.randint(3, 99999)), quotes=["{}"]),
+    "nonsense": opened(nonsense, quotes=["{}"]), "keys": opened(keys, quotes=["{}"]), "number": opened(integer, quotes=["{}"]),
     "hrs": hours, "hrsa": hours_article, "days": days, "daysa": days_article, "anysize": any_size, "bytes": ranged(2, 9999, words=False), "upto": ranged(2, 90, words=False), "disk": device(False), "part": device(True),
     "cmd": command, "spaced": opened(spaced), "cn": ranged(1, 9, words=False), "times": ranged(2, 30),
+    "words": several(bare), "wordsq": several(shell),
 }
