@@ -677,6 +677,11 @@ def choice_of(*values):
     return lambda ctx: fenced(str(ctx.rng.choice(values)))
 
 
+def mostly(values, draw):
+    """Two times in three one of the usual values, else what `draw(rng)` makes."""
+    return lambda ctx: fenced(str(ctx.rng.choice(values) if ctx.rng.random() < 0.66 else draw(ctx.rng)))
+
+
 def nonsense(rng):
     """A word that is none: consonants and vowels in turn."""
     return "".join(rng.choice("bcdfghjklmnprstvwzbldrst") + rng.choice(["a", "e", "i", "o", "u", "oo", "ee", "y"]) for _ in range(rng.randint(1, 3))) + rng.choice(
@@ -765,8 +770,9 @@ def several(quote):
 
 TAR_URL, ZIP_URL = web_file("tar.gz", "tar.gz", "tgz"), web_file("zip")
 CSV, JSON, SCRIPT = ending("csv"), ending("json"), ending("py")
-VIDEO, AUDIO = ending("mp4", "mkv", "mov", "avi", "webm"), ending("mp3", "wav", "flac", "ogg", "m4a")
-PICTURE = ending("png", "jpg", "jpeg", "webp", "gif", "bmp", "tiff")
+VIDEO = ending(*["mp4", "mkv", "mov", "avi", "webm"] * 3, "flv", "wmv", "m4v", "mpg", "3gp")
+AUDIO = ending(*["mp3", "wav", "flac", "ogg", "m4a"] * 3, "aac", "opus", "wma")
+PICTURE = ending(*["png", "jpg", "jpeg", "webp", "gif", "bmp", "tiff"] * 3, "tif", "heic", "ppm")
 TINY = {TAR_URL: ("https://example.com/a.tar.gz",), ZIP_URL: ("https://example.com/b.zip",), CSV: ("t.csv", "u.csv", "v.csv"), JSON: ("j.json", "k.json", "l.json"), SCRIPT: ("s.py", "t.py"), VIDEO: ("a.mp4", "b.mkv", "c.mov"),
         AUDIO: ("a.mp3", "b.wav", "c.ogg"), PICTURE: ("a.png", "b.jpg", "c.gif"), target: ("bob@web1", "ann@db"), spot: ("bob@web1:/srv/x", "ann@db:y.txt"),
         filename: ("a.txt", "b.csv", "c.log"), simple_dir: ("docs", "src"), dirname: ("docs", "src", "lib"), host: ("web.example.com",),
@@ -806,9 +812,9 @@ KINDS = {
     "leaf": opened(lambda r: stem(r) + "." + r.choice(EXTENSIONS)),
     "video": opened(VIDEO), "audio": opened(AUDIO),
     "pic": opened(PICTURE), "pext": choice_of("png", "jpg", "jpeg", "webp", "gif", "bmp"),
-    "vext": choice_of("mp4", "mkv", "mov", "avi", "webm"), "dim": choice_of("640x480", "800x600", "1024x768", "1280x720", "1920x1080", "300x300", "64x64", "256x256", "512x512", "100x100", "200x150"),
-    "w": choice_of(64, 100, 150, 200, 300, 320, 480, 600, 640, 800, 1000, 1200, 1280, 1600, 1920), "pct": choice_of(*range(5, 100, 5)),
-    "deg": choice_of(45, 90, 180, 270), "crf": choice_of(*range(16, 33)),
+    "vext": choice_of(*["mp4", "mkv", "mov", "avi", "webm"] * 3, "flv", "wmv", "m4v", "mpg", "3gp"), "dim": mostly("640x480 800x600 1024x768 1280x720 1920x1080 300x300 64x64 256x256 512x512 100x100 200x150".split(), lambda r: f"{r.randint(2, 240) * 10}x{r.randint(2, 240) * 10}"),
+    "w": mostly((64, 100, 150, 200, 300, 320, 480, 600, 640, 800, 1000, 1200, 1280, 1600, 1920), lambda r: r.choice([r.randint(2, 300) * 10, r.randint(16, 3000)])), "pct": mostly(range(5, 100, 5), lambda r: r.randint(1, 99)),
+    "deg": mostly((45, 90, 180, 270), lambda r: r.randint(1, 359)), "crf": choice_of(*range(16, 33)),
     "ver": opened(lambda r: f"{r.randint(0, 12)}.{r.randint(0, 30)}" + (f".{r.randint(0, 20)}" if r.random() < 0.7 else ""), quotes=["{}"]),
     "rustver": choice_of("stable", "nightly", "beta", "1.80.0", "1.85.0", "1.91.0"),
     "crate": opened(often(CRATES)), "pypkg": opened(often(PYTHON_PACKAGES)), "npmpkg": opened(often(NPM_PACKAGES)),
