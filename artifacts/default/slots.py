@@ -89,6 +89,11 @@ thought thriller thunder tongue toothpaste tournament tourist tradition tragedy 
 triangle trophy trouble trousers tuition turkey umpire uncle uniform university upgrade utility vacation vaccine vampire vegetable vehicle
 vendetta verdict victory vinegar violence virus visitor vitamin vocabulary volcano volunteer voucher waiter wallet wardrobe warranty waterfall wealth website
 wedding weekend weight whisper wholesale wildlife wisdom witness woman workout workshop wrestling wrinkle writing yacht yoga yoghurt youth zodiac""".split()
+# What people call the columns of a table and the keys of an object.
+FIELDS = """name id age email title status type price count url tags date amount total quantity city country department salary score rating category year month product
+customer user users items data results description author address phone active enabled created_at updated_at first_name last_name username role level message host port
+path language size width height weight color brand region state gender birthday revenue profit cost discount stock order_id user_id customer_id product_id employee team
+grade points time timestamp duration language population area currency balance invoice payment method verified""".split()
 PREFIXES, SUFFIXES = "re un pre over sub inter non out mis dis up".split(), "s es ing ed er ers or ist ation ment ness ly al ity able ful less ship hood ism ive ory ward wise y".split()
 COMMON_DIRS = """src lib docs test tests build dist bin assets images logs data config scripts public static vendor node_modules
 target examples tools include app server client backend frontend packages modules templates views models migrations fixtures media
@@ -213,6 +218,8 @@ def stem(rng):
 def identifier(rng):
     """A word as one meets it in source code or logs."""
     r = rng.random()
+    if r < 0.08:
+        return rng.choice(FIELDS)
     if r < 0.35:
         return word(rng)
     if r < 0.37:
@@ -643,8 +650,12 @@ def ending(*extensions):
 
 
 def json_key(rng):
-    return rng.choice(["name", "id", "age", "email", "title", "version", "status", "type", "price", "count", "url", "tags"]) if rng.random() < 0.4 else (
-        word(rng) if rng.random() < 0.6 else word(rng) + "_" + word(rng))
+    r = rng.random()
+    if r < 0.42:
+        return rng.choice(FIELDS) if r < 0.32 else rng.choice(["name", "id", "age", "email", "title", "version", "status", "type", "price", "count", "url", "tags"])
+    if r < 0.72:
+        return word(rng)
+    return word(rng) + ("_" + word(rng) if r < 0.88 else rng.choice(WORDS).capitalize())
 
 
 def label(rng):
@@ -778,7 +789,7 @@ TINY = {TAR_URL: ("https://example.com/a.tar.gz",), ZIP_URL: ("https://example.c
         filename: ("a.txt", "b.csv", "c.log"), simple_dir: ("docs", "src"), dirname: ("docs", "src", "lib"), host: ("web.example.com",),
         url: ("https://example.com/x",), repository: ("https://example.com/a/r.git", "git@example.com:a/s"), tag: ("v1.2.0",), branch: ("main", "dev"),
         day: ("2024-05-01", "2025-12-24", "2026-02-03"), integer: ("4711", "815", "31337"), decimal: ("0.5", "2.75", "49.9"), seconds: ("1700000000", "1234567890"),
-        dotted: ("10.0.0.1", "192.168.1.9"), slashed: ("05/01/2024", "12/24/2025")}
+        spaced: ("my plan.txt", "old notes.md"), dotted: ("10.0.0.1", "192.168.1.9"), slashed: ("05/01/2024", "12/24/2025")}
 
 
 KINDS = {
