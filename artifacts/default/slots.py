@@ -89,6 +89,11 @@ thought thriller thunder tongue toothpaste tournament tourist tradition tragedy 
 triangle trophy trouble trousers tuition turkey umpire uncle uniform university upgrade utility vacation vaccine vampire vegetable vehicle
 vendetta verdict victory vinegar violence virus visitor vitamin vocabulary volcano volunteer voucher waiter wallet wardrobe warranty waterfall wealth website
 wedding weekend weight whisper wholesale wildlife wisdom witness woman workout workshop wrestling wrinkle writing yacht yoga yoghurt youth zodiac""".split()
+# What people call the columns of a table and the keys of an object.
+FIELDS = """name id age email title status type price count url tags date amount total quantity city country department salary score rating category year month product
+customer user users items data results description author address phone active enabled created_at updated_at first_name last_name username role level message host port
+path language size width height weight color brand region state gender birthday revenue profit cost discount stock order_id user_id customer_id product_id employee team
+grade points time timestamp duration language population area currency balance invoice payment method verified""".split()
 PREFIXES, SUFFIXES = "re un pre over sub inter non out mis dis up".split(), "s es ing ed er ers or ist ation ment ness ly al ity able ful less ship hood ism ive ory ward wise y".split()
 COMMON_DIRS = """src lib docs test tests build dist bin assets images logs data config scripts public static vendor node_modules
 target examples tools include app server client backend frontend packages modules templates views models migrations fixtures media
@@ -213,6 +218,8 @@ def stem(rng):
 def identifier(rng):
     """A word as one meets it in source code or logs."""
     r = rng.random()
+    if r < 0.08:
+        return rng.choice(FIELDS)
     if r < 0.35:
         return word(rng)
     if r < 0.37:
@@ -602,9 +609,21 @@ def ranged(low, high, words=True):
     return lambda ctx: number(ctx, low, high, words)
 
 
+def day(rng):
+    return f"{rng.randint(1995, 2035)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
+
+
+def integer(rng):
+    return str(rng.randint(3, 99999))
+
+
+def seconds(rng):
+    """A moment as seconds since 1970."""
+    return str(rng.randint(900_000_000, 1_900_000_000) if rng.random() < 0.7 else rng.randint(8, 19) * 10 ** 8 + rng.choice([0, rng.randint(0, 99) * 10 ** 6, rng.randint(0, 9) * 10 ** 7]))
+
+
 def date(ctx):
-    rng = ctx.rng
-    return open_value(ctx, lambda r: f"{r.randint(1995, 2035)}-{r.randint(1, 12):02d}-{r.randint(1, 28):02d}", quotes=["{}"])
+    return open_value(ctx, day, quotes=["{}"])
 
 
 def slashed(rng):
@@ -716,8 +735,12 @@ def ending(*extensions):
 
 
 def json_key(rng):
-    return rng.choice(["name", "id", "age", "email", "title", "version", "status", "type", "price", "count", "url", "tags"]) if rng.random() < 0.4 else (
-        word(rng) if rng.random() < 0.6 else word(rng) + "_" + word(rng))
+    r = rng.random()
+    if r < 0.42:
+        return rng.choice(FIELDS) if r < 0.32 else rng.choice(["name", "id", "age", "email", "title", "version", "status", "type", "price", "count", "url", "tags"])
+    if r < 0.72:
+        return word(rng)
+    return word(rng) + ("_" + word(rng) if r < 0.88 else rng.choice(WORDS).capitalize())
 
 
 def label(rng):
@@ -748,6 +771,11 @@ def span(ctx):
 
 def choice_of(*values):
     return lambda ctx: fenced(str(ctx.rng.choice(values)))
+
+
+def mostly(values, draw):
+    """Two times in three one of the usual values, else what `draw(rng)` makes."""
+    return lambda ctx: fenced(str(ctx.rng.choice(values) if ctx.rng.random() < 0.66 else draw(ctx.rng)))
 
 
 def nonsense(rng):
@@ -816,18 +844,37 @@ def spaced(rng):
     return name + ("." + rng.choice(COMMON_EXTENSIONS) if rng.random() < 0.85 else "")
 
 
+def bare(value):
+    return value
+
+
+def several(quote):
+    """Two or three words: in quotes, or bare with capitals, as the names of places and people are (New York, Anna Maria Bell)."""
+    def draw(ctx):
+        rng = ctx.rng
+        if ctx.tiny:
+            return fenced("New York", quote("New York"))
+        while True:
+            words = [rng.choice(WORDS if rng.random() < 0.5 else EVERYDAY_WORDS) for _ in range(2 if rng.random() < 0.75 else 3)]
+            capitals = rng.random() < 0.6
+            value = " ".join(w.capitalize() if capitals else w for w in words)
+            if is_held(value) == ctx.held_slots:
+                break
+        return fenced(rng.choice(["{}", "{}", '"{}"', "'{}'"] if capitals else ['"{}"', '"{}"', "'{}'"]).format(value), quote(value))
+    return draw
+
+
 TAR_URL, ZIP_URL = web_file("tar.gz", "tar.gz", "tgz"), web_file("zip")
 CSV, JSON, SCRIPT = ending("csv"), ending("json"), ending("py")
-VIDEO, AUDIO = ending("mp4", "mkv", "mov", "avi", "webm"), ending("mp3", "wav", "flac", "ogg", "m4a")
-PICTURE = ending("png", "jpg", "jpeg", "webp", "gif", "bmp", "tiff")
+VIDEO = ending(*["mp4", "mkv", "mov", "avi", "webm"] * 3, "flv", "wmv", "m4v", "mpg", "3gp")
+AUDIO = ending(*["mp3", "wav", "flac", "ogg", "m4a"] * 3, "aac", "opus", "wma")
+PICTURE = ending(*["png", "jpg", "jpeg", "webp", "gif", "bmp", "tiff"] * 3, "tif", "heic", "ppm")
 TINY = {TAR_URL: ("https://example.com/a.tar.gz",), ZIP_URL: ("https://example.com/b.zip",), CSV: ("t.csv", "u.csv", "v.csv"), JSON: ("j.json", "k.json", "l.json"), SCRIPT: ("s.py", "t.py"), VIDEO: ("a.mp4", "b.mkv", "c.mov"),
         AUDIO: ("a.mp3", "b.wav", "c.ogg"), PICTURE: ("a.png", "b.jpg", "c.gif"), target: ("bob@web1", "ann@db"), remote_file: ("/srv/a.txt", "~/b.csv"), remote_dir: ("/srv/x", "~/docs"), machine: ("nas", "web1"), key_file: ("~/.ssh/a", "b.pem"), json_body: ('{"a": 1}', '{"b": "x"}'), form_body: ("a=1&b=2", "c=3"), query_url: ("https://example.com/x?a=1",), spot: ("bob@web1:/srv/x", "ann@db:y.txt"),
         filename: ("a.txt", "b.csv", "c.log"), simple_dir: ("docs", "src"), dirname: ("docs", "src", "lib"), host: ("web.example.com",),
-        url: ("https://example.com/x",), repository: ("https://example.com/a/r.git", "git@example.com:a/s"), tag: ("v1.2.0",), branch: ("main", "dev")}
-
-
-def bare(value):
-    return value
+        url: ("https://example.com/x",), repository: ("https://example.com/a/r.git", "git@example.com:a/s"), tag: ("v1.2.0",), branch: ("main", "dev"),
+        day: ("2024-05-01", "2025-12-24", "2026-02-03"), integer: ("4711", "815", "31337"), decimal: ("0.5", "2.75", "49.9"), seconds: ("1700000000", "1234567890"),
+        spaced: ("my plan.txt", "old notes.md"), dotted: ("10.0.0.1", "192.168.1.9"), slashed: ("05/01/2024", "12/24/2025")}
 
 
 KINDS = {
@@ -854,23 +901,24 @@ KINDS = {
     "iface": choice_of("eth0", "eth1", "wlan0", "enp3s0", "wlp2s0", "docker0", "br0", "tun0", "lo"),
     "zone": choice_of(*ZONES), "weekday": pick(WEEKDAYS), "clock": clock, "hhmm": hhmm, "span": span,
     "dom": choice_of(*range(1, 29)), "cronmin": choice_of(2, 5, 10, 15, 20, 30), "year": choice_of(*range(1990, 2040)),
-    "epoch": opened(lambda r: str(r.randint(900_000_000, 1_900_000_000) if r.random() < 0.7 else r.randint(8, 19) * 10 ** 8 + r.choice([0, r.randint(0, 99) * 10 ** 6, r.randint(0, 9) * 10 ** 7])), quotes=["{}"]),
+    "epoch": opened(seconds, quotes=["{}"]),
     "hex": opened(lambda r: f"{r.randint(16, 65535):x}", quotes=["{}"]),
     "b64": opened(lambda r: base64.b64encode(word(r).encode()).decode(), quotes=["{}"]),
     "jkey": opened(json_key), "csv": opened(CSV), "json": opened(JSON), "script": opened(SCRIPT),
     "leaf": opened(lambda r: stem(r) + "." + r.choice(EXTENSIONS)),
     "video": opened(VIDEO), "audio": opened(AUDIO),
     "pic": opened(PICTURE), "pext": choice_of("png", "jpg", "jpeg", "webp", "gif", "bmp"),
-    "vext": choice_of("mp4", "mkv", "mov", "avi", "webm"), "dim": choice_of("640x480", "800x600", "1024x768", "1280x720", "1920x1080", "300x300", "64x64", "256x256", "512x512", "100x100", "200x150"),
-    "w": choice_of(64, 100, 150, 200, 300, 320, 480, 600, 640, 800, 1000, 1200, 1280, 1600, 1920), "pct": choice_of(*range(5, 100, 5)),
-    "deg": choice_of(45, 90, 180, 270), "crf": choice_of(*range(16, 33)),
+    "vext": choice_of(*["mp4", "mkv", "mov", "avi", "webm"] * 3, "flv", "wmv", "m4v", "mpg", "3gp"), "dim": mostly("640x480 800x600 1024x768 1280x720 1920x1080 300x300 64x64 256x256 512x512 100x100 200x150".split(), lambda r: f"{r.randint(2, 240) * 10}x{r.randint(2, 240) * 10}"),
+    "w": mostly((64, 100, 150, 200, 300, 320, 480, 600, 640, 800, 1000, 1200, 1280, 1600, 1920), lambda r: r.choice([r.randint(2, 300) * 10, r.randint(16, 3000)])), "pct": mostly(range(5, 100, 5), lambda r: r.randint(1, 99)),
+    "deg": mostly((45, 90, 180, 270), lambda r: r.randint(1, 359)), "crf": choice_of(*range(16, 33)),
     "ver": opened(lambda r: f"{r.randint(0, 12)}.{r.randint(0, 30)}" + (f".{r.randint(0, 20)}" if r.random() < 0.7 else ""), quotes=["{}"]),
     "rustver": choice_of("stable", "nightly", "beta", "1.80.0", "1.85.0", "1.91.0"),
     "crate": opened(often(CRATES)), "pypkg": opened(often(PYTHON_PACKAGES)), "npmpkg": opened(often(NPM_PACKAGES)),
     "repo": opened(repository, quotes=["{}"]), "tarurl": opened(TAR_URL, quotes=["{}"]), "zipurl": opened(ZIP_URL, quotes=["{}"]),
     "shurl": opened(web_file("sh"), quotes=["{}"]), "pyurl": opened(web_file("py"), quotes=["{}"]), "deburl": opened(web_file("deb"), quotes=["{}"]),
     "fileurl": opened(web_file(*COMMON_EXTENSIONS, "zip", "tar.gz", "iso", "deb"), quotes=["{}"]), "shfile": opened(lambda r: stem(r) + ".sh"),
-    "nonsense": opened(nonsense, quotes=["{}"]), "keys": opened(keys, quotes=["{}"]), "number": opened(lambda r: str(r.randint(3, 99999)), quotes=["{}"]),
+    "nonsense": opened(nonsense, quotes=["{}"]), "keys": opened(keys, quotes=["{}"]), "number": opened(integer, quotes=["{}"]),
     "hrs": hours, "hrsa": hours_article, "days": days, "daysa": days_article, "anysize": any_size, "bytes": ranged(2, 9999, words=False), "upto": ranged(2, 90, words=False), "disk": device(False), "part": device(True),
     "cmd": command, "spaced": opened(spaced), "cn": ranged(1, 9, words=False), "times": ranged(2, 30),
+    "words": several(bare), "wordsq": several(shell),
 }
