@@ -140,7 +140,7 @@ class Task:
 def load_tasks():
     tasks, known = [], {}
     for path in sorted(glob.glob(os.path.join(HERE, "tasks", "*.tasks"))):
-        new, fresh = (os.path.basename(path).startswith(start) for start in (("new_", "wide_", "deep_", "fresh_"), "fresh_"))
+        new, fresh = (os.path.basename(path).startswith(start) for start in (("new_", "wide_", "deep_", "fresh_", "next_"), "fresh_"))
         with open(path) as f:
             for number, line in enumerate(f, 1):
                 line = line.rstrip("\n")
