@@ -377,6 +377,30 @@ def _models(folder):
                 assert max(abs(steps[k - 1][ids[k]].item() - logp[k - length]) for k in range(length, len(ids))) < 1e-3
 
 
+def _training(folder):
+    """A small model learns some pairs by heart, in both directions at once."""
+    import torch
+    import model as M
+    from packing import Framing, directions, framed, pack
+    framing = Framing(folder)
+    pairs = [(f"{say} {name}", f"{do} {name}") for say, do in (("show", "cat"), ("remove", "rm"), ("count the lines of", "wc -l")) for name in ("notes.txt", "a.log", "src/main.rs")]
+    some = framed(framing, pairs * 4, 0.5, random.Random(2))
+    *arrays, placed, left = pack(some, 4, framing.pad)
+    ids, labels, seg, position, back = (torch.from_numpy(x).long() for x in (*arrays, directions(arrays[0], placed, framing)))
+    torch.manual_seed(3)
+    net = M.Model({**M.SMALL, "hidden_size": 64, "num_hidden_layers": 4, "shared_expert_intermediate_size": 64})
+    optimiser, seen = torch.optim.AdamW(net.parameters(), lr=4e-3), []
+    for _ in range(40):
+        h, balance = net.hidden(ids, seg, position)
+        losses = M.directed(torch.nn.functional.linear(h, net.embed_tokens.weight), labels, back)
+        (losses[0] + 0.2 * losses[1] + 0.001 * balance).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        seen.append(losses.tolist())
+    print("forth and back:", *(f"{a:.2f} {b:.2f};" for a, b in seen[::8] + seen[-1:]))
+    assert seen[-1][0] < 0.3 * seen[0][0] and seen[-1][1] < 0.3 * seen[0][1], seen
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--self-test", action="store_true")
@@ -386,9 +410,9 @@ def main():
         p.error("evaluate.py --channel measures; here is --self-test")
     for check in (_statistics, _answers):
         check()
-    for check in (_frames, _models):
+    for check in (_frames, _models, _training):
         check(args.data)
-    print("channel.py: statistics, answers, frames and models are as they should be")
+    print("channel.py: statistics, answers, frames, models and training are as they should be")
 
 
 if __name__ == "__main__":
