@@ -3,9 +3,11 @@
 
     python3 evaluate.py --checkpoint checkpoint [--bits 8] [--activations 8] [--limit 2000]
     python3 evaluate.py --loaf ../../target/release/loaf --model default.loaf [--limit 300]
+    python3 evaluate.py --checkpoint checkpoint --bits 6 --channel 3000 [--reader reverse] [--kept channel.json]
 
 The first form runs the checkpoint with PyTorch (float32, or weights quantised and dequantised as a baker would); the
-second asks the `loaf` program, one request per call. Both print a markdown row per split and a JSON line.
+second asks the `loaf` program, one request per call. Both print a markdown row per split and a JSON line. The third measures what
+several commands for a request, and the request after each of them, tell (channel.py).
 
 What always holds: requests come from the generator with a fixed seed; nothing generated is executed except a
 whitelisted set of harmless pipelines, inside a temporary directory, without network.
@@ -39,16 +41,16 @@ def pairs_of(split, count):
 
 # ---- PyTorch ------------------------------------------------------------------------------------------------------------
 
-def forced(net, framing, pairs, autocast=True, rows=64):
-    """Teacher-forced check of every pair: [(all command tokens are the argmax, mean log-probability)].
+def scored(net, framing, sequences, autocast=True, rows=64):
+    """Teacher-forced: [(all tokens behind the prompt are the argmax, their log-probabilities)] of [(ids, length of the prompt)].
 
-    Greedy decoding reproduces the reference exactly when every argmax along it is right, so one pass decides a match.
+    A sequence longer than a row of training is taken for hopeless: -20 a token.
     """
     import torch
-    from packing import IGNORE, pack
+    from packing import IGNORE, ROW, pack
     device = net.embed_tokens.weight.device
-    todo = list(enumerate(framing.pairs(pairs)))
-    result = [None] * len(pairs)
+    todo = [(i, s) for i, s in enumerate(sequences) if len(s[0]) <= ROW]
+    result = [(False, [-20.0] * (len(ids) - prompt)) for ids, prompt in sequences]
     while todo:
         chunk = todo[:rows * 8]
         ids, labels, seg, position, placed, left = pack([s for _, s in chunk], rows, framing.pad)
@@ -61,11 +63,20 @@ def forced(net, framing, pairs, autocast=True, rows=64):
         logp = torch.log_softmax(logits, -1)
         wanted = t[1] != IGNORE
         right = ((logits.argmax(-1) == t[1]) | ~wanted).cpu().numpy()
-        score = (logp.gather(-1, t[1].clamp(min=0)[..., None])[..., 0] * wanted).cpu().numpy()
-        count = wanted.cpu().numpy()
+        score = logp.gather(-1, t[1].clamp(min=0)[..., None])[..., 0].cpu().numpy()
+        wanted = wanted.cpu().numpy()
         for i, (row, at, n) in zip(inside, placed):
-            result[i] = (bool(right[row, at:at + n].all()), float(score[row, at:at + n].sum() / count[row, at:at + n].sum()))
+            here = wanted[row, at:at + n]
+            result[i] = (bool(right[row, at:at + n].all()), score[row, at:at + n][here].tolist())
     return result
+
+
+def forced(net, framing, pairs, autocast=True, rows=64):
+    """Teacher-forced check of every pair: [(all command tokens are the argmax, mean log-probability)].
+
+    Greedy decoding reproduces the reference exactly when every argmax along it is right, so one pass decides a match.
+    """
+    return [(right, sum(logp) / len(logp)) for right, logp in scored(net, framing, framing.pairs(pairs), autocast, rows)]
 
 
 def greedy(net, framing, requests, details=False):
@@ -107,12 +118,15 @@ def greedy(net, framing, requests, details=False):
     return out
 
 
-def brief(net, framing, count, autocast=True):
-    """One line of exact-match rates for the training log."""
+def brief(net, framing, count, autocast=True, back=False):
+    """One line of exact-match rates for the training log; with `back` also the loss of a request's token after the command."""
     parts = []
     for split in ("train",) + NAMES:
         r = forced(net, framing, pairs_of(split, count), autocast)
         parts.append(f"{split} {100 * sum(x[0] for x in r) / len(r):.2f}%")
+    if back:
+        tokens = [x for _, logp in scored(net, framing, framing.pairs(pairs_of("patterns", count), True), autocast) for x in logp]
+        parts.append(f"requests of patterns {-sum(tokens) / len(tokens):.4f} a token")
     return ", ".join(parts)
 
 
@@ -301,6 +315,50 @@ def threshold(inside, outside):
     return best[1:]
 
 
+def channel_answers(net, reader, framing, pairs):
+    """Material of the noisy channel for (request, command, task's command): per request the commands, the greedy one's number, and what
+    log-probabilities they have (channel.Answers)."""
+    import channel
+    requests = [p[0] for p in pairs]
+    first, found = greedy(net, framing, requests, True), channel.beams(net, framing, requests)
+    out = []
+    for (text, _, logp, _), some in zip(first, found):
+        texts, forth, lengths = [framing.tok.decode(list(ids)) for ids, _ in some], [sum(s) for _, s in some], [len(s) for _, s in some]
+        if text not in texts:
+            texts, forth, lengths = texts + [text], forth + [sum(logp)], lengths + [len(logp)]
+        out.append({"texts": texts, "forth": forth, "lengths": lengths, "greedy": texts.index(text)})
+    back = scored(reader, framing, framing.pairs([(p[0], t) for p, o in zip(pairs, out) for t in o["texts"]], True), False)
+    for p, o in zip(pairs, out):
+        mine, back = back[:len(o["texts"])], back[len(o["texts"]):]
+        o.update(request=p[0], wanted=p[1], task=p[2], back=[sum(x[1]) for x in mine], asked=len(mine[0][1]))
+    return out
+
+
+def channel_report(args):
+    import channel
+    if args.kept and os.path.exists(args.kept):
+        with open(args.kept) as f:
+            kept = json.load(f)[:args.channel]
+    else:
+        import torch
+        import model as M
+        from packing import Framing
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.backends.cuda.matmul.allow_tf32 = False
+        net, reader = (M.load_checkpoint(folder).to(device) for folder in (args.checkpoint, args.reader or args.checkpoint))
+        if args.bits:
+            M.quantise_(net, args.bits)
+            M.quantise_(reader, args.bits)
+        pairs = generate.held_out(random.Random(f"{SEED}-fresh"), args.channel)
+        with torch.no_grad():
+            kept = channel_answers(net, reader, Framing(args.checkpoint), pairs)
+        if args.kept:
+            with open(args.kept, "w") as f:
+                json.dump(kept, f)
+    answers = [channel.Answers(*(k[x] for x in ("texts", "forth", "lengths", "back", "asked"))) for k in kept]
+    return channel.measure(answers, [k["greedy"] for k in kept], [k["wanted"] for k in kept], [k["task"] for k in kept], generate.REFUSAL)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--checkpoint", help="Hugging Face folder, run with PyTorch")
@@ -315,7 +373,13 @@ def main():
     p.add_argument("--misses", help="write wrong answers to this JSON file")
     p.add_argument("--details", help="write all answers with their log-probabilities to this JSON file, and measure nothing")
     p.add_argument("--splits", default=",".join(NAMES + ("outside", "ood")), help="what --details asks")
+    p.add_argument("--channel", type=int, metavar="COUNT", help="measure the noisy channel on so many held-out requests of fresh_* patterns, and nothing else")
+    p.add_argument("--reader", help="with --channel: the checkpoint that reads requests after commands (default: the same, trained with --both)")
+    p.add_argument("--kept", help="with --channel: write commands and log-probabilities to this JSON file, or report from it if it is there")
     args = p.parse_args()
+    if args.channel:
+        print(channel_report(args))
+        return
     if not args.checkpoint and not args.loaf:
         p.error("give --checkpoint or --loaf")
 

@@ -851,6 +851,36 @@ def sample(rng, split="train", tiny=False):
             return request, command, name
 
 
+def held_out(rng, count, most=2):
+    """[(request, command, the task's command)] of single tasks, each of a sentence pattern of fresh_*.tasks that no training sees, of
+    a pattern at most `most`; fewer than `count` if there are no more patterns."""
+    tasks, out = {t.command: t for t in TASKS}, []
+    for _ in range(most):
+        held = sorted(HELD)
+        rng.shuffle(held)
+        for command, index in held:
+            if len(out) == count:
+                return out
+            task, noun = tasks[command], None
+            nodes = next((n for i, n in task.verbs if i == index), None)
+            if nodes is None:
+                noun = next(n for i, n in task.nouns if i == index)
+            for _ in range(20):
+                ctx = Context(rng, "patterns")
+                try:
+                    text = noun_request(ctx, ctx.say(noun, command, index, task.count)) if noun else ctx.say(nodes, command, index, task.count)
+                except Retry:
+                    continue
+                if not one_kind(task, ctx, text):
+                    continue
+                answer = agreed(right_here(text, fill(command, ctx.values)))
+                request = dress(place_first(ctx, text), rng)
+                if plain(request) not in CLOSED:
+                    out.append((request, answer, command))
+                    break
+    return out
+
+
 AGREED = [(re.compile(a), b) for a, b in (
     (r"\bgit add \.(?= |$)", "git add -A"), (r"\bapt upgrade -y", "apt upgrade"), (r"\bgit revert (?!-)", "git revert --no-edit "), (r"\bshutdown -h \+", "shutdown +"),
     (r'\bdate -d "([\d-]+)"', r"date -d \1"), (r"\bgit log --format=%an \| sort \| uniq -c \| sort -rn", "git shortlog -sn"), (r"^printenv (\w+)$", r"echo $\1"),

@@ -341,6 +341,16 @@ class Decoder:
         return F.linear(self.m.norm(h), self.m.embed_tokens.weight)
 
 
+def directed(logits, labels, back):
+    """The mean loss over the labels of either direction, (2): those where `back` is 0, and those where it is 1; 0 where there are none.
+
+    logits (B, T, V); labels, back (B, T); labels below zero are not counted.
+    """
+    wanted = labels >= 0
+    loss = F.cross_entropy(logits.float().flatten(0, 1), labels.clamp(min=0).flatten(), reduction="none").view_as(labels)
+    return torch.stack([(loss * here).sum() / here.sum().clamp(min=1) for here in (wanted & (back == 0), wanted & (back == 1))])
+
+
 @torch.no_grad()
 def grown(small):
     """A model of CONFIG's size that computes what `small`, a model with SMALL, does.

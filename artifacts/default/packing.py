@@ -1,7 +1,8 @@
 """From pairs to token rows: framing, packing many short sequences into rows, and seeded background producers.
 
 What always holds: a sequence is `<|user|> request <|assistant|> command <|end|>`, never cut (the other way round, if it is to be
-learned in reverse: `<|assistant|> command <|user|> request <|end|>`); labels stand on the second part and the end alone; rows depend on (seed, worker number, batch number) only, and are consumed in one fixed order.
+learned in reverse: `<|assistant|> command <|user|> request <|end|>`); labels stand on the second part and the end alone; rows depend
+on (seed, worker number, batch number, share of reversed pairs) only, and are consumed in one fixed order.
 """
 
 import os
@@ -65,33 +66,51 @@ def pack(sequences, rows, pad):
     return ids, labels, seg, position, placed, left
 
 
-def produce(folder, seed, worker, rows, reverse, queue):
-    """One background producer: endless batches of fresh training pairs."""
+def directions(ids, placed, framing):
+    """Where in rows the sequences stand that go from command to request: (rows, ROW), 1 there and 0 elsewhere."""
+    out = np.zeros_like(ids)
+    for row, at, n in placed:
+        out[row, at:at + n] = ids[row, at] == framing.assistant
+    return out
+
+
+def framed(framing, pairs, share, rng):
+    """As `Framing.pairs`, a pair the other way round with the chance `share`; in the order of the pairs."""
+    back = [share > 0 and rng.random() < share for _ in pairs]
+    out = {way: iter(framing.pairs([p for p, b in zip(pairs, back) if b == way], way)) for way in (False, True)}
+    return [next(out[b]) for b in back]
+
+
+def produce(folder, seed, worker, rows, share, queue):
+    """One background producer: endless batches of fresh training pairs, `share` of them reversed."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import generate
     framing = Framing(folder)
-    rng = random.Random(f"train-{seed}-{worker}")
+    rng, coin = random.Random(f"train-{seed}-{worker}"), random.Random(f"both-{seed}-{worker}")
     pending, batch = [], 0
     while True:
         size = rows * 6
-        fresh = framing.pairs([generate.sample(rng)[:2] for _ in range(max(0, size - len(pending)))], reverse)
+        fresh = framed(framing, [generate.sample(rng)[:2] for _ in range(max(0, size - len(pending)))], share, coin)
         todo = pending + [s for s in fresh if len(s[0]) <= ROW]
         *arrays, placed, pending = pack(todo, rows, framing.pad)
         while sum(len(s[0]) for s in pending) == 0 and len(placed) == len(todo):  # not full yet
-            more = [s for s in framing.pairs([generate.sample(rng)[:2] for _ in range(rows)], reverse) if len(s[0]) <= ROW]
+            more = [s for s in framed(framing, [generate.sample(rng)[:2] for _ in range(rows)], share, coin) if len(s[0]) <= ROW]
             todo += more
             *arrays, placed, pending = pack(todo, rows, framing.pad)
-        queue.put(np.stack(arrays))
+        queue.put(np.stack([*arrays, directions(arrays[0], placed, framing)]))
         batch += 1
 
 
 class Batches:
-    """Batches of `workers` producers, numbered from `offset` on, taken in turn so that the order is fixed."""
+    """Batches of `workers` producers, numbered from `offset` on, taken in turn so that the order is fixed.
 
-    def __init__(self, folder, seed, workers, rows, depth=6, offset=0, reverse=False):
+    A batch is ids, labels, seg and position as `pack` makes them, and `directions`: int16 (5, rows, ROW).
+    """
+
+    def __init__(self, folder, seed, workers, rows, depth=6, offset=0, share=0.0):
         context = get_context("spawn")
         self.queues = [context.Queue(depth) for _ in range(workers)]
-        self.processes = [context.Process(target=produce, args=(folder, seed, offset + i, rows, reverse, q), daemon=True) for i, q in enumerate(self.queues)]
+        self.processes = [context.Process(target=produce, args=(folder, seed, offset + i, rows, share, q), daemon=True) for i, q in enumerate(self.queues)]
         for p in self.processes:
             p.start()
         self.turn = 0

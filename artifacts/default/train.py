@@ -51,14 +51,19 @@ def main():
     p.add_argument("--validate", type=int, default=2000)
     p.add_argument("--final", type=int, default=2000, help="pairs per split in the last report")
     p.add_argument("--misses", action="store_true", help="write the wrong answers of the last report to misses.json")
-    p.add_argument("--reverse", action="store_true", help="learn the request from the command (README, \"Unsure\"); no last report")
+    p.add_argument("--reverse", action="store_true", help="learn the request from the command (README, \"Unsure\") and nothing else; no last report")
+    p.add_argument("--both", type=float, default=0.0, metavar="SHARE", help="learn both directions: this part of the pairs goes from the command to the request")
+    p.add_argument("--back", type=float, default=0.2, metavar="WEIGHT", help="with --both: the weight of their loss, a mean over tokens as the other, beside it")
     p.add_argument("--no-compile", action="store_true")
     args = p.parse_args()
+    if not 0 <= args.both < 1 or args.back < 0 or (args.reverse and args.both):
+        p.error("--both is a part below 1, --back no less than 0, and --reverse stands alone")
+    share = 1.0 if args.reverse else args.both
 
     began = time.time()
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args.workers = args.workers or max(1, (os.cpu_count() or 2) // world - 1)
-    batches = Batches(args.data, args.seed, args.workers, args.rows, offset=rank * args.workers, reverse=args.reverse)
+    batches = Batches(args.data, args.seed, args.workers, args.rows, offset=rank * args.workers, share=share)
     torch.manual_seed(args.seed + 1000 * rank)  # what is dropped differs from GPU to GPU
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.set_float32_matmul_precision("high")
@@ -84,11 +89,16 @@ def main():
         for layer in net.layers:
             layer.compile(dynamic=False)
 
-    def loss_of(ids, labels, seg, position):
+    def loss_of(ids, labels, seg, position, back):
+        """What falls, the loss of each direction (request to command, command to request), the balance of the experts."""
         with torch.autocast(device, torch.bfloat16):
             h, balance = net.hidden(ids, seg, position, keep)
             logits = F.linear(h, net.embed_tokens.weight)
-        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE), balance
+        if not args.both:
+            loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+            return loss, torch.stack([loss.detach(), torch.zeros_like(loss)]), balance
+        losses = M.directed(logits, labels, back)
+        return losses[0] + args.back * losses[1], losses.detach(), balance
 
     def take():
         batch = torch.from_numpy(batches.next())
@@ -126,11 +136,11 @@ def main():
     if args.then:
         minutes, rate, folder = args.then.split(":", 2)
         parts.append((float(minutes), float(rate), 60, 0.0, folder))
-    start, window, window_start = None, torch.zeros((), device=device), 0
+    start, window, window_start = None, torch.zeros(2, device=device), 0
     step, before, elapsed = 0, 0, 0.0        # steps in all, those of the parts before
     while parts:
         minutes, lr, warmup, dropout, folder = parts[0]
-        ids, labels, seg, position = take()
+        batch = take()
         if step == 3:  # compiled by now
             start, mark = time.time(), time.time()
             say(f"three steps after {start - began:.1f} s")
@@ -153,19 +163,20 @@ def main():
             group["lr"] = rate
         if args.dropout:
             keep.fill_(1 - dropout * max(0.0, 1 - progress / args.dropout_end))
-        loss, balance = loss_of(ids, labels, seg, position)
+        loss, losses, balance = loss_of(*batch)
         (loss + net.config["router_aux_loss_coef"] * balance).backward()
         if world > 1:
             average_gradients()
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        window += loss.detach()
+        window += losses
         step += 1
         if step % args.report == 0:
             now = time.time()
             tokens = (step - window_start) * args.rows * 256 * world
-            say(f"step {step} {100 * progress:.1f}% loss {window.item() / (step - window_start):.5f} norm {norm.item():.3f} balance {balance.item():.3f} "
+            forth, back = (window / (step - window_start)).tolist()
+            say(f"step {step} {100 * progress:.1f}% loss {forth:.5f} {f'back {back:.5f} ' if args.both else ''}norm {norm.item():.3f} balance {balance.item():.3f} "
                 f"rate {rate:.2e} {tokens / (now - (mark if start else began)):.0f} tok/s waiting {sum(q.empty() for q in batches.queues)}/{args.workers}")
             window.zero_()
             window_start, mark = step, now
@@ -173,7 +184,7 @@ def main():
             save(folder)
         if step % args.validate == 0 and rank == 0:
             net.eval()
-            say(f"step {step} " + evaluate.brief(net, framing, 500))
+            say(f"step {step} " + evaluate.brief(net, framing, 500, back=args.both > 0))
             net.train()
             mark = time.time()
     batches.stop()
@@ -182,14 +193,14 @@ def main():
     if rank or args.reverse:
         return
     net.eval()
-    say("float32 (bf16 products) " + evaluate.brief(net, framing, args.final))
+    say("float32 (bf16 products) " + evaluate.brief(net, framing, args.final, back=args.both > 0))
     reloaded = M.load_checkpoint(folder).to(device)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     for label, bits in (("saved checkpoint, float32", None), ("q6", 6), ("q4", 4)):
         if bits:
             reloaded = M.quantise_(M.load_checkpoint(folder).to(device), bits)
-        say(label + " " + evaluate.brief(reloaded, framing, args.final, autocast=False))
+        say(label + " " + evaluate.brief(reloaded, framing, args.final, autocast=False, back=args.both > 0))
     if args.misses:
         with open(os.path.join(args.out, "misses.json"), "w") as f:
             json.dump(evaluate.misses(M.load_checkpoint(folder).to(device), framing, args.final), f, indent=1)
