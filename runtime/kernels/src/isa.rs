@@ -351,8 +351,6 @@ pub(super) mod avx512_halves {
             Some((5, 32)) => &const { steps::<5, 32>() },
             Some((5, 64)) => &const { steps::<5, 64>() },
             Some((6, 64)) => &const { steps::<6, 64>() },
-            Some((8, 32)) => &const { steps::<8, 32>() },
-            Some((8, 64)) => &const { steps::<8, 64>() },
             Some((layout::HALVES_3, 16)) => &const { steps::<{ layout::HALVES_3 }, 16>() },
             Some((layout::HALVES_6, 16)) => &const { steps::<{ layout::HALVES_6 }, 16>() },
             // SAFETY: the kernel's contract, passed on.
