@@ -19,6 +19,11 @@ How it measures:
   same number of rounds; each process repeats a figure as often as the other's. Of llama.cpp the mode with the best median
   counts, figure by figure.
 - Prefill gives logits of the last token alone. Decode at a context fills the caches and does not compute them, in both.
+- Before the first round every file leaves memory and is read anew through a mapping that asks for large pages: whether a file that was
+  just written lies in large pages or in small ones is chance, and reading from small ones is slower.
+- With --winners the modes of llama.cpp that were best at nothing in the rounds before are not run again, nor is the loaf of 4 bits
+  throughout: more rounds for the time. Several modes that are as fast as each other are several chances to be lucky, so figures of
+  a single round flatter llama.cpp on a noisy machine.
 - Start-up is from exec to the first byte of the first token's text, ids given, files in the page cache; peak memory is what the
   system says that process used at most, mapped weights included.
 - The read bandwidth is measured by every loaf process before every repetition of decode, which is judged by that one.
@@ -29,6 +34,7 @@ A figure is only as good as the machine is idle: the load average stands in the 
 import argparse
 import fnmatch
 import json
+import mmap
 import os
 import re
 import statistics
@@ -249,14 +255,35 @@ class Figures:
         return pick(modes.items(), key=lambda item: statistics.median(item[1]))
 
 
+LARGE = 2 << 20
+
+
+def read_anew(*files):
+    """Has files leave the page cache, if they can, and come back in large pages."""
+    for file in filter(None, files):
+        with open(file, "rb+") as f:
+            os.fsync(f.fileno())
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            with mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as data:
+                data.madvise(mmap.MADV_HUGEPAGE)
+                sum(data[i] for i in range(0, len(data), LARGE))
+
+
 def measure(model, a, figures, notes):
     """One round of one model: every engine and mode once, in turns."""
     threads, repeat, before = a.threads, a.repeat, shlex.split(a.before)
     loaves = [("loaf", model["loaf"])] + ([("loaf-4bit", model["all4"])] if model["all4"] else [])
     modes = [(r, f) for r in (0, 1) for f in (0, 1)]
+    mode = lambda r, f: f"llama.cpp {'repacked' if r else 'plain'}{', flash' if f else ''}"
+    if a.winners and notes["rounds"]:
+        best = {figures.best(figure, "llama.cpp")[0] for figure in figures.samples if figure.split()[0] in ("prefill", "decode")
+                and "%" not in figure}
+        loaves, modes = loaves[:1], [m for m in modes if mode(*m) in best]
+    if not notes["rounds"]:
+        read_anew(model["loaf"], model["all4"], model["gguf"])
     plan = [("loaf", who, path) for who, path in loaves]
     # A loaf between any two modes would make it run more often; all run once a round, starting elsewhere each round.
-    plan += [("llama", f"llama.cpp {'repacked' if r else 'plain'}{', flash' if f else ''}", (r, f)) for r, f in modes]
+    plan += [("llama", mode(r, f), (r, f)) for r, f in modes]
     turn = notes["rounds"] % len(plan)
     for engine, who, what in plan[turn:] + plan[:turn]:
         notes["load"].append(os.getloadavg()[0])
@@ -389,6 +416,7 @@ def main():
                              "Q6_K and Q8_0: 40 GB of disk each, and memory to keep 20 GB cached")
     parser.add_argument("--add", action="store_true", help="keep the samples of earlier runs")
     parser.add_argument("--before", default="", help="a command that starts every measured process")
+    parser.add_argument("--winners", action="store_true", help="from the second round on without the modes that were best at nothing")
     parser.add_argument("--same-file", action="store_true",
                         help="bake loaves from llama.cpp's files; also of Q5_K_M, Q6_K and IQ4_XS")
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), help="contexts to decode at; empty for none")

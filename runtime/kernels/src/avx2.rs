@@ -17,7 +17,7 @@ use super::simd::{Simd, TABLE_LUT, layout};
 mod products;
 mod stream;
 
-pub(crate) use products::{EVEX, MADD, Products, VEX};
+pub(crate) use products::{EVEX, MADD, Products, VBMI, VEX};
 
 /// Proof of nothing: use only inside functions compiled for, and run on, AVX2 + FMA + F16C.
 #[derive(Clone, Copy)]

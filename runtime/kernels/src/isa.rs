@@ -17,7 +17,7 @@ use loaf_formats::op::attention as attention_op;
 use loaf_formats::op::{OP_COUNT, OpAttrs, OpKind, expert_linear, linear};
 
 #[cfg(target_arch = "x86_64")]
-use super::avx2::{Avx2, MADD, Products, VEX};
+use super::avx2::{Avx2, MADD, Products, VBMI, VEX};
 #[cfg(target_arch = "x86_64")]
 use super::avx512::Avx512;
 use super::blocks::{self, Fill};
@@ -127,7 +127,7 @@ macro_rules! isa {
 
         /// What one layout and group has of its own; zero stands for what the compiler does not
         /// know, and `PART` for groups that are some times as long.
-        const fn steps<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>() -> Steps {
+        pub(super) const fn steps<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>() -> Steps {
             Steps {
                 permute: permute::<S, KIND, GROUP, PART>,
                 arrange: arrange::<S, KIND, GROUP, PART>,
@@ -139,7 +139,7 @@ macro_rules! isa {
         }
 
         #[$attr]
-        unsafe fn run<S: Rows>(
+        pub(super) unsafe fn run<S: Rows>(
             steps: &Steps, kind: u8, group: usize, unit: Option<&'static Unit>, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
         ) {
             // SAFETY: the kernel's contract, passed on.
@@ -327,15 +327,54 @@ pub(super) mod amx {
 pub(super) mod avx512_halves {
     use super::*;
 
+    isa!(@steps target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"),
+        arrange(p: Packing, from: *const i8, inp: usize, to: *mut i8);
+        stream(m: &Matrix<'_>, first: usize, end: usize, x: &Row, codes: *const i8, panels: &Panels);
+        tail_dots(p: Packing, tails: &[[u8; quant::TAIL]; 16], codes: *const i8, out: *mut u8););
+
+    /// [`avx2`]'s, but for products of one row by dot instructions and VBMI.
+    const fn steps<const KIND: u8, const GROUP: usize>() -> Steps {
+        type One = Products<VBMI>;
+        Steps {
+            arrange: arrange::<One, KIND, GROUP, 0>,
+            stream: stream::<One, KIND, GROUP, 0>,
+            tail_dots: tail_dots::<One, KIND, GROUP, 0>,
+            ..avx2::steps::<Products<MADD>, KIND, GROUP, 0>()
+        }
+    }
+
+    /// Products of few rows: of the layouts for which AVX2 has many operations, by [`steps`].
+    unsafe fn few(format: WeightFormat, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+        let steps = match quant_case(format) {
+            Some((layout::Q4, 32)) => &const { steps::<{ layout::Q4 }, 32>() },
+            Some((layout::Q4_WIDE, 64)) => &const { steps::<{ layout::Q4_WIDE }, 64>() },
+            Some((5, 32)) => &const { steps::<5, 32>() },
+            Some((5, 64)) => &const { steps::<5, 64>() },
+            Some((6, 64)) => &const { steps::<6, 64>() },
+            Some((layout::HALVES_3, 16)) => &const { steps::<{ layout::HALVES_3 }, 16>() },
+            Some((layout::HALVES_6, 16)) => &const { steps::<{ layout::HALVES_6 }, 16>() },
+            // SAFETY: the kernel's contract, passed on.
+            _ => return unsafe { avx2::product(call, units, scratch) },
+        };
+        let Some((kind, group)) = quant_case(format) else { return };
+        // SAFETY: as above; all else of a product is AVX2's.
+        unsafe { avx2::run::<Products<MADD>>(steps, kind, group, None, call, units, scratch) }
+    }
+
     pub(crate) unsafe fn product(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
         // Of an expert as many as there are rows, at most.
-        let rows = match call.kind {
-            OpKind::LinearQuant => linear::Attrs::of(call.attrs).rows,
-            _ => expert_linear::Attrs::of(call.attrs).rows,
+        let (rows, format) = match call.kind {
+            OpKind::LinearQuant => (linear::Attrs::of(call.attrs).rows, linear::Attrs::of(call.attrs).format),
+            _ => (expert_linear::Attrs::of(call.attrs).rows, expert_linear::Attrs::of(call.attrs).format),
         };
-        let product = if rows <= <Products<MADD> as Rows>::STREAMED { avx2::product } else { avx512_vbmi::product };
         // SAFETY: the kernel's contract, passed on; a CPU with AVX-512 has AVX2.
-        unsafe { product(call, units, scratch) }
+        unsafe {
+            if rows <= <Products<MADD> as Rows>::STREAMED {
+                few(format, call, units, scratch)
+            } else {
+                avx512_vbmi::product(call, units, scratch)
+            }
+        }
     }
 
     pub(crate) unsafe fn attention(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {

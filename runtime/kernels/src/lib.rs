@@ -411,22 +411,32 @@ impl Kernels {
     pub fn avx512() -> Option<Kernels> {
         #[cfg(target_arch = "x86_64")]
         {
-            let has = Kernels::avx2().is_some()
-                && is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512vnni");
-            has.then(|| {
+            if is_zen4() {
+                return Kernels::avx512_halves();
+            }
+            has_avx512().then(|| {
                 let mut table = isa::avx512::table();
                 if is_x86_feature_detected!("avx512vbmi") {
-                    let product = if is_zen4() { isa::avx512_halves::product } else { isa::avx512_vbmi::product };
-                    if is_zen4() {
-                        table[OpKind::Attention as usize] = Some(isa::avx512_halves::attention);
-                    }
-                    table[OpKind::LinearQuant as usize] = Some(product);
-                    table[OpKind::ExpertLinearQuant as usize] = Some(product);
+                    table[OpKind::LinearQuant as usize] = Some(isa::avx512_vbmi::product);
+                    table[OpKind::ExpertLinearQuant as usize] = Some(isa::avx512_vbmi::product);
                 }
+                Kernels { isa: Isa::Avx512, table, split: Some(isa::avx512::SPLIT) }
+            })
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        None
+    }
+
+    /// The AVX-512 table of Zen 4, on any CPU that has VBMI, too: so that more of them test it.
+    #[doc(hidden)]
+    pub fn avx512_halves() -> Option<Kernels> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            (has_avx512() && is_x86_feature_detected!("avx512vbmi")).then(|| {
+                let mut table = isa::avx512::table();
+                table[OpKind::Attention as usize] = Some(isa::avx512_halves::attention);
+                table[OpKind::LinearQuant as usize] = Some(isa::avx512_halves::product);
+                table[OpKind::ExpertLinearQuant as usize] = Some(isa::avx512_halves::product);
                 Kernels { isa: Isa::Avx512, table, split: Some(isa::avx512::SPLIT) }
             })
         }
@@ -498,11 +508,25 @@ impl Kernels {
     }
 }
 
-/// Whether this CPU, which has AVX-512, is of AMD's family 19h: Zen 4, which runs it on units of
-/// 256 bits.
+/// Whether this CPU has all of AVX-512 that every table of it needs.
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    Kernels::avx2().is_some()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+/// Whether this CPU has AVX-512 and is of AMD's family 19h: Zen 4, which runs it on units of 256
+/// bits and has VBMI.
 #[cfg(target_arch = "x86_64")]
 fn is_zen4() -> bool {
     use std::arch::x86_64::__cpuid;
+    if !has_avx512() {
+        return false;
+    }
     // SAFETY: CPUs with AVX-512 have the instruction. (Later compilers know that it needs no such
     // promise.)
     #[allow(unused_unsafe)]

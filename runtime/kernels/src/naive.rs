@@ -462,7 +462,7 @@ unsafe fn run_unit(call: &OpCall<'_>, u: usize) {
             }
             ExpertLinearDense => {
                 let (a, o) = of!(expert_linear_dense);
-                for_slots(&o.order, &o.starts, (a.rows, a.k, a.experts), |e, r, slot| {
+                for_slots(&o.order, &o.starts, (a.rows, a.k, a.experts), |_, e, r, slot| {
                     let w = o.weight.map(|plane| plane.expert(e));
                     let x = row(&o.x, r, slot.min(a.x_slots - 1), a.inputs);
                     for out in u * DENSE_ROWS..(u * DENSE_ROWS + DENSE_ROWS).min(a.outputs) {
@@ -473,7 +473,13 @@ unsafe fn run_unit(call: &OpCall<'_>, u: usize) {
             ExpertLinearQuant => {
                 let (a, o) = of!(expert_linear_quant);
                 let x = [o.codes, o.xscales, o.xsums];
-                for_slots(&o.order, &o.starts, (a.rows, a.k, a.experts), |e, r, slot| {
+                // Of a single row a unit is some outputs of one slot, by its place among all.
+                let each = a.outputs.div_ceil(QUANT_ROWS);
+                let (part, u) = if a.rows == 1 { (Some(u / each), u % each) } else { (None, u) };
+                for_slots(&o.order, &o.starts, (a.rows, a.k, a.experts), |place, e, r, slot| {
+                    if part.is_some_and(|part| part != place) {
+                        return;
+                    }
                     let w = o.weight.map(|plane| plane.expert(e));
                     let from = (r, slot.min(a.x_slots - 1));
                     for out in u * QUANT_ROWS..(u * QUANT_ROWS + QUANT_ROWS).min(a.outputs) {
@@ -573,12 +579,13 @@ unsafe fn run_unit(call: &OpCall<'_>, u: usize) {
     }
 }
 
-/// Calls `f` with each slot's expert, row and place among the row's.
+/// Calls `f` with each slot's place in the order of experts, its expert, its row and which of the
+/// row's slots it is.
 unsafe fn for_slots(
     order: &RawOperand,
     starts: &RawOperand,
     (rows, k, experts): (usize, usize, usize),
-    f: impl Fn(usize, usize, usize),
+    f: impl Fn(usize, usize, usize, usize),
 ) {
     let slots = (rows * k) as u32;
     for e in 0..experts {
@@ -587,7 +594,7 @@ unsafe fn for_slots(
         unsafe {
             for j in id(starts, 0, e).min(slots)..id(starts, 0, e + 1).min(slots) {
                 let s = id(order, 0, j as usize).min(slots - 1) as usize;
-                f(e, s / k, s % k);
+                f(j as usize, e, s / k, s % k);
             }
         }
     }

@@ -29,6 +29,7 @@ use super::rows::{ARRANGED, CodeRows, PerLane, PlaneRows, Rows};
 use super::scratch::Scratch;
 use super::simd::{Ahead, E2M1_BIAS, Simd, layout, run_of_evens};
 use super::unit::{self, Product, Stage, Unit};
+use super::work::expert_parts;
 use super::{OpCall, QUANT_ROWS, RawOperand};
 
 /// The largest [`Rows::STREAMED`].
@@ -220,33 +221,45 @@ pub(super) unsafe fn product<S: Rows>(
         (experts::Attrs::of(call.attrs), expert::Operands::of(call.operands))
     };
     let (inp, out, x) = (a.inputs, a.outputs, [o.codes, o.xscales, o.xsums]);
+    let (parts, each) = (if is_linear { 1 } else { expert_parts(&a) }, out.div_ceil(QUANT_ROWS));
     // SAFETY: the kernel's contract; starts are clamped to the slots there are.
     unsafe {
         let (slots, panels) =
-            prepare::<S>(packing, steps, &x, &o.out, (a.rows, a.k, a.x_slots), (inp, a.format), scratch);
+            prepare::<S>(packing, steps, &x, &o.out, (a.rows, a.k, a.x_slots), (inp, a.format), parts, scratch);
         let block = match a.format {
             WeightFormat::Block(block) => Some(block),
             _ => None,
         };
         for e in 0..a.experts {
-            let list = if is_linear {
-                (std::ptr::null(), a.rows)
+            let (list, place) = if is_linear {
+                ((std::ptr::null(), a.rows), 0)
             } else {
                 let (order, starts) = (o.order.at::<u32>(0, 0), o.starts.at::<u32>(0, 0));
                 let end = (*starts.add(e + 1) as usize).min(slots.total);
                 let start = (*starts.add(e) as usize).min(end);
-                (order.add(start).cast_const(), end - start)
+                ((order.add(start).cast_const(), end - start), start)
             };
             if list.1 > 0 {
                 let w = if is_linear { o.weight } else { o.weight.map(|plane| plane.expert(e)) };
                 let m = Matrix { packing, w: &w, block, steps, unit, base: 0, inp, out };
-                multiply::<S>(&m, &slots, list, &panels, units.clone());
+                if parts == 1 {
+                    multiply::<S>(&m, &slots, list, &panels, units.clone());
+                    continue;
+                }
+                for i in 0..list.1 {
+                    let first = (place + i) * each;
+                    let (start, end) = (units.start.max(first), units.end.min(first + each));
+                    if start < end {
+                        multiply::<S>(&m, &slots, (list.0.add(i), 1), &panels, start - first..end - first);
+                    }
+                }
             }
         }
     }
 }
 
-/// Lays out scratch and permutes every activation row into it.
+/// Lays out scratch, and permutes every activation row into it if a matrix may have many of them.
+/// `parts` as [`expert_parts`].
 #[inline(always)]
 unsafe fn prepare<'a, S: Rows>(
     packing: Packing,
@@ -255,6 +268,7 @@ unsafe fn prepare<'a, S: Rows>(
     out: &'a RawOperand,
     (rows, k, x_slots): (usize, usize, usize),
     (inp, format): (usize, WeightFormat),
+    parts: usize,
     scratch: &mut [u8],
 ) -> (Slots<'a>, Panels) {
     let (padded, group) = (inp.next_multiple_of(128), packing.group);
@@ -275,7 +289,7 @@ unsafe fn prepare<'a, S: Rows>(
         room: rows,
         stage: Stage::new(&mut scratch, rows, padded, inp / group),
     };
-    let panelled = rows * k > S::STREAMED;
+    let panelled = rows * k / parts > S::STREAMED;
     for index in 0..rows * x_slots {
         // SAFETY: an existing row and slot of `inp` codes; `code_bytes` bytes and `padded_groups`
         // elements of room each.

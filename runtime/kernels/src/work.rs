@@ -23,7 +23,10 @@ pub fn units(call: &OpCall<'_>) -> usize {
         LinearQuant => of!(call, linear_quant).outputs.div_ceil(QUANT_ROWS),
         ExpertSort => 1,
         ExpertLinearDense => of!(call, expert_linear_dense).outputs.div_ceil(DENSE_ROWS),
-        ExpertLinearQuant => of!(call, expert_linear_quant).outputs.div_ceil(QUANT_ROWS),
+        ExpertLinearQuant => {
+            let a = of!(call, expert_linear);
+            a.outputs.div_ceil(QUANT_ROWS).saturating_mul(expert_parts(&a))
+        }
         KvWrite => of!(call, kv_write).rows * of!(call, kv_write).heads,
         Attention => call.runs.iter().map(|run| attention::run_units(&of!(call, attention), run)).sum(),
         Conv => of!(call, conv).heads * of!(call, conv).dim.div_ceil(CONV_CHANNELS),
@@ -35,6 +38,13 @@ pub fn units(call: &OpCall<'_>) -> usize {
             extent(0).saturating_mul(extent(1))
         }
     }
+}
+
+/// Parts of equal size that the units of an expert op fall into. Those of a single row are its
+/// slots, in the order of their experts: a worker reads whole matrices one after the other, not a
+/// piece of each. Of more rows a part is everything, since a matrix is read once for all its slots.
+pub(super) fn expert_parts(a: &op::expert_linear::Attrs) -> usize {
+    if a.rows == 1 { a.k } else { 1 }
 }
 
 /// Bytes of scratch one thread needs for an op, whatever the runs: never fewer for more rows.

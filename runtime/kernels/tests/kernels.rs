@@ -795,6 +795,7 @@ suite! {
     avx2 = Kernels::avx2();
     avx_vnni = Kernels::avx_vnni();
     avx512 = Kernels::avx512();
+    avx512_halves = Kernels::avx512_halves();
     amx = Kernels::amx();
     #[cfg(target_arch = "aarch64")]
     neon = Kernels::neon();

@@ -14,8 +14,8 @@ use super::super::rows::{CodeRows, PlaneRows, Rows, byte_scales, eight_floats};
 use super::super::simd::{Ahead, Simd, layout};
 use super::{Avx2, SECOND_BYTES, THIRD_BYTES, both, nibbles, stream, transpose8, unpack32};
 
-/// Integer matmuls on AVX2, by [`MADD`], [`VEX`] or [`EVEX`]: use only inside functions compiled
-/// for, and run on, CPUs that have it.
+/// Integer matmuls on AVX2, by [`MADD`], [`VEX`], [`EVEX`] or [`VBMI`]: use only inside functions
+/// compiled for, and run on, CPUs that have it.
 #[derive(Clone, Copy)]
 pub(crate) struct Products<const DOT: u8>;
 
@@ -25,6 +25,8 @@ pub(crate) const MADD: u8 = 0;
 pub(crate) const VEX: u8 = 1;
 /// Dot instructions of AVX-512 VNNI and VL.
 pub(crate) const EVEX: u8 = 2;
+/// The same, and codes of 3, 5 and 6 bits unpacked by VBMI: of one activation row alone.
+pub(crate) const VBMI: u8 = 3;
 
 /// Says nothing, in the order of the source: in an unrolled loop the compiler would else add up one
 /// activation row after the other, which costs it all registers and a third of the speed.
@@ -50,7 +52,7 @@ pub(super) unsafe fn words<const DOT: u8>(sum: __m256i, w: __m256i, x: __m256i) 
     unsafe {
         match DOT {
             VEX => _mm256_dpwssd_avx_epi32(sum, w, x),
-            EVEX => _mm256_dpwssd_epi32(sum, w, x),
+            EVEX | VBMI => _mm256_dpwssd_epi32(sum, w, x),
             _ => _mm256_add_epi32(sum, _mm256_madd_epi16(w, x)),
         }
     }

@@ -14,7 +14,8 @@
 //! Eight rows' sums are then added down to one vector, in i16 as long as nothing can overflow.
 //!
 //! With dot instructions all sums are i32, and 8 bits are one plane. Products of a table's values,
-//! which are signed, are i32 too.
+//! which are signed, are i32 too. With VBMI 3, 5 and 6 bits are unpacked to one plane as well, in
+//! three operations for 32 codes.
 
 use std::arch::x86_64::*;
 
@@ -22,17 +23,17 @@ use loaf_formats::block::TABLE;
 
 use super::super::rows::{CodeRows, PlaneRows};
 use super::super::simd::{Simd, TABLE_LUT, layout};
-use super::products::{MADD, bytes, words};
+use super::products::{MADD, VBMI, bytes, words};
 use super::{Avx2, E2M1_LUT, EVENS_ODDS, both, permute32, transpose8};
 
 /// Groups that [`dots`] takes at once: those that share 32 packed bytes.
 #[inline(always)]
 pub(super) const fn parts<const DOT: u8>(kind: u8, group: usize) -> usize {
     let bytes = group * layout::bits(kind) / 8;
-    match is_planes::<DOT>(kind) {
-        true if bytes < 32 => 32 / bytes,
+    match layout::bits(kind) {
+        2 | 4 if bytes < 32 => 32 / bytes,
         // The halves of 32 codes.
-        false if group == 16 => 2,
+        3 | 5 | 6 if group == 16 => 2,
         _ => 1,
     }
 }
@@ -40,8 +41,52 @@ pub(super) const fn parts<const DOT: u8>(kind: u8, group: usize) -> usize {
 /// Whether products are made by planes, not by pairs.
 #[inline(always)]
 const fn is_planes<const DOT: u8>(kind: u8) -> bool {
-    matches!(layout::bits(kind), 2 | 4) || kind == layout::Q8 && DOT != MADD
+    matches!(layout::bits(kind), 2 | 4) || kind == layout::Q8 && DOT != MADD || DOT == VBMI
 }
+
+/// Whether VBMI unpacks a plane of its own.
+#[inline(always)]
+const fn is_picked<const DOT: u8>(kind: u8) -> bool {
+    DOT == VBMI && matches!(layout::bits(kind), 3 | 5 | 6)
+}
+
+/// How VBMI unpacks 32 codes: every eight lanes get the bytes of eight codes, and each then the
+/// bits of its own.
+struct Picked {
+    /// `[0]` of bytes that were loaded where they begin, `[1]` of bytes that end where theirs do.
+    bytes: [[u8; 32]; 2],
+    bits: [u8; 32],
+}
+
+impl Picked {
+    const fn new(bits: usize) -> Picked {
+        let mut out = Picked { bytes: [[0; 32]; 2], bits: [0; 32] };
+        let mut lane = 0;
+        while lane < 32 {
+            let (eight, i) = (lane / 8, lane % 8);
+            if i < bits {
+                out.bytes[0][lane] = (eight * bits + i) as u8;
+                out.bytes[1][lane] = (32 - 4 * bits + eight * bits + i) as u8;
+            }
+            out.bits[lane] = (i * bits) as u8;
+            lane += 1;
+        }
+        out
+    }
+
+    #[inline(always)]
+    const fn of(kind: u8) -> &'static Picked {
+        match layout::bits(kind) {
+            3 => &PICKED_3,
+            5 => &PICKED_5,
+            _ => &PICKED_6,
+        }
+    }
+}
+
+static PICKED_3: Picked = Picked::new(3);
+static PICKED_5: Picked = Picked::new(5);
+static PICKED_6: Picked = Picked::new(6);
 
 /// Bytes of an arranged activation code: pairs have them in 16 bits, and the signed products of a
 /// table want magnitudes beside them.
@@ -183,6 +228,24 @@ unsafe fn row<const DOT: u8>(kind: u8, group: usize, w: *const u8, x: *const i8)
     // SAFETY: of the groups' bytes, and as many activations.
     unsafe {
         let mut sum = _mm256_setzero_si256();
+        if is_picked::<DOT>(kind) {
+            let all = parts::<DOT>(kind, group) * group * bits / 8;
+            let (picked, mask) = (Picked::of(kind), _mm256_set1_epi8(((1 << bits) - 1) as i8));
+            for i in 0..all / (4 * bits) {
+                // Nothing past the group is read, nor before it.
+                let ends = (i + 1) * 4 * bits;
+                let (loaded, which) = match () {
+                    _ if all < 32 => (_mm256_maskz_loadu_epi8((1 << all) - 1, w.cast()), 0),
+                    _ if i == 0 => (load(w), 0),
+                    _ => (load(w.add(ends - 32)), 1),
+                };
+                let bytes = _mm256_permutexvar_epi8(load(picked.bytes[which].as_ptr()), loaded);
+                let codes = _mm256_multishift_epi64_epi8(load(picked.bits.as_ptr()), bytes);
+                let codes = _mm256_and_si256(codes, mask);
+                sum = super::products::bytes::<DOT>(sum, codes, load(x.add(32 * i).cast()));
+            }
+            return sum;
+        }
         if is_planes::<DOT>(kind) {
             let planes = 8 / bits;
             for v in 0..parts::<DOT>(kind, group) * group * bits / 256 {
@@ -384,7 +447,7 @@ pub(super) unsafe fn arrange<const DOT: u8>(kind: u8, group: usize, from: *const
     // SAFETY: 128 valid codes, and room for as many.
     unsafe {
         match layout::bits(kind) {
-            8 if is_planes::<DOT>(kind) => std::ptr::copy_nonoverlapping(from, to, 128),
+            8 | 3 | 5 | 6 if is_planes::<DOT>(kind) => std::ptr::copy_nonoverlapping(from, to, 128),
             2 => {
                 // Eight codes of each residue modulo 4, of every 32 codes.
                 let mut residues = [0u64; 16];
