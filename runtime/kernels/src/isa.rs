@@ -292,7 +292,7 @@ pub(super) mod avx_vnni_evex {
 isa!(avx512, Avx2, Avx512<false>,
     target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"), else avx_vnni_evex::product_on,
     44, 64 => Avx512<false>; 44, 128 => Avx512<false>; 4, 32 => Avx512<false>;
-    8, 64 => Avx512<false>; 8, _ => Avx512<false>;
+    8, 64 => Avx512<false>; 8, 32 times => Avx512<false>;
     14, 32 => Avx512<false>; 24, 16 => Avx512<false>; 34, 32 => Avx512<false>;);
 
 /// Integer matmuls of the widths that VBMI unpacks in three instructions; those of [`avx512`]

@@ -183,6 +183,39 @@ impl Packing {
     }
 }
 
+/// Bytes that are asked for a few at a time while something else is multiplied.
+#[derive(Clone, Copy)]
+struct Asked {
+    at: *const u8,
+    to: *const u8,
+    /// Bytes at each step.
+    each: usize,
+}
+
+impl Asked {
+    /// The `bytes` at `from` in `steps` steps, a line at least at each.
+    #[inline(always)]
+    fn of((from, bytes): (*const u8, usize), steps: usize) -> Asked {
+        let lines = bytes.div_ceil(64);
+        Asked {
+            at: from,
+            to: from.wrapping_add(bytes),
+            each: 64 * if lines <= steps { 1 } else { lines.div_ceil(steps) },
+        }
+    }
+
+    /// The next of them, into the second cache.
+    #[inline(always)]
+    unsafe fn step<S: Rows>(&mut self) {
+        let until = self.at.wrapping_add(self.each).min(self.to);
+        while self.at < until {
+            // SAFETY: a hint.
+            unsafe { S::Narrow::prefetch_far(self.at) };
+            self.at = self.at.wrapping_add(64);
+        }
+    }
+}
+
 /// The functions of a product that know layout and group.
 pub(super) struct Steps {
     pub permute: unsafe fn(Packing, *const i8, usize, *mut i8),
@@ -375,10 +408,10 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
         while row < end {
             let count = if row + S::LANES < end { 2 } else { 1 };
             for p in 0..count {
-                m.fill_params::<S>(row + p * S::LANES, panels, p, true);
                 let first = row + p * S::LANES;
-                // The rows that this panel will have next, unless the unit asks for them.
-                let ahead = m.row(first, 0) + if unit.is_some() { 0 } else { 2 * S::LANES };
+                m.fill_params::<S>(first, panels, p, true);
+                // The rows that this panel will have next, unless tiles or the unit ask for them.
+                let ahead = m.row(first, 0) + if unit.is_some() || S::LANES > 8 { 0 } else { 2 * S::LANES };
                 fill_panel::<S>(packing, m, (first, ahead), panels.codes[p]);
             }
             if let Some(unit) = unit {
@@ -386,6 +419,17 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
                 row += count * S::LANES;
                 continue;
             }
+            // A core waits for some twenty lines at a time: the codes of the next panels are asked for
+            // group by group.
+            let (groups, next) = (m.inp / packing.group, row + 2 * S::LANES);
+            let mut asked = if S::LANES > 8 {
+                let row_bytes = m.w[0].row_stride * 4;
+                let from = m.w[0].ptr.wrapping_add((m.base + next) * row_bytes).cast_const();
+                let rows = end.min(next + 2 * S::LANES).saturating_sub(next);
+                Asked::of((from, rows * row_bytes), groups * n.div_ceil(S::TILE))
+            } else {
+                Asked::of((std::ptr::null(), 0), 1)
+            };
             let mut i = 0;
             while i < n {
                 macro_rules! tile {
@@ -398,7 +442,7 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
                                 S::Narrow::prefetch(x.out.wrapping_add(row + p * S::LANES).cast());
                             }
                         }
-                        let acc = tile::<S, $P, $R>(packing, panels, x, m.inp / packing.group);
+                        let acc = tile::<S, $P, $R>(packing, panels, x, groups, &mut asked);
                         for p in 0..$P {
                             let first = row + p * S::LANES;
                             for j in 0..$R {
@@ -409,11 +453,11 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
                     }};
                 }
                 // One arm is left of those that differ by the width of a tile. Every arm is a copy
-                // for every layout.
+                // for every layout. Where tiles have six rows, seven and eight are two fours: six
+                // would leave one or two, which are nearly as dear as four.
                 match (count, n - i) {
-                    (2, 1) => tile!(2, 1),
-                    (2, 2..=3) if S::TILE == 6 => tile!(2, 3),
-                    (2, _) if S::TILE == 6 => tile!(2, 6),
+                    (2, 1) if S::TILE < 6 => tile!(2, 1),
+                    (2, left) if S::TILE == 6 && !matches!(left, 1..=4 | 7 | 8) => tile!(2, 6),
                     (2, _) => tile!(2, 4),
                     _ => tile!(1, 4),
                 }
@@ -651,11 +695,7 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
         let mut ahead = m.ahead::<S>(first, end);
         let params = if ahead.is_far() { m.params::<S>(first + S::LANES) } else { [(std::ptr::null(), 0); 2] };
         let steps = all.div_ceil(parts);
-        // From where on, to where, and how many bytes at each step, so that all of them come.
-        let mut asked = params.map(|(from, bytes)| {
-            let lines = bytes.div_ceil(64);
-            (from, from.wrapping_add(bytes), 64 * if lines <= steps { 1 } else { lines.div_ceil(steps) })
-        });
+        let mut asked = params.map(|params| Asked::of(params, steps));
         let are_all_there = first + S::LANES <= m.out;
         // Dots are added after those of the next step are under way: at once, what follows would
         // wait for the last of a chain of some ten operations.
@@ -682,12 +722,8 @@ pub(super) unsafe fn stream<S: Rows, const KIND: u8, const GROUP: usize, const P
         }
         for v in 0..steps {
             if ahead.is_far() {
-                for (at, to, each) in &mut asked {
-                    let until = at.wrapping_add(*each).min(*to);
-                    while *at < until {
-                        S::Narrow::prefetch_far(*at);
-                        *at = at.wrapping_add(64);
-                    }
+                for asked in &mut asked {
+                    asked.step::<S>();
                 }
             }
             let x_codes = codes.add(v * parts * part * S::arranged_bytes(kind));
@@ -806,6 +842,7 @@ unsafe fn tile<S: Rows, const P: usize, const R: usize>(
     panels: &Panels,
     x: &[Row; R],
     groups: usize,
+    asked: &mut Asked,
 ) -> [[S::F; R]; P] {
     // SAFETY: panels and rows hold `groups` groups.
     unsafe {
@@ -817,6 +854,10 @@ unsafe fn tile<S: Rows, const P: usize, const R: usize>(
         let run = S::steps(packing.kind).min(part_fours);
         let unrolled = if run.is_multiple_of(S::unrolled(run)) { S::unrolled(run) } else { 1 };
         for g in 0..groups {
+            // While no sums are held but those of outputs.
+            if S::LANES > 8 {
+                asked.step::<S>();
+            }
             let mut total = [[S::splat_i(0); R]; P];
             for part in (g * fours..(g + 1) * fours).step_by(part_fours) {
                 // As many times as the compiler knows.
