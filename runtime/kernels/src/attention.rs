@@ -1,10 +1,10 @@
 //! Attention over a cache in fixed blocks, each key and value read once for all query heads that
 //! share it.
 //!
-//! A unit is one KV head and a tile of query rows, so some thirty queries meet every key while it
-//! is in the first-level cache. Keys and values go through a widened copy, keys laid out as vectors
-//! of one or two of them: eight dots make one vector of scores. Hidden scores are minus infinity,
-//! so their weight is exactly the `+0` the contract asks for.
+//! A unit is one KV head and a tile of query rows, so some thirty or sixty queries meet every key
+//! while it is in the first-level cache. Keys and values go through a widened copy, keys laid out
+//! as vectors of one or two of them: eight dots make one vector of scores. Hidden scores are minus
+//! infinity, so their weight is exactly the `+0` the contract asks for.
 
 use std::ops::Range;
 
@@ -13,15 +13,19 @@ use loaf_formats::op::attention::{Attrs, Operands};
 use loaf_formats::op::{ATTENTION_BLOCK, LANES, OpAttrs};
 
 use super::dots::{Panel, eight_of, short_dots};
-use super::elementwise::{floats, lanes, max_of, store};
+use super::elementwise::{floats, max_of, store};
 use super::scratch::Scratch;
-use super::simd::{self, Simd};
+use super::simd::Simd;
 use super::wide::Wide;
 use super::{EIGHT, OpCall, RawOperand, Round, Run};
 use crate::math;
 
 /// Queries of one tile, at most, unless a row has more.
 const TILE_QUERIES: usize = 32;
+/// As many where that leaves [`ENOUGH_UNITS`]: keys and values are widened half as often.
+const LARGE_TILE_QUERIES: usize = 64;
+/// Units that keep many threads busy.
+const ENOUGH_UNITS: usize = 16;
 /// Keys or values widened together.
 const CHUNK: usize = 32;
 /// Queries up to which keys and values of a row are widened in registers, for every two queries
@@ -38,8 +42,15 @@ fn group(a: &Attrs) -> usize {
     (a.heads / a.kv_heads.max(1)).max(1)
 }
 
-/// Query rows of one tile.
+/// Query rows of one tile, at most.
 pub(super) fn tile_rows(a: &Attrs) -> usize {
+    let large = (LARGE_TILE_QUERIES / group(a)).max(1);
+    let units = a.kv_heads.saturating_mul(a.rows.div_ceil(large));
+    if units >= ENOUGH_UNITS { large } else { split_rows(a) }
+}
+
+/// Rows of a run, at most, that [`Split`](super::Split) takes: never more than [`tile_rows`].
+pub(super) fn split_rows(a: &Attrs) -> usize {
     (TILE_QUERIES / group(a)).max(1)
 }
 
@@ -147,8 +158,8 @@ unsafe fn key_dots<W: Wide<S = S>, S: Simd, const Q: usize, const K: usize>(
 /// Floats that [`key_parts`] parks.
 pub(super) const PARKED: usize = 2 * TOGETHER * CHUNK * EIGHT;
 
-/// Whether [`key_parts`] takes heads of `dim` elements: the most common sizes alone, since every
-/// one is a dozen copies, and not where vectors are arrays.
+/// Whether [`key_parts`] or [`key_pairs`] takes heads of `dim` elements: the most common sizes
+/// alone, since every one is a dozen copies, and not where vectors are arrays.
 #[inline(always)]
 fn has_parts<S: Simd>(dim: usize) -> bool {
     !S::IS_ARRAY && matches!(dim, 64 | 128)
@@ -197,6 +208,72 @@ unsafe fn key_parts<S: Simd, const Q: usize>(
                     sums[i] = S::load(at.place::<Q>(0, q, j + i));
                 }
                 S::store(scores.add(q * ATTENTION_BLOCK + j), S::mul(S::trees(sums), S::splat(scale)));
+            }
+        }
+    }
+}
+
+/// [`key_parts`] for vectors of two keys and heads of `32 * STEPS` elements: of a dot's four sums
+/// two are computed at a time and added to each other.
+#[inline(always)]
+unsafe fn key_pairs<W: Wide<S = S>, S: Simd, const Q: usize, const STEPS: usize>(
+    query: *const f32,
+    keys: *const f32,
+    count: usize,
+    scale: f32,
+    scores: *mut f32,
+    parked: *mut f32,
+) {
+    let (padded, lanes) = (LANES * STEPS, EIGHT * W::EIGHTS);
+    // SAFETY: `Q` rows of queries and of scores, and `count` keys; `parked` has room for a vector
+    // for each query and vector of keys.
+    unsafe {
+        macro_rules! pass {
+            ($first:literal) => {{
+                let mut x = [[[W::splat(0.0); 2]; STEPS]; Q];
+                for q in 0..Q {
+                    for s in 0..STEPS {
+                        for half in 0..2 {
+                            x[q][s][half] = W::repeat(query.add(q * padded + ($first + 4 * s + 2 * half) * EIGHT));
+                        }
+                    }
+                }
+                for j in 0..count / W::EIGHTS {
+                    let key = keys.add(j * W::EIGHTS * padded);
+                    let mut acc = [[W::splat(0.0); Q]; 2];
+                    for half in 0..2 {
+                        for s in 0..STEPS {
+                            let k = W::load(key.add(($first + 4 * s + 2 * half) * lanes));
+                            for q in 0..Q {
+                                // A zero's sign is lost in the weight.
+                                acc[half][q] = match s {
+                                    0 => W::mul(x[q][s][half], k),
+                                    _ => W::fma(x[q][s][half], k, acc[half][q]),
+                                };
+                            }
+                        }
+                    }
+                    for q in 0..Q {
+                        let (at, mut sum) = (parked.add((j * Q + q) * lanes), W::add(acc[0][q], acc[1][q]));
+                        if $first == 1 {
+                            sum = W::add(W::load(at), sum);
+                        }
+                        W::store(at, sum);
+                    }
+                }
+            }};
+        }
+        pass!(0);
+        pass!(1);
+        let vectors = EIGHT / W::EIGHTS;
+        for i in 0..count / EIGHT {
+            for q in 0..Q {
+                let mut sums = [W::splat(0.0); EIGHT];
+                for k in 0..vectors {
+                    sums[k] = W::load(parked.add(((i * vectors + k) * Q + q) * lanes));
+                }
+                let dots = W::trees(eight_of::<W>(&sums[..vectors]));
+                S::store(scores.add(q * ATTENTION_BLOCK + i * EIGHT), S::mul(dots, S::splat(scale)));
             }
         }
     }
@@ -383,16 +460,31 @@ unsafe fn fold_line<S: Simd, const Q: usize>(
 /// Turns `n` scores, whole vectors, into `exp(s - m)` and returns their lane sum; the first is a
 /// first lane's.
 #[inline(always)]
-unsafe fn weigh<S: Simd>(p: *mut f32, n: usize, m: f32) -> f32 {
+unsafe fn weigh<W: Wide>(p: *mut f32, n: usize, m: f32) -> f32 {
+    let lanes = EIGHT * W::EIGHTS;
     // SAFETY: the caller names that many.
     unsafe {
-        let mut acc = [S::splat(0.0); 4];
-        lanes!(n, acc, |i, _count, sum| {
-            let e = simd::exp::<S>(S::sub(S::load(p.add(i)), S::splat(m)));
-            S::store(p.add(i), e);
-            *sum = S::add(*sum, e);
-        });
-        simd::fold::<S>(acc)
+        let mut acc = [W::splat(0.0); 4];
+        let mut i = 0;
+        macro_rules! vector {
+            ($sum:expr) => {
+                let e = W::exp(W::sub(W::load(p.add(i)), W::splat(m)));
+                W::store(p.add(i), e);
+                $sum = W::add($sum, e);
+                i += lanes;
+            };
+        }
+        while i + LANES <= n {
+            for k in 0..4 / W::EIGHTS {
+                vector!(acc[k]);
+            }
+        }
+        for k in 0..4 / W::EIGHTS {
+            if i < n {
+                vector!(acc[k]);
+            }
+        }
+        W::fold(acc)
     }
 }
 
@@ -451,6 +543,11 @@ unsafe fn fold_row<W: Wide, const Q: usize, const C: usize>(
         while c + C * lanes <= padded {
             fold::<W, Q, C>(acc.add(c), p, values.add(c), padded, n);
             c += C * lanes;
+        }
+        // Sixteen lanes leave less to do where vectors are few.
+        if W::EIGHTS == 2 && C == 8 && c + 4 * lanes <= padded {
+            fold::<W, Q, 4>(acc.add(c), p, values.add(c), padded, n);
+            c += 4 * lanes;
         }
         while c < padded {
             fold::<W, Q, 1>(acc.add(c), p, values.add(c), padded, n);
@@ -618,8 +715,8 @@ impl Tile {
                         // there.
                         ($Q:literal, $K:literal) => {{
                             match dim {
-                                64 => dots!($Q, $K, (64, 64)),
-                                128 => dots!($Q, $K, (128, 128)),
+                                64 if S::IS_ARRAY => dots!($Q, $K, (64, 64)),
+                                128 if S::IS_ARRAY => dots!($Q, $K, (128, 128)),
                                 _ => dots!($Q, $K, (dim, padded)),
                             }
                             n += $Q;
@@ -627,13 +724,15 @@ impl Tile {
                     }
                     macro_rules! parts {
                         ($Q:expr) => {{
-                            self.score_keys::<S, { $Q }>(block, from..to, buffers, n);
+                            self.score_keys::<W, S, { $Q }>(block, from..to, buffers, n);
                             n += $Q;
                         }};
                     }
                     match (W::EIGHTS, queries - n) {
                         (1, TOGETHER..) if has_parts::<S>(dim) => parts!(TOGETHER),
-                        (1, _) if has_parts::<S>(dim) => parts!(1),
+                        (2, 4..) if dim == 64 => parts!(4),
+                        (2, 2..) if has_parts::<S>(dim) => parts!(2),
+                        _ if has_parts::<S>(dim) => parts!(1),
                         (2, 2..) => dots!(2, 4),
                         (2, _) => dots!(1, 4),
                         (_, 2..) => dots!(2, 2),
@@ -648,12 +747,12 @@ impl Tile {
                 }
                 // From a first lane to whole vectors; a weight is a sum's lane by its place in the
                 // block.
-                let (first, end) = (seen.start / LANES * LANES, seen.end.next_multiple_of(EIGHT));
+                let (first, end) = (seen.start / LANES * LANES, seen.end.next_multiple_of(lanes));
                 for n in t * group..(t + 1) * group {
                     let p = scores.add(n * ATTENTION_BLOCK);
                     (first..seen.start).chain(seen.end..end).for_each(|i| *p.add(i) = f32::NEG_INFINITY);
                     *part.max.add(n) = max_of::<S>(p.add(seen.start), seen.len());
-                    *part.sum.add(n) = weigh::<S>(p.add(first), end - first, *part.max.add(n));
+                    *part.sum.add(n) = weigh::<W>(p.add(first), end - first, *part.max.add(n));
                     part.acc.add(n * padded).write_bytes(0, padded);
                 }
             }
@@ -678,12 +777,20 @@ impl Tile {
                     }
                     widen_row::<S>(v, start + j, kv_head, dim, chunk.add((j - from) * padded), EIGHT);
                 }
-                if W::EIGHTS == 1 && !<W::S as Simd>::IS_ARRAY {
-                    for n in (0..queries).step_by(TOGETHER) {
-                        match queries - n {
-                            1 => self.fold_values::<W, 1>(block, from..to, buffers, part, n),
-                            2 => self.fold_values::<W, 2>(block, from..to, buffers, part, n),
-                            _ => self.fold_values::<W, TOGETHER>(block, from..to, buffers, part, n),
+                if !S::IS_ARRAY {
+                    let mut n = 0;
+                    while n < queries {
+                        macro_rules! fold {
+                            ($Q:expr) => {{
+                                self.fold_values::<W, { $Q }>(block, from..to, buffers, part, n);
+                                n += $Q;
+                            }};
+                        }
+                        match (W::EIGHTS, queries - n) {
+                            (1, TOGETHER..) => fold!(TOGETHER),
+                            (2, 4..) => fold!(4),
+                            (_, 2..) => fold!(2),
+                            _ => fold!(1),
                         }
                     }
                     continue;
@@ -718,7 +825,7 @@ impl Tile {
     /// Scores of keys `range` of a block, whole eights widened in `buffers`, with `Q` queries from
     /// `n` on; of those keys that one of them sees.
     #[inline(always)]
-    unsafe fn score_keys<S: Simd, const Q: usize>(
+    unsafe fn score_keys<W: Wide<S = S>, S: Simd, const Q: usize>(
         &self,
         block: usize,
         range: Range<usize>,
@@ -748,8 +855,14 @@ impl Tile {
                 }
                 // The compiler knows the most common sizes, so that it leaves no loop there.
                 match self.a.dim {
+                    64 if W::EIGHTS == 2 => key_pairs::<W, S, Q, 2>(query, keys, count, scale, scores, buffers.parked),
+                    _ if W::EIGHTS == 2 && Q <= 2 => {
+                        key_pairs::<W, S, Q, 4>(query, keys, count, scale, scores, buffers.parked)
+                    }
                     64 => parts!((64, 64)),
-                    _ => parts!((128, 128)),
+                    _ if W::EIGHTS == 1 => parts!((128, 128)),
+                    // Four queries of 128 elements are more than registers hold: nobody asks.
+                    _ => {}
                 }
             }
         }
@@ -794,7 +907,7 @@ impl Tile {
             }
             if start < end {
                 let (acc, p, values) = at(0, start);
-                if Q == 1 {
+                if Q == 1 || Q * W::EIGHTS == 4 {
                     fold_row::<W, Q, 8>(acc, p, values, padded, end - start);
                 } else {
                     fold_row::<W, Q, 4>(acc, p, values, padded, end - start);

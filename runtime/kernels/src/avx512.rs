@@ -12,6 +12,7 @@ use super::avx2::{Avx2, E2M1_LUT, MADD, Products, SECOND_BYTES, THIRD_BYTES, unp
 use super::rows::{CodeRows, PlaneRows, Rows, Spans};
 use super::simd::{Ahead, Simd, TABLE_LUT, layout};
 use super::wide::Wide;
+use crate::math::{EXP_MAX, EXP_MIN, EXP_TAYLOR, LN2_HI, LN2_LO, ROUND};
 
 /// Proof of nothing: use only inside functions compiled for, and run on, AVX-512 F, BW, DQ, VL and
 /// VNNI; and VBMI if `VBMI`.
@@ -763,6 +764,33 @@ impl Wide for Avx512<false> {
         unsafe { <Self as Rows>::fma(a, b, c) }
     }
     #[inline(always)]
+    unsafe fn exp(x: __m512) -> __m512 {
+        // SAFETY: as `splat`.
+        unsafe {
+            let x = _mm512_max_ps(_mm512_set1_ps(EXP_MIN), x);
+            let x = _mm512_min_ps(_mm512_set1_ps(EXP_MAX), x);
+            let round = _mm512_set1_ps(ROUND);
+            let n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E), round), round);
+            let r = _mm512_fmadd_ps(n, _mm512_set1_ps(-LN2_HI), x);
+            let r = _mm512_fmadd_ps(n, _mm512_set1_ps(-LN2_LO), r);
+            let mut p = _mm512_set1_ps(EXP_TAYLOR[0]);
+            for c in &EXP_TAYLOR[1..] {
+                p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
+            }
+            let p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0));
+            // As two products with powers of two: the first is exact.
+            _mm512_scalef_ps(p, n)
+        }
+    }
+    #[inline(always)]
+    unsafe fn fold(a: [__m512; 4]) -> f32 {
+        // SAFETY: as `splat`.
+        unsafe {
+            let sum = _mm512_add_ps(a[0], a[1]);
+            Avx2::tree(_mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps::<1>(sum)))
+        }
+    }
+    #[inline(always)]
     unsafe fn halves(a: [__m512; 8]) -> [__m512; 4] {
         let mut out = [a[0]; 4];
         for i in 0..4 {
@@ -785,12 +813,11 @@ impl Wide for Avx512<false> {
     unsafe fn trees_of_fours(four: [__m512; 2]) -> __m256 {
         // SAFETY: as `splat`.
         unsafe {
-            let low = _mm512_shuffle_ps::<0x44>(four[0], four[1]);
-            let high = _mm512_shuffle_ps::<0xee>(four[0], four[1]);
             // Per 128-bit lane: even and odd part of an eight of `four[0]`, then of `four[1]`.
-            let parts = _mm512_add_ps(low, high);
+            let crossed = _mm512_shuffle_ps::<0x4e>(four[0], four[1]);
+            let parts = _mm512_add_ps(_mm512_mask_blend_ps(0xcccc, four[0], four[1]), crossed);
             let sums = _mm512_add_ps(parts, _mm512_permute_ps::<0b10_11_00_01>(parts));
-            let order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+            let order = _mm512_setr_epi32(0, 8, 4, 12, 2, 10, 6, 14, 0, 0, 0, 0, 0, 0, 0, 0);
             _mm512_castps512_ps256(_mm512_permutexvar_ps(order, sums))
         }
     }
@@ -803,9 +830,14 @@ unsafe fn eights_added(x: __m512, y: __m512) -> __m512 {
     unsafe { _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(x, y), _mm512_shuffle_f32x4::<0xee>(x, y)) }
 }
 
-/// 128-bit lanes: low plus high half of each of four eights.
+/// 128-bit lanes: low plus high half of each of four eights, in the order in which they stand in
+/// `x` and `y` by turns. Which half is added to the other is free, so blends, which more pipes do,
+/// bring them together, and one shuffle.
 #[inline(always)]
 unsafe fn fours_added(x: __m512, y: __m512) -> __m512 {
     // SAFETY: as `splat`.
-    unsafe { _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(x, y), _mm512_shuffle_f32x4::<0xdd>(x, y)) }
+    unsafe {
+        let crossed = _mm512_mask_blend_ps(0x0f0f, x, y);
+        _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0, x, y), _mm512_shuffle_f32x4::<0b10_11_00_01>(crossed, crossed))
+    }
 }

@@ -102,7 +102,6 @@ macro_rules! lanes {
         }
     }};
 }
-pub(super) use lanes;
 
 /// The lane dot of `x` with itself. Squares are not negative, so no accumulator is `-0`, and zeros
 /// past the end need not be added.

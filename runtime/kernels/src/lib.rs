@@ -246,7 +246,7 @@ impl Split {
             return false;
         }
         let (a, runs) = (attention_op::Attrs::of(call.attrs), call.runs);
-        runs.iter().all(|run| (1..=attention::tile_rows(&a)).contains(&run.rows))
+        runs.iter().all(|run| (1..=attention::split_rows(&a)).contains(&run.rows))
             && (1..threads).contains(&(a.kv_heads * runs.len()))
             && runs.iter().any(|run| attention::blocks(&a, run).len() > 1)
     }
@@ -274,7 +274,7 @@ impl Split {
             return Some(0);
         }
         let a = attention_op::Attrs::of(attrs);
-        let rows = attention::tile_rows(&a).min(a.rows);
+        let rows = attention::split_rows(&a).min(a.rows);
         a.kv_heads.checked_mul(attention::ROUND + 1)?.checked_mul(attention::part_floats(rows, &a)?)
     }
 }

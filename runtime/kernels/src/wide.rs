@@ -8,7 +8,7 @@ use loaf_formats::dtype::DType;
 
 use super::elementwise::floats;
 use super::rows::PerLane;
-use super::simd::Simd;
+use super::simd::{self, Simd};
 
 /// See the module's doc. The safety conditions are those of [`Simd`].
 pub(crate) trait Wide: Copy + 'static {
@@ -40,6 +40,10 @@ pub(crate) trait Wide: Copy + 'static {
     unsafe fn repeat(p: *const f32) -> Self::V;
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// [`super::simd::exp`].
+    unsafe fn exp(x: Self::V) -> Self::V;
+    /// A lane sum from its 32 accumulators, which fill the first of four vectors.
+    unsafe fn fold(a: [Self::V; 4]) -> f32;
     /// The eights of each of eight vectors added: of sixteens, the first half to the last.
     unsafe fn halves(a: [Self::V; 8]) -> Self::Keys;
     /// The trees of eight eights, in order.
@@ -131,5 +135,15 @@ impl<S: Simd> Wide for S {
     unsafe fn trees_of_fours([a, b]: [[S::F; 4]; 2]) -> S::F {
         // SAFETY: as `splat`.
         unsafe { S::trees([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]) }
+    }
+    #[inline(always)]
+    unsafe fn exp(x: S::F) -> S::F {
+        // SAFETY: as `splat`.
+        unsafe { simd::exp::<S>(x) }
+    }
+    #[inline(always)]
+    unsafe fn fold(a: [S::F; 4]) -> f32 {
+        // SAFETY: as `splat`.
+        unsafe { simd::fold::<S>(a) }
     }
 }

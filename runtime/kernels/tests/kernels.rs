@@ -701,6 +701,34 @@ fn exp_is_the_scalar_exp(kernels: Kernels) {
     }
 }
 
+/// Rows enough for large tiles, which several blocks and a window's edges cross; scores from alike
+/// to so far apart that weights vanish.
+fn attention_of_many_rows(kernels: Kernels) {
+    let mut rng = Rng(23);
+    for (heads, kv_heads, dim) in [(16, 8, 128), (28, 4, 64), (8, 8, 80)] {
+        for (rows, pos, window, scale) in [(37, 0, 0, 0.3), (33, 240, 0, 9.0), (70, 200, 40, -0.3)] {
+            let attrs = words(op::attention::Attrs {
+                rows,
+                heads,
+                kv_heads,
+                dim,
+                value_dim: dim,
+                context: rows + pos,
+                scale,
+                window,
+                soft_cap: 0.0,
+                sinks: 0,
+            });
+            let runs = vec![Run { rows, pos, ..Run::ONE }];
+            let case = Case::with_runs(OpKind::Attention, attrs.clone(), runs, &mut rng);
+            let (expected, got) = (case.copy(), case.copy());
+            expected.run(&Kernels::naive(), usize::MAX);
+            got.run(&kernels, usize::MAX);
+            expected.assert_same(&got, &format!("many rows {attrs:?}"));
+        }
+    }
+}
+
 /// Attention cut by blocks of positions gives the bits of attention in one piece: few rows, one run
 /// and two, all sorts of windows, more blocks than a round has.
 fn attention_by_blocks_is_the_same(kernels: Kernels) {
@@ -775,7 +803,7 @@ macro_rules! suite {
             suite!(@tests $kernels, agrees_with_the_contract, any_partition_gives_the_same,
                 rows_together_are_rows_apart, in_place_is_the_same, the_version_that_is_read_stays,
                 dots_of_nothing_have_the_sign_of_the_contract, dense_products_in_blocks, quantize_edges, extreme_codes_do_not_saturate,
-                nonsense_is_harmless, exp_is_the_scalar_exp, attention_by_blocks_is_the_same);
+                nonsense_is_harmless, exp_is_the_scalar_exp, attention_of_many_rows, attention_by_blocks_is_the_same);
         }
     )* };
     (@tests $kernels:expr, $($test:ident),*) => { $(
