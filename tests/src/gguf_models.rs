@@ -57,13 +57,16 @@ pub fn stream(name: &str, n: usize) -> Vec<u8> {
 struct Model {
     name: String,
     kind: Kind,
+    /// Of what files in a mix of types have more bits for.
+    better: Kind,
     file: File,
 }
 
 impl Model {
     /// A matrix, or several, in the model's type: extents innermost first.
     fn matrix(&mut self, name: &str, extents: &[u64]) {
-        let (_, code, block, bytes, factors, exponent) = self.kind;
+        let better = name == "output.weight" || ["attn_v.", "ffn_down."].iter().any(|part| name.contains(part));
+        let (_, code, block, bytes, factors, exponent) = if better { self.better } else { self.kind };
         let blocks = (extents.iter().product::<u64>() / block) as usize;
         if code == 0 {
             // Weights of about the size of the others.
@@ -101,6 +104,8 @@ pub struct Sizes {
     pub vocab: u64,
     /// Blocks.
     pub blocks: usize,
+    /// Heads of 64 elements, half as many for keys and values.
+    pub heads: u64,
 }
 
 /// The model of an architecture (`qwen2`, `qwen3`, `qwen35moe`; `qwen35moe+fused` has gate and up
@@ -109,17 +114,20 @@ pub struct Sizes {
 /// # Panics
 /// For a type or an architecture that there is none of.
 pub fn model(name: &str, kind: &str) -> File {
-    sized(name, kind, Sizes { hidden: HIDDEN, inner: HIDDEN, vocab: VOCAB, blocks: 2 })
+    sized(name, kind, Sizes { hidden: HIDDEN, inner: HIDDEN, vocab: VOCAB, blocks: 2, heads: 4 })
 }
 
-/// The same in other sizes.
+/// The same in other sizes. `Q4_K_M` is the mix of that name: Q4_K, with values' and down
+/// projections and the LM head in Q6_K.
 ///
 /// # Panics
 /// As [`model`] does.
 pub fn sized(name: &str, kind: &str, sizes: Sizes) -> File {
-    let Sizes { hidden, inner, vocab, blocks } = sizes;
-    let row = *KINDS.iter().find(|row| row.0 == kind).expect("a type of the table");
-    let mut m = Model { name: format!("{name}-{kind}"), kind: row, file: File::default() };
+    let Sizes { hidden, inner, vocab, blocks, heads } = sizes;
+    let row = |kind: &str| *KINDS.iter().find(|row| row.0 == kind).expect("a type of the table");
+    let (kind_of, better) = if kind == "Q4_K_M" { ("Q4_K", "Q6_K") } else { (kind, kind) };
+    let (kind_of, better) = (row(kind_of), row(better));
+    let mut m = Model { name: format!("{name}-{kind}"), kind: kind_of, better, file: File::default() };
     let (arch, fused) = name.strip_suffix("+fused").map_or((name, false), |arch| (arch, true));
     let key = |m: &mut Model, name: &str, value: Value| {
         m.file.key(&format!("{arch}.{name}"), value);
@@ -131,8 +139,8 @@ pub fn sized(name: &str, kind: &str, sizes: Sizes) -> File {
         ("context_length", 64),
         ("embedding_length", hidden as u32),
         ("feed_forward_length", inner as u32),
-        ("attention.head_count", 4),
-        ("attention.head_count_kv", 2),
+        ("attention.head_count", heads as u32),
+        ("attention.head_count_kv", heads as u32 / 2),
         ("attention.key_length", 64),
         ("attention.value_length", 64),
         ("vocab_size", vocab as u32),
@@ -146,14 +154,14 @@ pub fn sized(name: &str, kind: &str, sizes: Sizes) -> File {
     m.norm("output_norm.weight", hidden);
     if matches!(arch, "qwen2" | "qwen3") {
         for b in 0..blocks {
-            attention(&mut m, b, hidden, 256, "ffn_norm");
+            attention(&mut m, b, hidden, 64 * heads, [64 * heads, 32 * heads], "ffn_norm");
             m.matrix(&format!("blk.{b}.ffn_gate.weight"), &[hidden, inner]);
             m.matrix(&format!("blk.{b}.ffn_up.weight"), &[hidden, inner]);
             m.matrix(&format!("blk.{b}.ffn_down.weight"), &[inner, hidden]);
         }
         return m.file;
     }
-    assert_eq!((arch, blocks), ("qwen35moe", 2));
+    assert_eq!((arch, blocks, heads), ("qwen35moe", 2, 4));
     for (name, n) in [
         ("expert_count", 4),
         ("expert_used_count", 2),
@@ -182,7 +190,7 @@ pub fn sized(name: &str, kind: &str, sizes: Sizes) -> File {
     m.vector("blk.0.ssm_dt.bias", &[4], |b| f32::from(i16::from(b) - 128) / 64.0);
     m.norm("blk.0.ssm_norm.weight", 64);
     m.matrix("blk.0.ssm_out.weight", &[256, hidden]);
-    attention(&mut m, 1, hidden, 512, "post_attention_norm");
+    attention(&mut m, 1, hidden, 512, [256, 128], "post_attention_norm");
     for b in 0..2 {
         m.vector(&format!("blk.{b}.ffn_gate_inp.weight"), &[hidden, 4], |b| f32::from(i16::from(b) - 128) / 256.0);
         m.vector(&format!("blk.{b}.ffn_gate_inp_shexp.weight"), &[hidden], |b| f32::from(i16::from(b) - 128) / 1024.0);
@@ -200,16 +208,17 @@ pub fn sized(name: &str, kind: &str, sizes: Sizes) -> File {
     m.file
 }
 
-/// Norms and attention of a block; `q` rows of queries, gates included.
-fn attention(m: &mut Model, b: usize, hidden: u64, q: u64, second_norm: &str) {
+/// Norms and attention of a block; `q` rows of queries, gates included, so many without, and so
+/// many of keys.
+fn attention(m: &mut Model, b: usize, hidden: u64, q: u64, [heads, keys]: [u64; 2], second_norm: &str) {
     m.norm(&format!("blk.{b}.attn_norm.weight"), hidden);
     m.norm(&format!("blk.{b}.{second_norm}.weight"), hidden);
     m.matrix(&format!("blk.{b}.attn_q.weight"), &[hidden, q]);
-    m.matrix(&format!("blk.{b}.attn_k.weight"), &[hidden, 128]);
-    m.matrix(&format!("blk.{b}.attn_v.weight"), &[hidden, 128]);
-    m.matrix(&format!("blk.{b}.attn_output.weight"), &[256, hidden]);
+    m.matrix(&format!("blk.{b}.attn_k.weight"), &[hidden, keys]);
+    m.matrix(&format!("blk.{b}.attn_v.weight"), &[hidden, keys]);
+    m.matrix(&format!("blk.{b}.attn_output.weight"), &[heads, hidden]);
     if m.name.starts_with("qwen2-") {
-        for (name, n) in [("q", q), ("k", 128), ("v", 128)] {
+        for (name, n) in [("q", q), ("k", keys), ("v", keys)] {
             m.vector(&format!("blk.{b}.attn_{name}.bias"), &[n], |b| f32::from(i16::from(b) - 128) / 256.0);
         }
         return;

@@ -215,7 +215,7 @@ fn gguf_kernels(kind: &str) -> [String; 2] {
 fn every_format_of_gguf_has_the_bits_of_the_cpu() {
     for (kind, _, unit, ..) in gguf_models::KINDS.iter().filter(|k| k.0 != "F32") {
         let (hidden, inner) = if *unit == 32 { (288, 1056) } else { (256, 1280) };
-        let sizes = gguf_models::Sizes { hidden, inner, vocab: 75, blocks: 1 };
+        let sizes = gguf_models::Sizes { hidden, inner, vocab: 75, blocks: 1, heads: 4 };
         let kernels = gguf_kernels(kind);
         let file = gguf_models::sized("qwen3", kind, sizes);
         check_gguf(kind, &file, gguf_prompt(kind), &kernels.each_ref().map(String::as_str));
@@ -578,6 +578,73 @@ fn short_kernels_have_the_bits_of_the_cpu() {
             assert!(launched.contains(&(*kernel).to_owned()), "{hidden}: expected {kernel}, found {launched:?}");
         }
     }
+}
+
+/// A model of a GGUF file with random codes.
+fn gguf_model(kind: &str, sizes: gguf_models::Sizes) -> Baked {
+    let source = tempfile::tempdir().expect("a temporary folder");
+    let path = source.path().join("model.gguf");
+    std::fs::write(&path, gguf_models::sized("qwen3", kind, sizes).bytes()).expect("a file");
+    bake_dir(&path, &BuildOptions { context: Some(64), ..BuildOptions::default() })
+}
+
+/// The short kernels of one row with weights in blocks: every format that they know, every size,
+/// pairs, residual sums, a head that goes over the vocabulary several times.
+#[test]
+fn short_kernels_of_blocks_have_the_bits_of_the_cpu() {
+    // The interpreted card has twelve blocks of such a product at a time.
+    let sizes = |hidden, inner, vocab| gguf_models::Sizes { hidden, inner, vocab, blocks: 1, heads: 16 };
+    let cases = [
+        ("Q4_K", sizes(1024, 3072, 512), ["blocks_norm_1", "blocks_plain_1", "blocks_plain_3"]),
+        ("Q6_K", sizes(2048, 1024, 512), ["blocks_norm_2", "blocks_plain_1", "blocks_plain_1"]),
+        ("Q8_0", sizes(1024, 2048, 512), ["blocks_norm_1", "blocks_plain_1", "blocks_plain_2"]),
+        ("Q4_0", sizes(1024, 4096, 512), ["blocks_norm_1", "blocks_plain_1", "blocks_plain_4"]),
+        ("Q5_K", sizes(2048, 2048, 512), ["blocks_norm_2", "blocks_plain_1", "blocks_plain_2"]),
+        ("Q6_K", sizes(1024, 4096, 512), ["blocks_norm_1", "blocks_plain_1", "blocks_plain_4"]),
+        ("Q4_K", sizes(2048, 1024, 512), ["blocks_norm_2", "blocks_plain_1", "blocks_plain_1"]),
+        ("Q8_0", sizes(2048, 3072, 512), ["blocks_norm_2", "blocks_plain_1", "blocks_plain_3"]),
+    ];
+    for (kind, sizes, kernels) in cases {
+        let what = format!("{kind}, {} and {}", sizes.hidden, sizes.inner);
+        let baked = gguf_model(kind, sizes);
+        if has_card() {
+            check(&what, &baked.loaf, &text(512, 4));
+            continue;
+        }
+        let launched = launched_for_two_tokens(&what, &baked.loaf);
+        for kernel in kernels {
+            assert!(launched.contains(&kernel.to_owned()), "{what}: expected {kernel}, found {launched:?}");
+        }
+        let general: Vec<_> = launched.iter().filter(|k| k.starts_with("linear_")).collect();
+        assert!(general.is_empty(), "{what}: {general:?}");
+    }
+}
+
+/// What a token of a mix of formats launches: five kernels a layer, values in a format of their own
+/// beside queries and keys; six where the sizes are not those of short kernels.
+#[test]
+fn a_mix_of_blocks_takes_five_launches_a_layer() {
+    if has_card() {
+        return;
+    }
+    let layer = |hidden, inner| {
+        let sizes = gguf_models::Sizes { hidden, inner, vocab: 512, blocks: 2, heads: 16 };
+        // The second token is the graph of the first.
+        launched_for_two_tokens(&format!("{hidden}"), &gguf_model("Q4_K_M", sizes).loaf)
+    };
+    let short = ["blocks_norm_1", "attention_late_64", "blocks_plain_1", "blocks_norm_1", "blocks_plain_3"];
+    let expected: Vec<&str> = ["begin"].into_iter().chain(short).chain(short).chain(["blocks_norm_1"]).collect();
+    assert_eq!(layer(1024, 3072), expected);
+    let general = [
+        "linear_q4_k_1x4",
+        "linear_q6_k_1x4",
+        "attention_late_64",
+        "blocks_plain_1",
+        "linear_q4_k_1x4",
+        "linear_q6_k_1x4",
+    ];
+    let expected: Vec<&str> = ["begin"].into_iter().chain(general).chain(general).chain(["linear_q6_k_1x4"]).collect();
+    assert_eq!(layer(512, 768), expected);
 }
 
 /// The short attention over several blocks: merged by one thread block, and by whichever comes

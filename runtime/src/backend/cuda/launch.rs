@@ -140,6 +140,12 @@ kernels! {
     ExpertsIn2 = "experts_in_2",
     ExpertsOut = "experts_out",
     DeltaRow128 = "delta_row_128",
+    BlocksNorm1 = "blocks_norm_1",
+    BlocksNorm2 = "blocks_norm_2",
+    BlocksPlain1 = "blocks_plain_1",
+    BlocksPlain2 = "blocks_plain_2",
+    BlocksPlain3 = "blocks_plain_3",
+    BlocksPlain4 = "blocks_plain_4",
 }
 
 /// `struct Operand` of the kernels.
@@ -354,6 +360,37 @@ pub struct RowProduct {
     pub eps: u32,
     pub offset: u32,
     pub ahead_bytes: u32,
+}
+
+/// `struct RowPart`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RowPart {
+    pub planes: [Address; 3],
+    pub out: Address,
+    pub w_row: u32,
+    pub s_row: u32,
+    pub b_row: u32,
+    pub outputs: u32,
+    pub block: u32,
+    pub first: u32,
+    pub blocks: u32,
+    pub unused: u32,
+}
+
+/// Products of a row that one short kernel takes at most, where weights are in blocks.
+pub const ROW_PARTS: usize = 3;
+
+/// `struct RowBlocks`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RowBlocks {
+    pub row: RowProduct,
+    pub pairs: u32,
+    pub unused: u32,
+    pub parts: [RowPart; ROW_PARTS],
 }
 
 /// `struct RouteIn`.
@@ -624,6 +661,8 @@ pub enum Parameter {
     Attend(Attend),
     /// A product of one row by a short kernel.
     RowProduct(RowProduct),
+    /// Such products with weights in blocks.
+    RowBlocks(RowBlocks),
     /// What a step begins with.
     Begin(Begin),
     /// Activations of few rows.
@@ -655,6 +694,7 @@ impl Parameter {
             Parameter::Linear(p) => of(p),
             Parameter::Attend(p) => of(p),
             Parameter::RowProduct(p) => of(p),
+            Parameter::RowBlocks(p) => of(p),
             Parameter::Begin(p) => of(p),
             Parameter::FewCodes(p) => of(p),
             Parameter::FewProduct(p) => of(p),
@@ -841,6 +881,74 @@ fn row_shared(inputs: u32, outputs: u32) -> u32 {
 /// Bytes that the fold of an output with so many groups takes.
 fn fold_bytes(groups: u32) -> u32 {
     4 * (groups + 4) + 16 * (groups / 4 + 1)
+}
+
+/// Of a block format that short kernels take: values of a group, and bytes of the parameters of
+/// 1,024 weights.
+fn short_block(block: Block) -> Option<(u32, u32)> {
+    let taken = matches!(block, Block::Q4_0 | Block::Q8_0 | Block::Q4K | Block::Q5K | Block::Q6K);
+    let bytes = |elems: u64| 1024 / block.unit() as u32 * elems as u32;
+    let (scales, supers) = match block.scale_words() {
+        0 => (bytes(2), 0),
+        words => (bytes(4 * words), bytes(if block.has_minimums() { 4 } else { 2 })),
+    };
+    taken.then(|| (block.group() as u32, scales + supers))
+}
+
+impl RowBlocks {
+    /// Outputs of a warp, as the kernels have it.
+    fn outs(kernel: Kernel) -> Option<u32> {
+        match kernel {
+            Kernel::BlocksNorm1 => Some(4),
+            Kernel::BlocksNorm2 | Kernel::BlocksPlain1 => Some(2),
+            Kernel::BlocksPlain2 | Kernel::BlocksPlain3 | Kernel::BlocksPlain4 => Some(1),
+            _ => None,
+        }
+    }
+
+    /// The kernel for so many inputs, with a norm or without.
+    fn kernel(inputs: u32, norm: bool) -> Option<Kernel> {
+        match (inputs, norm) {
+            (1024, true) => Some(Kernel::BlocksNorm1),
+            (2048, true) => Some(Kernel::BlocksNorm2),
+            (1024, false) => Some(Kernel::BlocksPlain1),
+            (2048, false) => Some(Kernel::BlocksPlain2),
+            (3072, false) => Some(Kernel::BlocksPlain3),
+            (4096, false) => Some(Kernel::BlocksPlain4),
+            _ => None,
+        }
+    }
+
+    /// Bytes of shared memory of a block that computes outputs in this format: the row, the
+    /// parameters of eight warps' rows, and the folds, or the row itself.
+    fn shared(inputs: u32, block: Block, out: u32, norm: bool) -> Option<u32> {
+        let (group, params) = short_block(block)?;
+        let (groups, lists) = (inputs / group, if block.has_minimums() { 3 } else { 2 });
+        let folds = 8 * out * if norm { 2 } else { 1 } * 4 * (lists * groups + 4);
+        Some(inputs + 8 * groups + 8 * out * (inputs / 1024) * params + folds.max(4 * inputs))
+    }
+}
+
+impl Launch {
+    /// This and another product of the same row in one launch, if both are in blocks.
+    pub fn beside(&self, other: &Launch) -> Option<Launch> {
+        let (Parameter::RowBlocks(mut both), Parameter::RowBlocks(more)) = (self.parameter, other.parameter) else {
+            return None;
+        };
+        // What leaves the norm is written once, by the first.
+        let row = RowProduct { sum: both.row.sum, normed: both.row.normed, ..more.row };
+        let fits = self.kernel == other.kernel
+            && row == both.row
+            && [more.row.sum, more.row.normed, both.row.add, more.row.add] == [0; 4]
+            && (both.pairs, more.pairs) == (0, 0);
+        let free = both.parts.iter().position(|part| part.blocks == 0)?;
+        let ([part, RowPart { blocks: 0, .. }, _], true) = (more.parts, fits) else { return None };
+        let mut shape = self.shape;
+        both.parts[free] = RowPart { first: shape.grid[0], ..part };
+        shape.grid[0] += part.blocks;
+        shape.shared = shape.shared.max(other.shape.shared);
+        Some(Launch { shape, parameter: Parameter::RowBlocks(both), ..*self })
+    }
 }
 
 impl RouteIn {
@@ -1031,6 +1139,9 @@ impl Linear {
     /// 1,024 inputs, four bits, groups of 64.
     fn row(&self, bases: &Bases) -> Option<Launch> {
         use Kernel as K;
+        if let Some(WeightFormat::Block(block)) = WeightFormat::from_code(self.format) {
+            return self.row_blocks(block, bases);
+        }
         let norm = self.stage == stage::NORM;
         // Of 2,048 inputs three blocks of 32 outputs fit on a multiprocessor.
         let at_once = if self.inputs == 2048 { 96 * bases.multiprocessors } else { 0 };
@@ -1061,6 +1172,59 @@ impl Linear {
         let threads = if kernel == K::RowPlain4 { 2 * THREADS } else { THREADS };
         let shape = shape(grid, threads, row_shared(self.inputs, 8 * out * if loops { 2 } else { 1 }));
         Some(Launch { kernel, shape, parameter: Parameter::RowProduct(parameter) })
+    }
+
+    /// The short kernel for one row and weights in blocks, if there is one: whole lots of 1,024
+    /// inputs, a norm in F32.
+    fn row_blocks(&self, block: Block, bases: &Bases) -> Option<Launch> {
+        let norm = self.stage == stage::NORM;
+        let kernel = RowBlocks::kernel(self.inputs, norm)?;
+        let out = RowBlocks::outs(kernel)?;
+        let pieces = [self.planes[1], self.planes[2], self.plane_row[1], self.plane_row[2]];
+        let rows = [self.planes[0], self.plane_row[0], self.x[0], self.x2, self.sum, self.normed, self.y];
+        let fits = (norm || self.stage == stage::PLAIN)
+            && (self.rows, self.order) == (1, 0)
+            && self.outputs.is_multiple_of(8 * out)
+            && rows.iter().all(|n| n.is_multiple_of(16))
+            && pieces.iter().all(|n| n.is_multiple_of(8))
+            && if norm {
+                self.add == 0 && self.y_dtype == DType::F32 as u32
+            } else {
+                [self.x2, self.normed] == [0; 2] && self.flags & stage::PAIRS == 0
+            };
+        fits.then_some(())?;
+        let shared = RowBlocks::shared(self.inputs, block, out, norm)?;
+        // With a norm a block goes on to further outputs; as many as fit on a multiprocessor at
+        // once.
+        let most = if norm { 3 * bases.multiprocessors } else { u32::MAX };
+        let blocks = (self.outputs / (8 * out)).min(most);
+        let part = RowPart {
+            planes: self.planes,
+            out: self.out,
+            w_row: self.plane_row[0].try_into().ok()?,
+            s_row: self.plane_row[1].try_into().ok()?,
+            b_row: self.plane_row[2].try_into().ok()?,
+            outputs: self.outputs,
+            block: block as u32,
+            first: 0,
+            blocks,
+            unused: 0,
+        };
+        let none = RowPart { first: u32::MAX, ..RowPart::default() };
+        let row = RowProduct {
+            x: self.x[0],
+            y: self.y,
+            add: self.add,
+            x2: self.x2,
+            sum: self.sum,
+            normed: self.normed,
+            eps: self.eps,
+            offset: self.offset,
+            ..RowProduct::default()
+        };
+        let pairs = u32::from(self.flags & stage::PAIRS != 0);
+        let parameter = Parameter::RowBlocks(RowBlocks { row, pairs, unused: 0, parts: [part, none, none] });
+        Some(Launch { kernel, shape: shape([blocks, 1, 1], THREADS, shared), parameter })
     }
 
     /// What the short kernels are told, if planes and activations are of the kind they take.

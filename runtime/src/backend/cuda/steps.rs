@@ -297,7 +297,11 @@ impl Steps<'_> {
                 finished = true;
             }
             if self.rows == 1 && !self.many || l.stage == stage::CODES && self.many {
-                launches.push(l.launch(self.bases));
+                let launch = l.launch(self.bases);
+                match launches.last().and_then(|last: &Launch| last.beside(&launch)) {
+                    Some(both) => *launches.last_mut().expect("a launch before it") = both,
+                    None => launches.push(launch),
+                }
                 continue;
             }
             let quantize = quantize?;

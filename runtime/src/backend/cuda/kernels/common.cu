@@ -52,6 +52,7 @@ struct Call {
 };
 
 #define DEVICE static __device__ __forceinline__
+#define METHOD __device__ __forceinline__
 #define FULL 0xffffffffu
 
 extern __shared__ __align__(16) u8 shared[];

@@ -85,13 +85,14 @@ struct RowStaged {
     float *scales, *sums;
 };
 
-// A place for a row of 1,024 * CHUNKS values; `rest` is what lies behind it.
-template <int CHUNKS> DEVICE RowStaged row_staged(float4 *&rest) {
+// A place for a row of 1,024 * CHUNKS values in groups of GROUP; `rest` is what lies behind it.
+template <int CHUNKS, int GROUP = ROW_GROUP> DEVICE RowStaged row_staged(float4 *&rest) {
+    constexpr u32 GROUPS = 1024 * CHUNKS / GROUP;
     RowStaged to;
     to.codes = (i8 *)shared;
     to.scales = (float *)(shared + 1024 * CHUNKS);
-    to.sums = to.scales + 16 * CHUNKS;
-    rest = (float4 *)(to.sums + 16 * CHUNKS);
+    to.sums = to.scales + GROUPS;
+    rest = (float4 *)(to.sums + GROUPS);
     return to;
 }
 
@@ -160,9 +161,10 @@ template <int GROUPS> DEVICE float row_fold(const RowFolds<GROUPS> &from, u32 ou
     return acc;
 }
 
-// The int8 form of N groups, of each of which sixteen lanes have four values. The first group's four go to `codes`, those of the next `step` bytes
+// The int8 form of N groups, of each of which LANES lanes have four values. The first group's four go to `codes`, those of the next `step` bytes
 // on; its scale and sum to `scales` and `sums`, the next's `places` on.
-template <int N> DEVICE void row_codes(const float4 *v, i8 *codes, u32 step, float *scales, float *sums, u32 places) {
+template <int N, int LANES = ROW_GROUP / 4> DEVICE void row_codes(const float4 *v, i8 *codes, u32 step, float *scales, float *sums, u32 places) {
+    static_assert(N <= LANES, "a group a lane");
     u32 lane = threadIdx.x & 31;
     // fmaxf ignores a NaN. Values past the largest float take the code of that, as the largest does itself.
     float largest[N];
@@ -172,7 +174,7 @@ template <int N> DEVICE void row_codes(const float4 *v, i8 *codes, u32 step, flo
         largest[c] = fminf(m, __uint_as_float(0x7f7fffffu));
     }
 #pragma unroll
-    for (u32 d = 8; d; d >>= 1)
+    for (u32 d = LANES / 2; d; d >>= 1)
 #pragma unroll
         for (u32 c = 0; c < N; c++) largest[c] = fmaxf(largest[c], __shfl_xor_sync(FULL, largest[c], d));
     int total[N];
@@ -185,7 +187,7 @@ template <int N> DEVICE void row_codes(const float4 *v, i8 *codes, u32 step, flo
         total[c] = dot_s8(four, 0x01010101, 0);
     }
 #pragma unroll
-    for (u32 d = 8; d; d >>= 1)
+    for (u32 d = LANES / 2; d; d >>= 1)
 #pragma unroll
         for (u32 c = 0; c < N; c++) total[c] += __shfl_xor_sync(FULL, total[c], d);
     // A lane divides for one of the groups.
@@ -193,29 +195,42 @@ template <int N> DEVICE void row_codes(const float4 *v, i8 *codes, u32 step, flo
     int sum = total[N - 1];
 #pragma unroll
     for (int c = N - 2; c >= 0; c--) {
-        top = lane % 16 <= c ? largest[c] : top;
-        sum = lane % 16 <= c ? total[c] : sum;
+        top = lane % LANES <= c ? largest[c] : top;
+        sum = lane % LANES <= c ? total[c] : sum;
     }
-    if (lane % 16 < N) {
+    if (lane % LANES < N) {
         float scale = top / 127.0f;
-        scales[lane % 16 * places] = scale;
-        sums[lane % 16 * places] = scale * (float)sum;
+        scales[lane % LANES * places] = scale;
+        sums[lane % LANES * places] = scale * (float)sum;
     }
 }
 
-// The first of a thread's four values of each 128 a warp, two groups of which are a warp's.
+// The first of a thread's four values of each 128 a warp.
 DEVICE u32 row_first() { return threadIdx.x / 16 * ROW_GROUP + threadIdx.x % 16 * 4; }
 
-// A thread's factors of a norm, as they are stored.
+// A thread's factors of a norm, as they are stored: BF16 or, in sixteen bytes, F32.
 template <int CHUNKS> DEVICE void row_factors(const RowProduct &p, uint2 *factors) {
 #pragma unroll
     for (u32 c = 0; c < CHUNKS; c++) factors[c] = *(const uint2 *)((const u16 *)p.y + row_first() + c * 1024);
 }
+template <int CHUNKS> DEVICE void row_factors(const RowProduct &p, float4 *factors) {
+#pragma unroll
+    for (u32 c = 0; c < CHUNKS; c++) factors[c] = *(const float4 *)((const float *)p.y + row_first() + c * 1024);
+}
+// Four values of a norm.
+DEVICE float4 row_normed(float4 v, float inv, float offset, uint2 by) {
+    u32 low = by.x, high = by.y;
+    return make_float4((v.x * inv) * (offset + brain(low)), (v.y * inv) * (offset + brain(low >> 16)), (v.z * inv) * (offset + brain(high)),
+                       (v.w * inv) * (offset + brain(high >> 16)));
+}
+DEVICE float4 row_normed(float4 v, float inv, float offset, float4 by) {
+    return make_float4((v.x * inv) * (offset + by.x), (v.y * inv) * (offset + by.y), (v.z * inv) * (offset + by.z), (v.w * inv) * (offset + by.w));
+}
 
 // Stages the row of a product: sum, norm, int8 form. The block that leads leaves the sum and the normalised row where they are wanted; `held`
 // has room for a row.
-template <int CHUNKS, bool NORM, int WARPS = ROW_WARPS>
-DEVICE void row_stage(const RowProduct &p, const uint2 *factors, const RowStaged &to, float *held, bool leads) {
+template <int CHUNKS, bool NORM, int WARPS = ROW_WARPS, int GROUP = ROW_GROUP, class Factor>
+DEVICE void row_stage(const RowProduct &p, const Factor *factors, const RowStaged &to, float *held, bool leads) {
     constexpr u32 SPAN = WARPS * 128, TURNS = 1024 * CHUNKS / SPAN;
     static_assert(!NORM || WARPS == ROW_WARPS, "factors of 1,024 at a time");
     u32 lane = threadIdx.x & 31, first = row_first();
@@ -263,51 +278,79 @@ DEVICE void row_stage(const RowProduct &p, const uint2 *factors, const RowStaged
         float inv = CHUNKS > 1 ? inverse : acc, offset = __uint_as_float(p.offset);
 #pragma unroll
         for (u32 c = 0; c < CHUNKS; c++) {
-            u32 low = factors[c].x, high = factors[c].y;
-            v[c] = make_float4((v[c].x * inv) * (offset + brain(low)), (v[c].y * inv) * (offset + brain(low >> 16)),
-                               (v[c].z * inv) * (offset + brain(high)), (v[c].w * inv) * (offset + brain(high >> 16)));
+            v[c] = row_normed(v[c], inv, offset, factors[c]);
             if (p.normed && leads) *(float4 *)((float *)p.normed + first + c * 1024) = v[c];
         }
     }
-    u32 group = threadIdx.x / 16;
-    row_codes<TURNS>(v, to.codes + first, SPAN, to.scales + group, to.sums + group, SPAN / ROW_GROUP);
+    u32 group = threadIdx.x / (GROUP / 4);
+    row_codes<TURNS, GROUP / 4>(v, to.codes + first, SPAN, to.scales + group, to.sums + group, SPAN / GROUP);
 }
 
-// OUT outputs a warp of 1,024 * CHUNKS inputs. With PAIRS outputs are pairs (o, o + outputs / 2) of which silu(first) * second is kept;
-// with LOOP a block goes on to further outputs. A block's outputs are all there.
+// How the weights of a product are read: their groups, what a lane asks for, what is left for the folds (`room` becomes what lies behind what is
+// needed all the time), and a fold. These are affine ones of four bits; shorts.cu has those in blocks.
+struct RowAffine {
+    enum { GROUP = ROW_GROUP };
+    typedef uint2 Factor;
+    template <int OUT, int CHUNKS> using Asked = RowWeights<4, OUT, CHUNKS>;
+    template <int OUT, int CHUNKS> using Folds = RowFolds<16 * CHUNKS>;
+
+    template <int OUT, int CHUNKS, int WARPS> METHOD RowFolds<16 * CHUNKS> folds(float4 *&room, u32 outputs) const {
+        return row_folds<16 * CHUNKS>(room, outputs);
+    }
+    template <int OUT, int CHUNKS, class At>
+    METHOD void ask(RowWeights<4, OUT, CHUNKS> &to, const RowFolds<16 * CHUNKS> &, At at) const {
+        row_ask(to, at);
+    }
+    template <int OUT, int CHUNKS>
+    METHOD void dots(const RowWeights<4, OUT, CHUNKS> &from, const RowStaged &x, const RowFolds<16 * CHUNKS> &to, u32 first) const {
+        row_dots(from, x, to, first);
+    }
+    template <int OUT, int CHUNKS> METHOD float fold(const RowFolds<16 * CHUNKS> &from, u32 output, const RowStaged &x) const {
+        return row_fold(from, output, x.scales, x.sums);
+    }
+    // Where a row's third plane is, which is as the second, and whether outputs are pairs where the compiler does not know.
+    METHOD u64 third(u32, u64 second) const { return second; }
+    METHOD bool are_pairs() const { return false; }
+};
+
+// OUT outputs a warp of 1,024 * CHUNKS inputs, by block `block` of `blocks`. With PAIRS outputs are pairs (o, o + outputs / 2) of which
+// silu(first) * second is kept; with LOOP a block goes on to further outputs. A block's outputs are all there.
 //
 // Shared memory: [inputs] codes, [groups] scales, sums, then what the folds of WARPS * OUT outputs take, twice with LOOP; in its place the row
 // itself before.
-template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP, int WARPS = ROW_WARPS> DEVICE void row_product(const RowProduct &p) {
-    constexpr u32 GROUPS = 16 * CHUNKS, OUTS = WARPS * OUT;
+enum { NO_PAIRS = 0, ALL_PAIRS = 1, TOLD_PAIRS = 2 };
+template <int OUT, int CHUNKS, bool NORM, int PAIRS, bool LOOP, int WARPS = ROW_WARPS, class Weights>
+DEVICE void row_product(const RowProduct &p, const Weights &kind, u32 block, u32 blocks) {
+    constexpr u32 OUTS = WARPS * OUT;
     float4 *room;
-    RowStaged x = row_staged<CHUNKS>(room);
-    RowFolds<GROUPS> folds = row_folds<GROUPS>(room, LOOP ? 2 * OUTS : OUTS);
+    RowStaged x = row_staged<CHUNKS, Weights::GROUP>(room);
+    auto folds = kind.template folds<OUT, CHUNKS, WARPS>(room, LOOP ? 2 * OUTS : OUTS);
     u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    u32 first_out = blockIdx.x * OUTS, step = gridDim.x * OUTS;
-    RowWeights<4, OUT, CHUNKS> weights;
+    u32 first_out = block * OUTS, step = blocks * OUTS;
+    bool pairs = PAIRS == TOLD_PAIRS ? kind.are_pairs() : PAIRS == ALL_PAIRS;
+    typename Weights::template Asked<OUT, CHUNKS> weights;
     auto ask = [&](u32 first) {
-        row_ask(weights, [&](u32 o) {
-            u32 row = PAIRS ? (o & 1) * (p.outputs / 2) + (first + o) / 2 : first + o;
+        kind.template ask<OUT, CHUNKS>(weights, folds, [&](u32 o) {
+            u32 row = pairs ? (o & 1) * (p.outputs / 2) + (first + o) / 2 : first + o;
             // Cast before anything is added, so that the compiler sees memory of the device.
             u64 params = (u64)row * p.s_row;
-            return RowAt{(const u8 *)p.w + (u64)row * p.w_row, (const u8 *)p.s + params, (const u8 *)p.b + params};
+            return RowAt{(const u8 *)p.w + (u64)row * p.w_row, (const u8 *)p.s + params, (const u8 *)p.b + kind.third(row, params)};
         });
     };
     ask(first_out + warp * OUT);
-    uint2 factors[CHUNKS];
+    typename Weights::Factor factors[CHUNKS];
     if (NORM) row_factors<CHUNKS>(p, factors);
     u64 ahead = NORM && !LOOP && p.ahead ? p.ahead + ((const Run *)p.runs)->from : 0;
     wait_for_earlier();
     float added = !PAIRS && !LOOP && p.add && threadIdx.x < OUTS ? ((const float *)p.add)[first_out + threadIdx.x] : 0.0f;
-    row_stage<CHUNKS, NORM, WARPS>(p, factors, x, (float *)room, blockIdx.x == 0);
+    row_stage<CHUNKS, NORM, WARPS, Weights::GROUP>(p, factors, x, (float *)room, blockIdx.x == 0);
     u32 line = (blockIdx.x * 32 * WARPS + threadIdx.x) * 128;
     if (ahead && line < p.ahead_bytes) asm volatile("prefetch.global.L2 [%0];" ::"l"(ahead + line));
     __syncthreads();
 #pragma unroll 1
     for (u32 turn = 0;; turn++) {
         u32 mine = LOOP ? turn % 2 * OUTS : 0;
-        row_dots(weights, x, folds, mine + warp * OUT);
+        kind.template dots<OUT, CHUNKS>(weights, x, folds, mine + warp * OUT);
         u32 now = first_out;
         first_out += step;
         if (LOOP && first_out < p.outputs) ask(first_out + warp * OUT);
@@ -315,8 +358,8 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP, int WARPS = ROW
         // A lane folds an output: the first warps, or with LOOP one warp after the other, while the rest go on.
         u32 t = LOOP ? lane : threadIdx.x;
         if (LOOP ? warp == turn % WARPS : warp * 32 < OUTS) {
-            float acc = row_fold(folds, mine + (t < OUTS ? t : 0), x.scales, x.sums);
-            if (PAIRS) {
+            float acc = kind.template fold<OUT, CHUNKS>(folds, mine + (t < OUTS ? t : 0), x);
+            if (pairs) {
                 float second = __shfl_xor_sync(FULL, acc, 1);
                 if (t < OUTS && !(t & 1)) ((float *)p.out)[(now + t) / 2] = silu_(acc) * second;
             } else if (t < OUTS) {
@@ -329,20 +372,22 @@ template <int OUT, int CHUNKS, bool NORM, bool PAIRS, bool LOOP, int WARPS = ROW
 
 #define ROW_PRODUCT(name, out, chunks, norm, pairs, loop, blocks)                                                               \
     extern "C" __global__ void __launch_bounds__(256, blocks) name(const RowProduct p) {                                        \
-        row_product<out, chunks, norm, pairs, loop>(p);                                                                         \
+        row_product<out, chunks, norm, pairs, loop>(p, RowAffine(), blockIdx.x, gridDim.x);                                     \
     }
-ROW_PRODUCT(row_norm_1, 4, 1, true, false, false, 3)
+ROW_PRODUCT(row_norm_1, 4, 1, true, NO_PAIRS, false, 3)
 // So few registers that 96 outputs a multiprocessor are computed at once.
-ROW_PRODUCT(row_norm_2, 4, 2, true, false, false, 3)
-ROW_PRODUCT(row_pairs_1, 8, 1, true, true, false, 1)
-ROW_PRODUCT(row_pairs_2, 2, 2, true, true, false, 3)
-ROW_PRODUCT(row_plain_1, 2, 1, false, false, false, 1)
-ROW_PRODUCT(row_plain_2, 1, 2, false, false, false, 1)
-ROW_PRODUCT(row_plain_3, 1, 3, false, false, false, 1)
+ROW_PRODUCT(row_norm_2, 4, 2, true, NO_PAIRS, false, 3)
+ROW_PRODUCT(row_pairs_1, 8, 1, true, ALL_PAIRS, false, 1)
+ROW_PRODUCT(row_pairs_2, 2, 2, true, ALL_PAIRS, false, 3)
+ROW_PRODUCT(row_plain_1, 2, 1, false, NO_PAIRS, false, 1)
+ROW_PRODUCT(row_plain_2, 1, 2, false, NO_PAIRS, false, 1)
+ROW_PRODUCT(row_plain_3, 1, 3, false, NO_PAIRS, false, 1)
 // A block for each multiprocessor, which leaves room for one of the delta rule before it and of the router after it, so that these spread evenly.
-extern "C" __global__ void __launch_bounds__(512, 2) row_plain_4(const RowProduct p) { row_product<1, 4, false, false, false, 16>(p); }
-ROW_PRODUCT(row_head_1, 4, 1, true, false, true, 3)
-ROW_PRODUCT(row_head_2, 4, 2, true, false, true, 3)
+extern "C" __global__ void __launch_bounds__(512, 2) row_plain_4(const RowProduct p) {
+    row_product<1, 4, false, NO_PAIRS, false, 16>(p, RowAffine(), blockIdx.x, gridDim.x);
+}
+ROW_PRODUCT(row_head_1, 4, 1, true, NO_PAIRS, true, 3)
+ROW_PRODUCT(row_head_2, 4, 2, true, NO_PAIRS, true, 3)
 
 // A head's norm and rotation of its first 2 * TURNED elements by one warp; lane l has elements l, l + 32 and so on.
 template <int DIM, int TURNED> DEVICE void row_head(float *x, const HeadNorm &norm, const float *factors, const float *co, const float *si) {
