@@ -346,12 +346,8 @@ pub(super) mod avx512_halves {
     /// Products of few rows: of the layouts for which AVX2 has many operations, by [`steps`].
     unsafe fn few(format: WeightFormat, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
         let steps = match quant_case(format) {
-            Some((layout::Q4, 32)) => &const { steps::<{ layout::Q4 }, 32>() },
-            Some((layout::Q4_WIDE, 64)) => &const { steps::<{ layout::Q4_WIDE }, 64>() },
             Some((5, 32)) => &const { steps::<5, 32>() },
-            Some((5, 64)) => &const { steps::<5, 64>() },
             Some((6, 64)) => &const { steps::<6, 64>() },
-            Some((layout::HALVES_3, 16)) => &const { steps::<{ layout::HALVES_3 }, 16>() },
             Some((layout::HALVES_6, 16)) => &const { steps::<{ layout::HALVES_6 }, 16>() },
             // SAFETY: the kernel's contract, passed on.
             _ => return unsafe { avx2::product(call, units, scratch) },
