@@ -419,8 +419,8 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
                 row += count * S::LANES;
                 continue;
             }
-            // A core waits for some twenty lines at a time: the codes of the next panels are asked for
-            // group by group.
+            // A core waits for some twenty lines at a time: the codes of the next panels are asked
+            // for group by group.
             let (groups, next) = (m.inp / packing.group, row + 2 * S::LANES);
             let mut asked = if S::LANES > 8 {
                 let row_bytes = m.w[0].row_stride * 4;
