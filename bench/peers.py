@@ -276,8 +276,7 @@ def measure(model, a, figures, notes):
     modes = [(r, f) for r in (0, 1) for f in (0, 1)]
     mode = lambda r, f: f"llama.cpp {'repacked' if r else 'plain'}{', flash' if f else ''}"
     if a.winners and notes["rounds"]:
-        best = {figures.best(figure, "llama.cpp")[0] for figure in figures.samples if figure.split()[0] in ("prefill", "decode")
-                and "%" not in figure}
+        best = {figures.best(figure, "llama.cpp")[0] for figure in figures.samples if figure.split()[0] in ("prefill", "decode")}
         loaves, modes = loaves[:1], [m for m in modes if mode(*m) in best]
     if not notes["rounds"]:
         read_anew(model["loaf"], model["all4"], model["gguf"])

@@ -527,7 +527,7 @@ fn states_of_an_end_that_is_put_aside_are_copied_a_piece_a_turn() {
     let (cache, _) = Cache::open(&engine, &options);
     // No time but for a piece, of which a state has sixteen.
     let (stall, copied) = (Duration::ZERO, state as usize / 16 + 1);
-    let pace = Pace { stall, alone: stall, replay: Duration::from_millis(1), give_up: 1, least: 64, copied };
+    let pace = Pace { stall, alone: stall, least: 64, copied, ..PACE };
     let mut scheduler = Scheduler::new(engine, None, cache, pace);
     let trunk: Vec<u32> = (0..40).map(|i| i * 7 % vocab).collect();
     let with = |end: u32| trunk.iter().copied().chain((0..12).map(|i| (end + i * 3) % vocab)).collect::<Vec<u32>>();
@@ -562,7 +562,7 @@ fn an_answer_goes_on_by_a_token_a_turn_beside_whatever_there_is_to_do() {
     let options = CacheOptions { memory: 1 << 20, block: 8, ..CacheOptions::default() };
     let (cache, _) = Cache::open(&engine, &options);
     // No time at all is left to prompts: then they get a row a turn, looked at or not.
-    let pace = Pace { stall: Duration::ZERO, alone: Duration::ZERO, replay: STALL, give_up: 64, least: 1, copied: 700 };
+    let pace = Pace { stall: Duration::ZERO, alone: Duration::ZERO, give_up: 64, ..PACE };
     let mut scheduler = Scheduler::new(engine, None, cache, pace);
     let (events, mut received) = unbounded_channel();
     let long: Vec<u32> = (0..40).map(|i| i * 5 % model.plan().vocab).collect();
@@ -605,7 +605,7 @@ fn a_short_prompt_does_not_wait_for_a_long_one_which_goes_on_all_the_same() {
     let options = CacheOptions { memory: 0, block: 8, ..CacheOptions::default() };
     let (cache, _) = Cache::open(&engine, &options);
     // Eight rows a step where nothing is decoded, two beside that.
-    let pace = Pace { stall: Duration::ZERO, alone: Duration::ZERO, replay: STALL, give_up: 64, least: 2, copied: 700 };
+    let pace = Pace { stall: Duration::ZERO, alone: Duration::ZERO, give_up: 64, least: 2, ..PACE };
     let mut scheduler = Scheduler::new(engine, None, cache, pace);
     let (events, mut received) = unbounded_channel();
     let vocab = model.plan().vocab;

@@ -345,14 +345,15 @@ pub(super) mod avx512_halves {
 
     /// Products of few rows: of the layouts for which AVX2 has many operations, by [`steps`].
     unsafe fn few(format: WeightFormat, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
-        let steps = match quant_case(format) {
-            Some((5, 32)) => &const { steps::<5, 32>() },
-            Some((6, 64)) => &const { steps::<6, 64>() },
-            Some((layout::HALVES_6, 16)) => &const { steps::<{ layout::HALVES_6 }, 16>() },
+        // No other format becomes this op.
+        let Some((kind, group)) = quant_case(format) else { return };
+        let steps = match (kind, group) {
+            (5, 32) => &const { steps::<5, 32>() },
+            (6, 64) => &const { steps::<6, 64>() },
+            (layout::HALVES_6, 16) => &const { steps::<{ layout::HALVES_6 }, 16>() },
             // SAFETY: the kernel's contract, passed on.
             _ => return unsafe { avx2::product(call, units, scratch) },
         };
-        let Some((kind, group)) = quant_case(format) else { return };
         // SAFETY: as above; all else of a product is AVX2's.
         unsafe { avx2::run::<Products<MADD>>(steps, kind, group, None, call, units, scratch) }
     }

@@ -10,6 +10,7 @@ use loaf_formats::block::{Block, TABLE};
 use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 use loaf_formats::op::{self, ATTENTION_BLOCK, LANES, OpAttrs, OpKind};
 
+use super::work::expert_parts;
 use super::{CONV_CHANNELS, DENSE_ROWS, OpCall, QUANT_ROWS, RawOperand, Run, attention};
 use crate::math::{E2M1_DOUBLED, e4m3, e8m0, exp, rope_angle, sigmoid, silu, softplus};
 
@@ -473,9 +474,10 @@ unsafe fn run_unit(call: &OpCall<'_>, u: usize) {
             ExpertLinearQuant => {
                 let (a, o) = of!(expert_linear_quant);
                 let x = [o.codes, o.xscales, o.xsums];
-                // Of a single row a unit is some outputs of one slot, by its place among all.
+                // Where slots have units of their own: whose it is, by its place among all.
                 let each = a.outputs.div_ceil(QUANT_ROWS);
-                let (part, u) = if a.rows == 1 { (Some(u / each), u % each) } else { (None, u) };
+                let are_parts = expert_parts(&op::expert_linear::Attrs::of(call.attrs)) > 1;
+                let (part, u) = if are_parts { (Some(u / each), u % each) } else { (None, u) };
                 for_slots(&o.order, &o.starts, (a.rows, a.k, a.experts), |place, e, r, slot| {
                     if part.is_some_and(|part| part != place) {
                         return;

@@ -411,7 +411,7 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
                 let first = row + p * S::LANES;
                 m.fill_params::<S>(first, panels, p, true);
                 // The rows that this panel will have next, unless tiles or the unit ask for them.
-                let ahead = m.row(first, 0) + if unit.is_some() || S::LANES > 8 { 0 } else { 2 * S::LANES };
+                let ahead = m.row(first, 0) + if unit.is_some() || tiles_ask::<S>() { 0 } else { 2 * S::LANES };
                 fill_panel::<S>(packing, m, (first, ahead), panels.codes[p]);
             }
             if let Some(unit) = unit {
@@ -422,7 +422,7 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
             // A core waits for some twenty lines at a time: the codes of the next panels are asked
             // for group by group.
             let (groups, next) = (m.inp / packing.group, row + 2 * S::LANES);
-            let mut asked = if S::LANES > 8 {
+            let mut asked = if tiles_ask::<S>() {
                 let row_bytes = m.w[0].row_stride * 4;
                 let from = m.w[0].ptr.wrapping_add((m.base + next) * row_bytes).cast_const();
                 let rows = end.min(next + 2 * S::LANES).saturating_sub(next);
@@ -468,6 +468,12 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
             (unit.end)();
         }
     }
+}
+
+/// Whether tiles ask for the codes of the next panels; on narrower sets filling panels does.
+#[inline(always)]
+const fn tiles_ask<S: Rows>() -> bool {
+    S::LANES > 8
 }
 
 /// The activation rows of a call, laid out for a matrix unit; `correction` as a [`Packing`]'s bias.
@@ -855,7 +861,7 @@ unsafe fn tile<S: Rows, const P: usize, const R: usize>(
         let unrolled = if run.is_multiple_of(S::unrolled(run)) { S::unrolled(run) } else { 1 };
         for g in 0..groups {
             // While no sums are held but those of outputs.
-            if S::LANES > 8 {
+            if tiles_ask::<S>() {
                 asked.step::<S>();
             }
             let mut total = [[S::splat_i(0); R]; P];

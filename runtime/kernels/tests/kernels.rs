@@ -701,24 +701,37 @@ fn exp_is_the_scalar_exp(kernels: Kernels) {
     }
 }
 
+/// Attributes of attention of `rows` rows with a cache of `context`: query heads, KV heads and
+/// their elements, without a cap and sinks.
+fn attention_of(
+    rows: usize,
+    (heads, kv_heads, dim): (usize, usize, usize),
+    context: usize,
+    scale: f32,
+    window: usize,
+) -> Vec<u64> {
+    let value_dim = dim;
+    words(op::attention::Attrs {
+        rows,
+        heads,
+        kv_heads,
+        dim,
+        value_dim,
+        context,
+        scale,
+        window,
+        soft_cap: 0.0,
+        sinks: 0,
+    })
+}
+
 /// Rows enough for large tiles, which several blocks and a window's edges cross; scores from alike
 /// to so far apart that weights vanish.
 fn attention_of_many_rows(kernels: Kernels) {
     let mut rng = Rng(23);
     for (heads, kv_heads, dim) in [(16, 8, 128), (28, 4, 64), (8, 8, 80)] {
         for (rows, pos, window, scale) in [(37, 0, 0, 0.3), (33, 240, 0, 9.0), (70, 200, 40, -0.3)] {
-            let attrs = words(op::attention::Attrs {
-                rows,
-                heads,
-                kv_heads,
-                dim,
-                value_dim: dim,
-                context: rows + pos,
-                scale,
-                window,
-                soft_cap: 0.0,
-                sinks: 0,
-            });
+            let attrs = attention_of(rows, (heads, kv_heads, dim), rows + pos, scale, window);
             let runs = vec![Run { rows, pos, ..Run::ONE }];
             let case = Case::with_runs(OpKind::Attention, attrs.clone(), runs, &mut rng);
             let (expected, got) = (case.copy(), case.copy());
@@ -751,18 +764,7 @@ fn attention_by_blocks_is_the_same(kernels: Kernels) {
             [(2, 1, 8), (3, 3, 24), (8, 2, 40), (2, 1, 128), (8, 1, 64), (9, 1, 32), (14, 2, 96)]
         {
             let (rows, end) = (step.iter().map(|r| r.0).sum(), step.iter().map(|r| r.0 + r.1).max().unwrap());
-            let attrs = words(op::attention::Attrs {
-                rows,
-                heads,
-                kv_heads,
-                dim,
-                value_dim: dim,
-                context: end,
-                scale: 0.3,
-                window,
-                soft_cap: 0.0,
-                sinks: 0,
-            });
+            let attrs = attention_of(rows, (heads, kv_heads, dim), end, 0.3, window);
             let slot = slot_bytes(&OpKind::Attention.spec().operands[1], &attrs);
             let mut runs: Vec<Run> = Vec::new();
             for (i, &(rows, pos)) in step.iter().enumerate() {

@@ -25,7 +25,7 @@ pub(crate) const MADD: u8 = 0;
 pub(crate) const VEX: u8 = 1;
 /// Dot instructions of AVX-512 VNNI and VL.
 pub(crate) const EVEX: u8 = 2;
-/// The same, and codes of 3, 5 and 6 bits unpacked by VBMI: of one activation row alone.
+/// The same, and codes of 5 and 6 bits unpacked by VBMI: of one activation row alone.
 pub(crate) const VBMI: u8 = 3;
 
 /// Says nothing, in the order of the source: in an unrolled loop the compiler would else add up one

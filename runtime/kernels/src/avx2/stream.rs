@@ -14,7 +14,7 @@
 //! Eight rows' sums are then added down to one vector, in i16 as long as nothing can overflow.
 //!
 //! With dot instructions all sums are i32, and 8 bits are one plane. Products of a table's values,
-//! which are signed, are i32 too. With VBMI 3, 5 and 6 bits are unpacked to one plane as well, in
+//! which are signed, are i32 too. With VBMI 5 and 6 bits are unpacked to one plane as well, in
 //! three operations for 32 codes.
 
 use std::arch::x86_64::*;
@@ -41,13 +41,13 @@ pub(super) const fn parts<const DOT: u8>(kind: u8, group: usize) -> usize {
 /// Whether products are made by planes, not by pairs.
 #[inline(always)]
 const fn is_planes<const DOT: u8>(kind: u8) -> bool {
-    matches!(layout::bits(kind), 2 | 4) || kind == layout::Q8 && DOT != MADD || DOT == VBMI
+    matches!(layout::bits(kind), 2 | 4) || kind == layout::Q8 && DOT != MADD || is_picked::<DOT>(kind)
 }
 
 /// Whether VBMI unpacks a plane of its own.
 #[inline(always)]
 const fn is_picked<const DOT: u8>(kind: u8) -> bool {
-    DOT == VBMI && matches!(layout::bits(kind), 3 | 5 | 6)
+    DOT == VBMI && matches!(layout::bits(kind), 5 | 6)
 }
 
 /// How VBMI unpacks 32 codes: every eight lanes get the bytes of eight codes, and each then the
@@ -76,15 +76,10 @@ impl Picked {
 
     #[inline(always)]
     const fn of(kind: u8) -> &'static Picked {
-        match layout::bits(kind) {
-            3 => &PICKED_3,
-            5 => &PICKED_5,
-            _ => &PICKED_6,
-        }
+        if layout::bits(kind) == 5 { &PICKED_5 } else { &PICKED_6 }
     }
 }
 
-static PICKED_3: Picked = Picked::new(3);
 static PICKED_5: Picked = Picked::new(5);
 static PICKED_6: Picked = Picked::new(6);
 
@@ -234,15 +229,16 @@ unsafe fn row<const DOT: u8>(kind: u8, group: usize, w: *const u8, x: *const i8)
             for i in 0..all / (4 * bits) {
                 // Nothing past the group is read, nor before it.
                 let ends = (i + 1) * 4 * bits;
-                let (loaded, which) = match () {
-                    _ if all < 32 => (_mm256_maskz_loadu_epi8((1 << all) - 1, w.cast()), 0),
-                    _ if i == 0 => (load(w), 0),
-                    _ => (load(w.add(ends - 32)), 1),
+                let (loaded, which) = if all < 32 {
+                    (_mm256_maskz_loadu_epi8((1 << all) - 1, w.cast()), 0)
+                } else if i == 0 {
+                    (load(w), 0)
+                } else {
+                    (load(w.add(ends - 32)), 1)
                 };
-                let bytes = _mm256_permutexvar_epi8(load(picked.bytes[which].as_ptr()), loaded);
-                let codes = _mm256_multishift_epi64_epi8(load(picked.bits.as_ptr()), bytes);
-                let codes = _mm256_and_si256(codes, mask);
-                sum = super::products::bytes::<DOT>(sum, codes, load(x.add(32 * i).cast()));
+                let eights = _mm256_permutexvar_epi8(load(picked.bytes[which].as_ptr()), loaded);
+                let codes = _mm256_multishift_epi64_epi8(load(picked.bits.as_ptr()), eights);
+                sum = bytes::<DOT>(sum, _mm256_and_si256(codes, mask), load(x.add(32 * i).cast()));
             }
             return sum;
         }
@@ -447,7 +443,7 @@ pub(super) unsafe fn arrange<const DOT: u8>(kind: u8, group: usize, from: *const
     // SAFETY: 128 valid codes, and room for as many.
     unsafe {
         match layout::bits(kind) {
-            8 | 3 | 5 | 6 if is_planes::<DOT>(kind) => std::ptr::copy_nonoverlapping(from, to, 128),
+            5 | 6 | 8 if is_planes::<DOT>(kind) => std::ptr::copy_nonoverlapping(from, to, 128),
             2 => {
                 // Eight codes of each residue modulo 4, of every 32 codes.
                 let mut residues = [0u64; 16];
