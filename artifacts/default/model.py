@@ -446,7 +446,7 @@ def save_checkpoint(model, folder, eos, pad, dtype=torch.bfloat16):
                   layer_types=["full_attention" if l.kind == "self_attn" else "linear_attention" for l in model.layers])
     # "loaf" is read by bake: what answers are, and the mean log-probability below which one is a guess (README, "Unsure").
     generation = {"do_sample": False, "eos_token_id": eos, "pad_token_id": pad, "max_new_tokens": 160,
-                  "loaf": {"answers": "shell_command", "unsure_below": -0.0025}}
+                  "loaf": {"answers": "shell_command", "unsure_below": -0.004}}
     tensors = {k: v.detach().to("cpu", torch.float32 if k.endswith("A_log") else dtype) for k, v in hf_tensors(model).items()}
     save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
     for name, value in (("config.json", config), ("generation_config.json", generation)):
