@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 use loaf_bake::build::BuildOptions;
 use loaf_bake::weights::QuantOptions;
 use loaf_formats::dtype::DType;
-use loaf_formats::op::OpKind;
+use loaf_formats::op::{OpAttrs, OpKind, gdn_scan};
 use loaf_runtime::backend::cuda::driver::{Driver, Function, Pinned};
 use loaf_runtime::backend::cuda::launch::{
-    ASK_SHARED, CHOICE_ROOM, Choose, HowAt, Kernel, Launch, OWN_SHARED, SAMPLE_ROOM, Sample,
+    ASK_SHARED, Bases, CHOICE_ROOM, Choose, HowAt, Kernel, Launch, OWN_SHARED, Operand, Rule, SAMPLE_ROOM, Sample,
+    Step, rule_room,
 };
 use loaf_runtime::backend::cuda::nvidia::Nvidia;
 use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions, PTX};
@@ -530,6 +531,538 @@ fn fast_attention_of_prompts_is_near_the_exact() {
             assert!(launched(&record).contains(&kernel.to_owned()), "{name}: expected {kernel}");
         }
     }
+}
+
+/// What a delta rule of prompts is of: lengths of runs, key heads, value heads, how they belong
+/// together, and how gates, beta and keys are.
+struct RuleCase {
+    what: &'static str,
+    runs: &'static [usize],
+    heads: [usize; 2],
+    tiled: bool,
+    /// Logarithms of gates, drawn from by the row.
+    gates: &'static [f32],
+    beta: &'static [f32],
+    /// How much of a key all keys share.
+    common: f32,
+}
+
+/// Its operands: rows of `(heads, 128)`, and states of `(runs, value heads, 128, 128)`.
+#[derive(Clone)]
+struct RuleValues {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    decay: Vec<f32>,
+    beta: Vec<f32>,
+    state: Vec<f32>,
+}
+
+const DIM: usize = 128;
+
+impl RuleCase {
+    fn values(&self) -> RuleValues {
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut draw = move || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        let (rows, [kh, vh]) = (self.runs.iter().sum::<usize>(), self.heads);
+        let shared: Vec<f32> = (0..DIM).map(|_| draw()).collect();
+        let mut unit = |common: f32, length: f32| -> Vec<f32> {
+            let mut out = Vec::new();
+            for _ in 0..rows * kh {
+                let x: Vec<f32> = shared.iter().map(|s| common * s + (1.0 - common) * draw()).collect();
+                let by = length / x.iter().map(|x| x * x).sum::<f32>().sqrt();
+                out.extend(x.iter().map(|x| x * by));
+            }
+            out
+        };
+        let (q, k) = (unit(0.0, 128f32.sqrt().recip()), unit(self.common, 1.0));
+        let mut many = |n: usize, by: f32| (0..n).map(|_| by * draw()).collect::<Vec<f32>>();
+        let (v, state) = (many(rows * vh * DIM, 2.0), many(self.runs.len() * vh * DIM * DIM, 0.5));
+        let (decay, beta) = (0..rows * vh)
+            .map(|i| (self.gates[i * 7 / 3 % self.gates.len()].exp(), self.beta[i * 5 / 3 % self.beta.len()]))
+            .unzip();
+        RuleValues { q, k, v, decay, beta, state }
+    }
+
+    fn key_head(&self, head: usize) -> usize {
+        let [kh, vh] = self.heads;
+        if self.tiled { head % kh } else { head / (vh / kh) }
+    }
+}
+
+/// The rule in f64, row by row: rows `(rows, value heads, 128)` and states.
+fn rule_exactly(case: &RuleCase, x: &RuleValues) -> (Vec<f64>, Vec<f64>) {
+    let [kh, vh] = case.heads;
+    let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+    let (q, k, v, mut state) = (wide(&x.q), wide(&x.k), wide(&x.v), wide(&x.state));
+    let mut out = vec![0.0; v.len()];
+    let mut first = 0;
+    for (run, rows) in case.runs.iter().enumerate() {
+        for head in 0..vh {
+            let s = &mut state[(run * vh + head) * DIM * DIM..][..DIM * DIM];
+            for row in first..first + rows {
+                let at = (row * kh + case.key_head(head)) * DIM;
+                let (decay, beta) = (f64::from(x.decay[row * vh + head]), f64::from(x.beta[row * vh + head]));
+                let out = &mut out[(row * vh + head) * DIM..][..DIM];
+                let mut d = v[(row * vh + head) * DIM..][..DIM].to_vec();
+                for (s, k) in s.chunks_exact_mut(DIM).zip(&k[at..]) {
+                    s.iter_mut().zip(&mut d).for_each(|(s, d)| {
+                        *s *= decay;
+                        *d -= *s * k;
+                    });
+                }
+                for ((s, k), q) in s.chunks_exact_mut(DIM).zip(&k[at..]).zip(&q[at..]) {
+                    s.iter_mut().zip(&d).for_each(|(s, d)| *s += k * beta * d);
+                    s.iter().zip(&mut *out).for_each(|(s, out)| *out += s * q);
+                }
+            }
+        }
+        first += rows;
+    }
+    (out, state)
+}
+
+/// Rows by columns.
+#[derive(Clone)]
+struct Matrix {
+    columns: usize,
+    of: Vec<f64>,
+}
+
+impl Matrix {
+    fn new(rows: usize, columns: usize, of: impl Fn(usize, usize) -> f64) -> Matrix {
+        Matrix { columns, of: (0..rows * columns).map(|i| of(i / columns, i % columns)).collect() }
+    }
+
+    fn rows(&self) -> usize {
+        self.of.len() / self.columns
+    }
+
+    fn turned(&self) -> Matrix {
+        Matrix::new(self.columns, self.rows(), |i, j| self.of[j * self.columns + i])
+    }
+
+    fn by(&self, other: &Matrix) -> Matrix {
+        let mut out = Matrix::new(self.rows(), other.columns, |_, _| 0.0);
+        for (to, row) in out.of.chunks_exact_mut(other.columns).zip(self.of.chunks_exact(self.columns)) {
+            for (x, other) in row.iter().zip(other.of.chunks_exact(other.columns)).filter(|(x, _)| **x != 0.0) {
+                to.iter_mut().zip(other).for_each(|(to, y)| *to += x * y);
+            }
+        }
+        out
+    }
+
+    fn map(&self, of: impl Fn(usize, usize, f64) -> f64) -> Matrix {
+        Matrix::new(self.rows(), self.columns, |i, j| of(i, j, self.of[i * self.columns + j]))
+    }
+
+    fn plus(&self, other: &Matrix) -> Matrix {
+        self.map(|i, j, x| x + other.at(i, j))
+    }
+
+    fn at(&self, i: usize, j: usize) -> f64 {
+        self.of[i * self.columns + j]
+    }
+
+    /// Element by element.
+    fn times(&self, other: &Matrix) -> Matrix {
+        self.map(|i, j, x| x * other.at(i, j))
+    }
+
+    fn scaled(&self, by: f64) -> Matrix {
+        self.map(|_, _, x| by * x)
+    }
+
+    fn abs(&self) -> Matrix {
+        self.map(|_, _, x| x.abs())
+    }
+
+    /// What rounding so much to F16 is off by at most.
+    fn rounding(&self) -> Matrix {
+        self.map(|_, _, x| x.abs() / 2048.0 + (0.5f64).powi(25))
+    }
+}
+
+/// A chunk of a head as the fast rule computes it, in f64: matrices of its rows, what the state is
+/// before it, powers of sums of gates, and what rows write.
+struct RuleChunk {
+    /// The first row, the head, and the run.
+    at: [usize; 3],
+    k: Matrix,
+    q: Matrix,
+    v: Matrix,
+    state: Matrix,
+    beta: Vec<f64>,
+    /// From the chunk's begin to each row, from each row to the chunk's end, from column to row.
+    since: Vec<f64>,
+    until: Vec<f64>,
+    between: Matrix,
+    inverse: Matrix,
+    weights: Matrix,
+    r: Matrix,
+    d: Matrix,
+}
+
+impl RuleChunk {
+    /// All chunks, heads one after the other.
+    fn all(case: &RuleCase, x: &RuleValues) -> Vec<RuleChunk> {
+        let [kh, vh] = case.heads;
+        let (mut out, mut first) = (Vec::new(), 0);
+        for (run, rows) in case.runs.iter().enumerate() {
+            for head in 0..vh {
+                let from = &x.state[(run * vh + head) * DIM * DIM..][..DIM * DIM];
+                let mut state = Matrix::new(DIM, DIM, |i, j| f64::from(from[i * DIM + j]));
+                for start in (0..*rows).step_by(64) {
+                    let (n, at) = ((rows - start).min(64), first + start);
+                    let of_key = |of: &[f32]| {
+                        Matrix::new(n, DIM, |i, j| f64::from(of[((at + i) * kh + case.key_head(head)) * DIM + j]))
+                    };
+                    let (k, q) = (of_key(&x.k), of_key(&x.q));
+                    let v = Matrix::new(n, DIM, |i, j| f64::from(x.v[((at + i) * vh + head) * DIM + j]));
+                    let gate = |i: usize| f64::from(x.decay[(at + i) * vh + head]);
+                    let beta: Vec<f64> = (0..n).map(|i| f64::from(x.beta[(at + i) * vh + head])).collect();
+                    let product = |j: usize, i: usize| (j + 1..=i).map(gate).product::<f64>();
+                    let between = Matrix::new(n, n, |i, j| if j <= i { product(j, i) } else { 0.0 });
+                    let since: Vec<f64> = (0..n).map(|i| gate(0) * product(0, i)).collect();
+                    let until: Vec<f64> = (0..n).map(|i| product(i, n - 1)).collect();
+                    let weights = q.by(&k.turned()).times(&between);
+                    let a = k.by(&k.turned()).times(&between);
+                    let r = k.by(&state).map(|i, j, x| beta[i] * (v.at(i, j) - since[i] * x));
+                    let mut inverse = Matrix::new(n, n, |i, j| f64::from(u8::from(i == j)));
+                    for i in 0..n {
+                        for j in 0..i {
+                            let by = beta[i] * a.at(i, j);
+                            (0..=j).for_each(|c| inverse.of[i * n + c] -= by * inverse.of[j * n + c]);
+                        }
+                    }
+                    let d = inverse.by(&r);
+                    let after = k.turned().by(&d.map(|i, _, x| until[i] * x));
+                    let after = state.map(|_, _, x| since[n - 1] * x).plus(&after);
+                    let at = [at, head, run];
+                    out.push(RuleChunk { at, k, q, v, state, beta, since, until, between, inverse, weights, r, d });
+                    state = after;
+                }
+            }
+            first += rows;
+        }
+        out
+    }
+
+    fn rows(&self) -> usize {
+        self.k.rows()
+    }
+
+    /// The places of a row's results.
+    fn results(&self, case: &RuleCase, i: usize) -> std::ops::Range<usize> {
+        let first = ((self.at[0] + i) * case.heads[1] + self.at[1]) * DIM;
+        first..first + DIM
+    }
+}
+
+/// What the rule in chunks may be off by: each result, and the length of each column of the state.
+///
+/// The rule's step is linear in the state, and makes no state larger: keys are no longer than one,
+/// beta and gates are between zero and one. So what the state is off by at a chunk's begin is
+/// scaled by the chunk's gates, adds to row `i` no more than its length times that of the query and
+/// the gates up to `i`, and each chunk adds what it rounds itself. That is, each by its magnitudes:
+/// keys, queries, the state, R, T, P and d by 2^-11 as F16 (or 2^-25, below its smallest normal
+/// number). T is the inverse of 1 + A, so where A is off by D, it is off by T D T, and again by
+/// what that is off by. All other arithmetic is f32 with sums of 128 at most: 2^-16 of the
+/// magnitudes.
+fn rule_allowed(case: &RuleCase, chunks: &[RuleChunk]) -> (Vec<f64>, Vec<f64>) {
+    let f32s = (0.5f64).powi(16);
+    let mut results = vec![0.0; case.runs.iter().sum::<usize>() * case.heads[1] * DIM];
+    let mut state_off = vec![0.0; case.runs.len() * case.heads[1] * DIM];
+    for c in chunks {
+        let (n, first) = (c.rows(), (c.at[2] * case.heads[1] + c.at[1]) * DIM);
+        let off = &mut state_off[first..first + DIM];
+        let (k, q, t) = (c.k.abs(), c.q.abs(), c.inverse.abs());
+        let (r, d, weights) = (c.r.abs(), c.d.abs(), c.weights.abs());
+        let state = c.state.abs().map(|_, j, x| x + off[j]);
+        // A product of two that are rounded before it.
+        let product = |a: &Matrix, b: &Matrix| {
+            let rounded = a.rounding().by(b).plus(&a.plus(&a.rounding()).by(&b.rounding()));
+            rounded.plus(&a.by(b).scaled(f32s))
+        };
+        let with_keys = |a: &Matrix| product(a, &k.turned()).times(&c.between);
+        let r_off = product(&k, &state).map(|i, j, x| {
+            let v = c.v.at(i, j).abs();
+            c.beta[i] * (c.since[i] * x + f32s * v) + f32s * r.at(i, j)
+        });
+        let r_off = r_off.plus(&r.plus(&r_off).rounding());
+        let again = t.by(&with_keys(&k).map(|i, j, x| if j < i { c.beta[i] * x } else { 0.0 }));
+        let mut t_off = Matrix::new(n, n, |_, _| 0.0);
+        for i in 0..n {
+            for j in 0..i {
+                let by = again.at(i, j);
+                (0..=j).for_each(|c| t_off.of[i * n + c] += by * (t.at(j, c) + t_off.at(j, c)));
+            }
+        }
+        let t_off = t_off.plus(&t.plus(&t_off).rounding().map(|i, j, x| if j <= i { x } else { 0.0 }));
+        let d_off = t_off.by(&r.plus(&r_off)).plus(&t.by(&r_off)).plus(&t.by(&r).scaled(f32s));
+        let weights_off = with_keys(&q);
+        let weights_off = weights_off
+            .plus(&weights.plus(&weights_off).rounding().times(&c.between.map(|_, _, x| f64::from(u8::from(x > 0.0)))));
+        let operand_off = d_off.plus(&d.plus(&d_off).rounding());
+        let late = d.plus(&d_off).map(|i, _, x| c.until[i] * x);
+        let late_off = d_off.map(|i, _, x| c.until[i] * x).plus(&late.rounding()).plus(&late.scaled(f32s));
+        let out = product(&q, &state).map(|i, _, x| c.since[i] * x);
+        let out = out.plus(&weights_off.by(&d.plus(&operand_off))).plus(&weights.by(&operand_off));
+        let out = out.plus(&weights.by(&d).scaled(f32s));
+        for i in 0..n {
+            let length = c.since[i] * (0..DIM).map(|j| q.at(i, j).powi(2)).sum::<f64>().sqrt();
+            for (j, to) in c.results(case, i).enumerate() {
+                results[to] = out.at(i, j) + 1.001 * length * off[j];
+            }
+        }
+        let k = k.turned();
+        let own = k.rounding().by(&late.plus(&late_off)).plus(&k.by(&late_off)).plus(&k.by(&late).scaled(f32s));
+        let own = own.plus(&state.scaled(f32s * c.since[n - 1]));
+        for (j, off) in off.iter_mut().enumerate() {
+            *off = 1.001 * c.since[n - 1] * *off + (0..DIM).map(|i| own.at(i, j).powi(2)).sum::<f64>().sqrt();
+        }
+    }
+    (results, state_off)
+}
+
+/// What the rule in chunks is off by in the mean square if its roundings have nothing to do with
+/// each other: the same with squares, which add up, a rounding being a third of the square of 2^-11
+/// at most, and queries having nothing to do with what the state is off by.
+fn rule_expected(case: &RuleCase, chunks: &[RuleChunk]) -> [f64; 2] {
+    let mut results = 0.0;
+    let mut state_off = vec![0.0; case.runs.len() * case.heads[1] * DIM];
+    for c in chunks {
+        let (n, first) = (c.rows(), (c.at[2] * case.heads[1] + c.at[1]) * DIM);
+        let off = &mut state_off[first..first + DIM];
+        let square = |m: &Matrix| m.times(m);
+        let [k, q, state, t, r, d, weights, between] =
+            [&c.k, &c.q, &c.state, &c.inverse, &c.r, &c.d, &c.weights, &c.between].map(square);
+        let rounding = |m: &Matrix| m.scaled((0.5f64).powi(22) / 3.0);
+        let product = |a: &Matrix, b: &Matrix| rounding(a).by(b).plus(&a.by(&rounding(b)));
+        let by_rows = |m: &Matrix, of: &[f64]| m.map(|i, _, x| of[i] * of[i] * x);
+        let r_off = by_rows(&by_rows(&product(&k, &state), &c.since), &c.beta).plus(&rounding(&r));
+        let a_off = by_rows(&product(&k, &k.turned()).times(&between), &c.beta);
+        let a_off = a_off.map(|i, j, x| if j < i { x } else { 0.0 });
+        let t_off = t.by(&a_off).by(&t).plus(&rounding(&t));
+        let d_off = t_off.by(&r).plus(&t.by(&r_off));
+        let weights_off = product(&q, &k.turned()).times(&between).plus(&rounding(&weights));
+        let out = by_rows(&product(&q, &state), &c.since).plus(&weights_off.by(&d));
+        let out = out.plus(&weights.by(&d_off.plus(&rounding(&d))));
+        let lengths: f64 =
+            (0..n).flat_map(|i| (0..DIM).map(move |j| (i, j))).map(|(i, j)| q.at(i, j) * c.since[i].powi(2)).sum();
+        results += out.of.iter().sum::<f64>() + lengths * off.iter().sum::<f64>() / DIM as f64;
+        let late = by_rows(&d_off.plus(&rounding(&d)), &c.until);
+        let own = rounding(&k).turned().by(&by_rows(&d, &c.until)).plus(&k.turned().by(&late));
+        for (j, off) in off.iter_mut().enumerate() {
+            *off = c.since[n - 1].powi(2) * *off + (0..DIM).map(|i| own.at(i, j)).sum::<f64>();
+        }
+    }
+    let rows = case.runs.iter().sum::<usize>() * case.heads[1];
+    let mean = |sum: f64, n: usize| (sum / n as f64).sqrt();
+    [mean(results, rows * DIM), mean(state_off.iter().sum(), state_off.len() * DIM)]
+}
+
+/// Rows and states as the kernels leave them. Rows of operands lie apart, as they do in steps.
+fn rule_by_tensor_cores(case: &RuleCase, x: &RuleValues) -> (Vec<f32>, Vec<f32>) {
+    let ([kh, vh], rows) = (case.heads, case.runs.iter().sum::<usize>());
+    let mut driver = driver();
+    driver.enter().expect("a card");
+    let cubin = include_bytes!("../../runtime/src/backend/cuda/kernels/loaf.sm_90a.cubin");
+    let own: &[u8] = if driver.card().capability == (9, 0) { cubin } else { PTX.as_bytes() };
+    let image = options().image.unwrap_or_else(|| own.to_vec());
+    let functions = driver.load(&image, &["fast_rule_chunks", "fast_rule"]).expect("compiled kernels");
+    for function in &functions {
+        driver.allow_shared(*function, 200 << 10).expect("as much as they ask for");
+    }
+    let host = driver.pinned(4 * x.state.len().max(2 * rows * vh * DIM) + 4096).expect("memory");
+    let mut put = |words: &[u32]| {
+        let at = driver.allocate(4 * words.len() as u64).expect("memory");
+        // SAFETY: pinned memory that is long enough for each of these; the copy is waited for.
+        unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), host.at.cast(), words.len()) };
+        driver.copy_in(at, host, 0, 4 * words.len()).expect("a copy");
+        driver.wait().expect("an end");
+        at
+    };
+    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+    let mut apart = |x: &[f32], heads: usize, dim: usize, more: usize| {
+        let mut all = bits(x);
+        all = all.chunks_exact(heads * dim).flat_map(|r| [r, &vec![u32::MAX; more]].concat()).collect();
+        Operand { at: put(&all), row: (heads * dim + more) as u64, head: dim as u32, dtype: DType::F32 as u32 }
+    };
+    let mut operands = [Operand::default(); 12];
+    operands[0] = apart(&x.q, kh, DIM, 8);
+    operands[1] = apart(&x.k, kh, DIM, 4);
+    operands[2] = apart(&x.v, vh, DIM, 12);
+    operands[3] = apart(&x.decay, 1, vh, 1);
+    operands[4] = apart(&x.beta, 1, vh, 3);
+    operands[5] = apart(&x.state, vh * DIM, DIM, 0);
+    (operands[5].row, operands[5].head) = ((DIM * DIM) as u64, DIM as u32);
+    operands[6] = apart(&vec![f32::NAN; rows * vh * DIM], vh, DIM, 4);
+    let (bytes, mut runs, mut first) = (4 * (vh * DIM * DIM) as u64, vec![], 0);
+    // States stand where they were; as many more for what becomes of them.
+    let after = apart(&vec![f32::NAN; x.state.len()], vh * DIM, DIM, 0).at;
+    for (i, n) in case.runs.iter().enumerate() {
+        let (from, to) = (i as u64 * bytes, after.wrapping_sub(operands[5].at).wrapping_add(i as u64 * bytes));
+        runs.extend([first, *n as u32, 0, 0, 0, 0, from as u32, 0, to as u32, (to >> 32) as u32, 0, 0]);
+        first += *n as u32;
+    }
+    let step = Step { head: put(&[case.runs.len() as u32, 0, 0, 0]), runs: put(&runs), rows: 0 };
+    let attrs = [rows, kh, vh, DIM, DIM, usize::from(case.tiled), 0, 0, 0, 0, 0, 0].map(|n| n as u64);
+    let room = rule_room(&gdn_scan::Attrs::of(&attrs), rows as u64, case.runs.len() as u32);
+    let chunks = driver.allocate(room).expect("memory");
+    let (runs, shared) = (case.runs.len() as u32, driver.card().shared - OWN_SHARED);
+    let bases = Bases { fast: true, chunks, runs, shared, ..Bases::default() };
+    let rule = Rule::of(&operands, &attrs, &bases, step).expect("what it takes");
+    for (function, launch) in functions.iter().zip([rule.before().expect("chunks"), rule]) {
+        driver.launch(*function, launch.shape, launch.parameter.bytes()).expect("a launch");
+    }
+    let mut get = |at: u64, n: usize| {
+        driver.copy_out(host, 0, at, 4 * n).expect("a copy");
+        driver.wait().expect("an end");
+        // SAFETY: as above; the copy is done.
+        unsafe { std::slice::from_raw_parts(host.at.cast::<f32>(), n).to_vec() }
+    };
+    let width = vh * DIM;
+    let out = get(operands[6].at, rows * (width + 4));
+    (out.chunks_exact(width + 4).flat_map(|r| r[..width].to_vec()).collect(), get(after, x.state.len()))
+}
+
+/// How far results and states are from a reference: at most, in units of what is allowed, and in
+/// the mean square, in units of what is expected.
+fn rule_off(
+    got: &(Vec<f32>, Vec<f32>),
+    want: &(Vec<f64>, Vec<f64>),
+    (results, columns): &(Vec<f64>, Vec<f64>),
+    expected: [f64; 2],
+) -> [f64; 4] {
+    let squares = |got: &[f32], want: &[f64]| -> Vec<f64> {
+        got.iter().zip(want).map(|(got, want)| (f64::from(*got) - want).powi(2)).collect()
+    };
+    let off = [squares(&got.0, &want.0), squares(&got.1, &want.1)];
+    let most =
+        |all: &mut dyn Iterator<Item = f64>| all.fold(0.0, |m, x| if x.is_nan() { f64::INFINITY } else { x.max(m) });
+    let column = |c: usize| off[1][c / DIM * DIM * DIM + c % DIM..].iter().step_by(DIM).take(DIM).sum::<f64>();
+    let mean = |of: &[f64]| (of.iter().sum::<f64>() / of.len() as f64).sqrt();
+    [
+        most(&mut off[0].iter().zip(results).map(|(off, allowed)| off.sqrt() / allowed)),
+        most(&mut columns.iter().enumerate().map(|(c, allowed)| column(c).sqrt() / allowed)),
+        mean(&off[0]) / expected[0],
+        mean(&off[1]) / expected[1],
+    ]
+}
+
+/// `--fast`: the delta rule of prompts in chunks by tensor cores, held to what it rounds
+/// ([`rule_allowed`], [`rule_expected`]): one chunk, chunks that are not full, several of them and several runs; as
+/// many value heads as key heads and more, in both orders; gates that keep nearly all and gates
+/// that keep nothing; beta near zero and one; keys that are nearly the same. What leaves anything
+/// of it out is further away than allowed.
+#[test]
+fn the_fast_rule_of_prompts_is_near_the_exact() {
+    let usual: &[f32] = &[-0.01, -0.2, -0.05, -1.5, -0.001, -0.4, -0.00001];
+    let between: &[f32] = &[0.5, 0.9, 0.1, 0.7, 0.99];
+    let cases = [
+        RuleCase {
+            what: "a chunk",
+            runs: &[64],
+            heads: [1, 1],
+            tiled: false,
+            gates: usual,
+            beta: between,
+            common: 0.3,
+        },
+        RuleCase { what: "tiled", runs: &[150], heads: [2, 4], tiled: true, gates: usual, beta: between, common: 0.3 },
+        RuleCase {
+            what: "runs",
+            runs: &[65, 1, 129],
+            heads: [1, 3],
+            tiled: false,
+            gates: usual,
+            beta: between,
+            common: 0.3,
+        },
+        RuleCase {
+            what: "strong gates",
+            runs: &[200],
+            heads: [1, 2],
+            tiled: false,
+            gates: &[-40.0, -0.01, -0.0001, -200.0, -0.5, -0.1, -3.0, -90.0, -0.02, -0.03, -0.2, -0.004, -0.3],
+            beta: &[1.0, 0.0, 0.999, 1e-6, 0.5, 1.0, 0.7],
+            common: 0.3,
+        },
+        RuleCase {
+            what: "nothing forgotten",
+            runs: &[256],
+            heads: [1, 1],
+            tiled: false,
+            gates: &[0.0, -1e-6, -1e-7],
+            beta: &[1.0, 0.9, 0.99],
+            common: 0.95,
+        },
+    ];
+    for case in cases {
+        let x = case.values();
+        let (got, want, chunks) = (rule_by_tensor_cores(&case, &x), rule_exactly(&case, &x), RuleChunk::all(&case, &x));
+        let (allowed, expected) = (rule_allowed(&case, &chunks), rule_expected(&case, &chunks));
+        let off = rule_off(&got, &want, &allowed, expected);
+        println!("{}: of what is allowed, and of what is expected: {off:.3?}", case.what);
+        assert!(off.iter().all(|off| *off > 0.0 && *off <= 1.0), "{}: {off:?}", case.what);
+        let faults: [(&str, &dyn Fn(&mut RuleValues)); 5] = [
+            ("the first row's gate", &|y| y.decay[..case.heads[1]].fill(0.5)),
+            ("gates", &|y| y.decay.fill(0.999)),
+            ("beta", &|y| y.beta.fill(0.8)),
+            ("the state", &|y| y.state.fill(0.0)),
+            ("the last row's values", &|y| {
+                let row = y.v.len() - case.heads[1] * DIM;
+                y.v[row..].fill(0.0);
+            }),
+        ];
+        for (fault, change) in faults {
+            let mut y = x.clone();
+            change(&mut y);
+            let off = rule_off(&got, &rule_exactly(&case, &y), &allowed, expected);
+            println!("  without {fault}: {off:.3?}");
+            assert!(off.iter().any(|off| *off > 1.0), "{}: without {fault} {off:?}", case.what);
+        }
+    }
+}
+
+/// Prompts, a further prompt that begins from what chunks have left, and tokens after it, with
+/// `--fast`: near what is exact, and by the kernels that are meant. Few rows and other heads go by
+/// the exact rule. Logits come after eight int8 forms at most, each of which may go another way, as
+/// in attention's test.
+#[test]
+fn prompts_by_the_fast_rule_are_near_the_exact() {
+    let options = BuildOptions { quant: four_bits(64), chunks: vec![256], ..BuildOptions::default() };
+    let baked = random("configs/qwen3_coder_next", &small_hybrid(64, [128, 128]), &options);
+    let ids = text(512, 260);
+    let fast = CudaOptions { fast: true, ..self::options() };
+    let [mut exact, mut near] = [self::options(), fast.clone()].map(|o| cuda(&baked.loaf, o));
+    let square = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+    for (i, part) in [&ids[..150], &ids[150..255], &ids[255..256], &ids[256..257]].into_iter().enumerate() {
+        let [want, got] = [&mut exact, &mut near].map(|s| s.eval(part).expect("a prompt").to_vec());
+        let off = square(&mut want.iter().zip(&got).map(|(a, b)| a - b)) / square(&mut want.iter().copied());
+        println!("part {i}: logits are {off:.4} off");
+        assert!(off > 0.0 && off < 8f64.sqrt() * 4.0 / 127.0 / 6f64.sqrt(), "part {i}: logits are {off} off");
+    }
+    if has_card() {
+        return;
+    }
+    let kernels = |baked: &Baked, n: usize, options: CudaOptions| {
+        let (mut engine, record) = recorded(&baked.loaf, options).expect("room");
+        let mut sequence = engine.sequence().expect("a slot");
+        engine.eval(&mut sequence, &ids[..n]).expect("a prompt");
+        let names = launched(&record);
+        names.into_iter().filter(|n| n.starts_with("fast_rule") || n.starts_with("gdn_scan")).collect::<Vec<_>>()
+    };
+    assert_eq!(kernels(&baked, 64, fast.clone()), ["fast_rule_chunks", "fast_rule"]);
+    assert_eq!(kernels(&baked, 63, fast.clone()), ["gdn_scan_128"]);
+    assert_eq!(kernels(&baked, 64, self::options()), ["gdn_scan_128"]);
+    let options = BuildOptions { quant: QuantOptions::default(), ..options };
+    let other = random("configs/qwen3_coder_next", &small_hybrid(64, [128, 64]), &options);
+    assert_eq!(kernels(&other, 64, fast), ["gdn_scan_128"]);
 }
 
 /// Names of the kernels that were launched.
@@ -1463,6 +1996,8 @@ fn compiled_kernels_keep_to_their_registers_and_stack() {
             "expert_sort" => 1024,
             "hopper_128" => 384,
             "gdn_scan_128" => 128,
+            // Three blocks on a multiprocessor.
+            "fast_rule_chunks" => 3 * 128,
             "choose" | "sample_best" | "sample_weigh" | "sample_pick" | "row_plain_4" | "experts_in_2"
             | "experts_out" => 512,
             _ => 256,

@@ -210,8 +210,8 @@ pub(crate) struct ComputeArgs {
     /// What to compute with
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     pub backend: BackendArg,
-    /// Compute attention of prompts by tensor cores, near the CPU's bits and not with them (with
-    /// --backend cuda alone)
+    /// Compute attention and the delta rule of prompts by tensor cores, near the CPU's bits and not
+    /// with them (with --backend cuda alone)
     #[arg(long)]
     pub fast: bool,
     /// Threads of the CPU backend; results do not depend on it [default: one per physical core,

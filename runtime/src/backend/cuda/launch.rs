@@ -94,6 +94,8 @@ kernels! {
     FastAttention64 = "fast_attention_64",
     FastAttention128 = "fast_attention_128",
     FastAttention256 = "fast_attention_256",
+    FastRuleChunks = "fast_rule_chunks",
+    FastRule = "fast_rule",
     AttentionTile64 = "attention_tile_64",
     AttentionTile128 = "attention_tile_128",
     AttentionTile256 = "attention_tile_256",
@@ -681,6 +683,8 @@ pub enum Parameter {
     ExpertsOut(ExpertsOut),
     /// The delta rule of one row.
     DeltaRow(DeltaRow),
+    /// The delta rule in chunks.
+    Rule(Rule),
 }
 
 impl Parameter {
@@ -704,6 +708,7 @@ impl Parameter {
             Parameter::ExpertsIn(p) => of(p),
             Parameter::ExpertsOut(p) => of(p),
             Parameter::DeltaRow(p) => of(p),
+            Parameter::Rule(p) => of(p),
         };
         // SAFETY: a plain struct without padding (fields are ordered so), borrowed as long as
         // `self`.
@@ -753,8 +758,11 @@ pub struct Bases {
     pub hopper: bool,
     /// Most runs of a step.
     pub runs: u32,
-    /// Whether attention of many rows may be near the contract's, and not its bits.
+    /// Whether attention and the delta rule of many rows may be near the contract's, and not its
+    /// bits.
     pub fast: bool,
+    /// Room for what chunks of the delta rule are by themselves; 0 where there is none.
+    pub chunks: Address,
     /// Blocks of positions that attention is cut into at most: a power of two that the rows'
     /// positions need.
     pub blocks: u32,
@@ -808,6 +816,22 @@ const HOPPER_SHARED: u32 = 1024 + 4 * (HOPPER_ROWS * (128 + 16) + HOPPER_OUTS * 
 const HOPPER_FROM: u32 = 48;
 /// Queries of a tile of the attention that is near the contract's.
 const FAST_QUERIES: u32 = 128;
+/// Elements of a head of the delta rule that is near the contract's, rows of a chunk, columns of a
+/// block, and rows from which on it is used.
+const RULE_DIM: usize = 128;
+const RULE_ROWS: u32 = 64;
+const RULE_COLUMNS: u32 = 32;
+const RULE_FROM: u32 = 64;
+/// Threads of a block that makes what chunks are by themselves.
+const CHUNK_THREADS: u32 = 128;
+/// Bytes that a chunk is by itself: of a key head keys and queries in halves, of a value head two
+/// squares of its rows and their gates.
+const RULE_OF_KEYS: u32 = 2 * 2 * RULE_ROWS * RULE_DIM as u32;
+const RULE_OF_VALUES: u32 = 2 * 2 * RULE_ROWS * RULE_ROWS + 16 * RULE_ROWS;
+/// Bytes of shared memory of what makes these, and of what goes from chunk to chunk: three stages,
+/// the state's columns and three times the rows', in halves.
+const CHUNK_SHARED: u32 = RULE_OF_KEYS + 2 * RULE_ROWS * (4 * (RULE_ROWS + 4) + 16) + 16;
+const RULE_SHARED: u32 = 3 * (RULE_OF_KEYS + RULE_OF_VALUES) + 2 * RULE_COLUMNS * (RULE_DIM as u32 + 3 * RULE_ROWS);
 /// Rows from which on tiles are used.
 const TILES_FROM: u32 = 24;
 /// Threads of a block of the short attention.
@@ -930,6 +954,13 @@ impl RowBlocks {
 }
 
 impl Launch {
+    /// What must be launched before it: of the delta rule in chunks what chunks are by themselves.
+    pub fn before(&self) -> Option<Launch> {
+        let Parameter::Rule(rule) = self.parameter else { return None };
+        let shape = shape([rule.k_heads, rule.chunks, 1], CHUNK_THREADS, CHUNK_SHARED);
+        Some(Launch { kernel: Kernel::FastRuleChunks, shape, ..*self })
+    }
+
     /// This and another product of the same row in one launch, if both are in blocks.
     pub fn beside(&self, other: &Launch) -> Option<Launch> {
         let (Parameter::RowBlocks(mut both), Parameter::RowBlocks(more)) = (self.parameter, other.parameter) else {
@@ -975,6 +1006,74 @@ impl ExpertsOut {
         let shared = EXPERT_SLOTS * (EXPERT_INNER + 8 * groups + 16 * fold_bytes(groups));
         let shape = shape([MIXTURE_WIDTH / 16, 1, 1], 512, shared);
         Launch { kernel: Kernel::ExpertsOut, shape, parameter: Parameter::ExpertsOut(self) }
+    }
+}
+
+/// `struct Rule`: the delta rule of many rows in chunks.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Rule {
+    pub q: Operand,
+    pub k: Operand,
+    pub v: Operand,
+    pub decay: Operand,
+    pub beta: Operand,
+    pub state: Operand,
+    pub out: Operand,
+    pub step: Step,
+    /// [`rule_room`].
+    pub room: Address,
+    pub k_heads: u32,
+    pub v_heads: u32,
+    pub tiled: u32,
+    /// Chunks that the step's rows may be.
+    pub chunks: u32,
+}
+
+/// Chunks of so many rows of so many runs at most, each of which has one that it does not fill.
+fn chunks(rows: u64, runs: u32) -> u64 {
+    rows.div_ceil(RULE_ROWS.into()) + rows.min(runs.into()).saturating_sub(1)
+}
+
+/// Bytes that the delta rule in chunks needs for so many rows of so many runs; 0 if it does not
+/// take these heads.
+pub fn rule_room(a: &op::gdn_scan::Attrs, rows: u64, runs: u32) -> u64 {
+    let heads = (a.k_dim, a.v_dim) == (RULE_DIM, RULE_DIM) && a.k_heads > 0 && a.v_heads.is_multiple_of(a.k_heads);
+    let of = a.k_heads as u64 * u64::from(RULE_OF_KEYS) + a.v_heads as u64 * u64::from(RULE_OF_VALUES);
+    if heads { chunks(rows, runs) * of } else { 0 }
+}
+
+impl Rule {
+    /// The rule in chunks, where that is asked for, and heads and rows are such as it takes.
+    pub fn of(operands: &[Operand; 12], attrs: &[u64; 12], bases: &Bases, step: Step) -> Option<Launch> {
+        let (a, o) = (op::gdn_scan::Attrs::of(attrs), op::gdn_scan::Operands::of(operands));
+        let rows = a.rows as u64;
+        let fits = rule_room(&a, rows, bases.runs) > 0
+            && rows >= RULE_FROM.into()
+            && [&o.q, &o.k, &o.v, &o.state, &o.out].into_iter().all(aligned)
+            && CHUNK_SHARED.max(RULE_SHARED) <= bases.shared;
+        if !bases.fast || bases.chunks == 0 || !fits {
+            return None;
+        }
+        let rule = Rule {
+            q: o.q,
+            k: o.k,
+            v: o.v,
+            decay: o.decay,
+            beta: o.beta,
+            state: o.state,
+            out: o.out,
+            step,
+            room: bases.chunks,
+            k_heads: a.k_heads as u32,
+            v_heads: a.v_heads as u32,
+            tiled: a.tiled as u32,
+            chunks: chunks(rows, bases.runs) as u32,
+        };
+        let grid = [RULE_DIM as u32 / RULE_COLUMNS, rule.v_heads, rows.min(bases.runs.into()) as u32];
+        let shape = shape(grid, THREADS, RULE_SHARED);
+        Some(Launch { kernel: Kernel::FastRule, shape, parameter: Parameter::Rule(rule) })
     }
 }
 
@@ -1074,6 +1173,9 @@ pub fn launch_with(r: &Record<'_>, operands: [Operand; 12], bases: &Bases, step:
         }
         OpKind::GdnGates => (K::GdnGates, of!(gdn_gates, |a| flat(a.heads * a.dim))),
         OpKind::GdnScan => {
+            if let Some(rule) = Rule::of(&operands, &attrs, bases, step).filter(|_| !few) {
+                return Some(rule);
+            }
             let s = op::gdn_scan::Attrs::of(&attrs);
             // Columns of a block, and its threads.
             let (kernel, columns, threads) =

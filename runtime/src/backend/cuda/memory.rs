@@ -8,7 +8,7 @@ use loaf_formats::plan::{Phase, Plan, State, StateKind, records};
 use super::driver::{Address, Card, Driver, Pinned, Result};
 use super::launch::{
     ATTENTION_SPLIT, Bases, CHOICE_ROOM, Choose, HowAt, OWN_SHARED, RowAt, RunAt, SAMPLE_ROOM, Sample, Step,
-    attention_room,
+    attention_room, rule_room,
 };
 use crate::backend::{DeviceError, Part, SlotRun};
 
@@ -79,6 +79,10 @@ pub(super) struct Memory {
     /// Room for draws, and of each token how often it was seen.
     draws: Address,
     seen: Address,
+    /// Room for what chunks of the delta rule are by themselves, and whether the step at hand keeps
+    /// the state after each row, as chunks do not.
+    chunks: Address,
+    each: bool,
     /// Of a step of few rows, and of many.
     steps: [Steps; 2],
     buffers: [Pinned; 2],
@@ -86,7 +90,7 @@ pub(super) struct Memory {
     recurrent: u64,
     version: u64,
     slots: u32,
-    sizes: [u64; 9],
+    sizes: [u64; 10],
     io_words: [u64; 2],
     multiprocessors: u32,
     shared: u32,
@@ -95,8 +99,14 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Adds up what a plan needs.
-    pub fn plan(plan: &Plan, slots: u32, card: &Card, steps_arena: u64) -> std::result::Result<Memory, DeviceError> {
+    /// Adds up what a plan needs; `fast` says that the delta rule of prompts goes by chunks.
+    pub fn plan(
+        plan: &Plan,
+        slots: u32,
+        card: &Card,
+        steps_arena: u64,
+        fast: bool,
+    ) -> std::result::Result<Memory, DeviceError> {
         let few = plan.most_rows(Phase::Decode).max(plan.most_rows(Phase::LmHead));
         let many = plan.most_rows(Phase::Prefill).max(few);
         let (mut parts, mut counters) = (0, 0);
@@ -113,6 +123,14 @@ impl Memory {
                 (parts, counters) = (room.0.max(parts), room.1.max(counters));
             }
         }
+        let mut chunks = 0;
+        for template in plan.templates_of(Phase::Prefill).filter(|_| fast) {
+            let rows = template.max_rows.into();
+            template.expand(rows, &mut words);
+            for r in records(&words).flatten().filter(|r| r.kind == OpKind::GdnScan) {
+                chunks = rule_room(&gdn_scan::Attrs::of(r.attrs), rows, many.min(slots.max(1))).max(chunks);
+            }
+        }
         let none = Pinned { at: std::ptr::null_mut(), bytes: 0 };
         Ok(Memory {
             versions: if plan.recurrent_bytes > 0 { VERSIONS } else { 1 },
@@ -126,6 +144,8 @@ impl Memory {
             chosen: none,
             draws: 0,
             seen: 0,
+            chunks: 0,
+            each: false,
             steps: [Steps::new(few.min(slots.max(1)), few, few), Steps::new(many.min(slots.max(1)), many, 0)],
             buffers: [none; 2],
             slot: 0,
@@ -142,6 +162,7 @@ impl Memory {
                 CHOICE_ROOM * u64::from(few),
                 SAMPLE_ROOM * u64::from(few),
                 4 * u64::from(plan.vocab),
+                chunks,
             ],
             io_words: [plan.io.ids, plan.io.select],
             multiprocessors: card.multiprocessors,
@@ -197,7 +218,7 @@ impl Memory {
 
     /// Takes the memory that was planned.
     pub fn allocate(&mut self, driver: &mut dyn Driver) -> std::result::Result<(), DeviceError> {
-        let [weights, state, arena, io, parts, counters, choice, draws, seen] = self.sizes;
+        let [weights, state, arena, io, parts, counters, choice, draws, seen, chunks] = self.sizes;
         let mut take = |what: &'static str, bytes: u64| {
             driver.allocate(bytes).map_err(|e| match e.memory {
                 true => DeviceError::Memory { what, bytes, source: e.into() },
@@ -213,6 +234,9 @@ impl Memory {
         self.choice = take("a choice", choice)?;
         self.draws = take("a draw", draws)?;
         self.seen = take("counts of tokens", seen)?;
+        if chunks > 0 {
+            self.chunks = take("chunks of the delta rule", chunks)?;
+        }
         for steps in &mut self.steps {
             steps.at = take("steps", steps.bytes() as u64)?;
         }
@@ -303,6 +327,7 @@ impl Memory {
             hopper: false,
             runs: steps.runs as u32,
             fast: false,
+            chunks: if self.each { 0 } else { self.chunks },
             blocks: self.blocks(),
         };
         (bases, steps.step())
@@ -343,6 +368,7 @@ impl Memory {
             let ids = steps.host.at.add(steps.ids_at()).cast::<u32>();
             std::ptr::copy_nonoverlapping(words.as_ptr(), ids, words.len());
         }
+        self.each = runs.iter().any(|r| r.each);
         self.first_position = runs.first().map_or(0, |r| r.pos.into());
         self.set_last_position(runs.iter().map(|r| r.pos + r.rows - 1).max().unwrap_or(0));
         Ok(())

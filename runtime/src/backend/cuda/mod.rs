@@ -52,7 +52,8 @@ pub struct CudaOptions {
     /// Whether decode steps of few rows are computed in fused steps, and kernels of a step may
     /// begin before those before them have ended.
     pub fused: bool,
-    /// Whether attention of prompts may be near the CPU's, by tensor cores, in place of its bits.
+    /// Whether attention and the delta rule of prompts may be near the CPU's, by tensor cores, in
+    /// place of its bits.
     pub fast: bool,
     /// Compiled kernels in place of the program's own, for whoever changes them.
     pub image: Option<Vec<u8>>,
@@ -161,7 +162,7 @@ impl CudaDevice {
         let prompts = prompts.map_err(|e| DeviceError::Failed(e.into()))?;
         let room = schedule.as_ref().map_or(0, steps::room);
         let room = prompts.iter().map(|s| s.arena.bytes).fold(room, u64::max);
-        let memory = Memory::plan(plan, slots, &card, room)?;
+        let memory = Memory::plan(plan, slots, &card, room, options.fast)?;
         let (free, _) = driver.memory()?;
         let memory = memory.fit(free, &card.name)?;
         let functions = driver.load(options.image.as_deref().unwrap_or(own), Kernel::NAMES)?;
@@ -257,12 +258,18 @@ impl CudaDevice {
     fn launch_record(&mut self, record: &Record<'_>, phase: Phase, overlap: bool) -> Result<bool, DeviceError> {
         let few = phase != Phase::Prefill;
         let (bases, step) = self.bases(few);
-        let Some(Launch { kernel, mut shape, parameter }) = launch(record, &bases, step, few) else {
-            return Ok(false);
-        };
-        shape.overlap = overlap && self.overlaps();
-        self.driver.launch(self.functions[kernel as usize], shape, parameter.bytes())?;
+        let Some(mut launch) = launch(record, &bases, step, few) else { return Ok(false) };
+        launch.shape.overlap = overlap && self.overlaps();
+        self.start(launch)?;
         Ok(true)
+    }
+
+    /// Launches what a launch needs before it, and itself.
+    fn start(&mut self, launch: Launch) -> Result<(), DeviceError> {
+        for Launch { kernel, shape, parameter } in launch.before().into_iter().chain([launch]) {
+            self.driver.launch(self.functions[kernel as usize], shape, parameter.bytes())?;
+        }
+        Ok(())
     }
 
     /// What a decode step is, from the copy of where its rows belong to that of its logits.
@@ -373,10 +380,7 @@ impl CudaDevice {
         let mut words = Vec::new();
         template.expand(rows.into(), &mut words);
         let (bases, step) = self.bases(false);
-        for Launch { kernel, shape, parameter } in steps::many_rows(schedule, &words, rows, &bases, step) {
-            self.driver.launch(self.functions[kernel as usize], shape, parameter.bytes())?;
-        }
-        Ok(())
+        steps::many_rows(schedule, &words, rows, &bases, step).into_iter().try_for_each(|launch| self.start(launch))
     }
 
     fn fetch_logits(&mut self, rows: u32) -> Result<(), DeviceError> {

@@ -18,7 +18,7 @@ import venv
 HERE = pathlib.Path(__file__).resolve().parent
 VENV = HERE.parents[4] / "target/cuda/venv"
 VERSION = "12.4.127"
-SOURCES = ["common", "ops", "rows", "products", "linear", "tiles", "wide", "hopper", "blocks", "dense", "recurrent", "attention", "prompt", "fast", "decode", "mixture", "delta", "few", "choose", "sample", "shorts"]
+SOURCES = ["common", "ops", "rows", "products", "linear", "tiles", "wide", "hopper", "blocks", "dense", "recurrent", "attention", "prompt", "fast", "rule", "decode", "mixture", "delta", "few", "choose", "sample", "shorts"]
 # What is compiled for Hopper alone, whose PTX the tests interpret.
 HOPPER = ["common", "products", "hopper"]
 TARGETS = {
