@@ -344,9 +344,9 @@ fn prompts_by_larger_tiles_have_the_bits_of_the_cpu() {
             "1,024",
             one_layer(1024, 1024, [3, 1, 64], &options),
             30,
-            &["few_norm_1", "few_heads_64", "few_codes", "wide_32", "wide_128"],
+            &["norm_codes_1", "few_heads_64", "gated_codes", "wide_32", "wide_128"],
         ),
-        ("rows of two tiles", one_layer(128, 256, [5, 1, 64], &options), 200, &["wide_64", "wide_128"]),
+        ("rows of two tiles", one_layer(128, 256, [8, 1, 64], &options), 200, &["quantize_64", "wide_64", "wide_128"]),
         ("a mixture", random("configs/qwen3_coder_next", &mixture, &options), 140, &["wide_32", "wide_64"]),
     ];
     for (name, baked, n, kernels) in cases {
@@ -390,6 +390,7 @@ fn prompts_by_hoppers_tiles_have_the_bits_of_the_cpu() {
         ("rows of two tiles", one_layer(256, 512, [5, 1, 64], &options), 150),
         ("a mixture", random("configs/qwen3_coder_next", &mixture, &options), 140),
     ];
+    let kernels = ["hopper_128", "hopper_pairs_128"];
     for (name, baked, n) in cases {
         let ids = text(512, n);
         let want = session(&baked.loaf, Kernels::detect(), 2).eval(&ids).expect("a prompt").to_vec();
@@ -400,7 +401,9 @@ fn prompts_by_hoppers_tiles_have_the_bits_of_the_cpu() {
         }
         let (got, launched) = by_hopper(&baked.loaf, &ids, HOPPER_PTX);
         assert_bits(name, &[got], &[want]);
-        assert!(launched.contains(&"hopper_128".to_owned()), "{name}: {launched:?}");
+        for kernel in kernels {
+            assert!(launched.contains(&kernel.to_owned()), "{name}: expected {kernel}, found {launched:?}");
+        }
     }
 }
 
@@ -451,9 +454,8 @@ struct Played {
     attention: Vec<f32>,
 }
 
-fn played(model: &Model, ids: &[u32], fast: bool) -> Played {
-    let mut device =
-        CudaDevice::on(model, driver(), CudaOptions { fast, ..options() }).unwrap_or_else(|e| panic!("{e}"));
+fn played(model: &Model, ids: &[u32], fast: bool, driver: Box<dyn Driver>) -> Played {
+    let mut device = CudaDevice::on(model, driver, CudaOptions { fast, ..options() }).unwrap_or_else(|e| panic!("{e}"));
     let (mut turned, mut most_value, mut attention) = (Vec::new(), 0f32, Vec::new());
     device
         .play(0, ids, &mut |record, _, values| match record.kind {
@@ -484,51 +486,77 @@ fn fast_attention_of_prompts_is_near_the_exact() {
     let options =
         |kv| BuildOptions { quant: four_bits(64), kv: Some(kv), chunks: vec![256], ..BuildOptions::default() };
     let window = [("num_hidden_layers", 1), ("sliding_window", 70), ("head_dim", 32), ("max_position_embeddings", 600)];
+    // The kernel for any card, and Hopper's own.
+    let kernels = ["fast_attention_64", "fast_attention_128", "fast_attention_256", "fast_hopper_64", "fast_hopper_128"];
+    let [any64, any128, any256, own64, own128] = kernels;
     let cases = [
-        ("64", one_layer(64, 64, [2, 1, 64], &options(DType::F16)), [2, 1, 64], 0, 150, "fast_attention_64"),
-        ("three heads", one_layer(64, 64, [3, 1, 128], &options(DType::F16)), [3, 1, 128], 0, 50, "fast_attention_128"),
-        ("256", one_layer(64, 64, [2, 1, 256], &options(DType::F16)), [2, 1, 256], 0, 20, "fast_attention_256"),
-        ("window", random("hf/mistral", &window, &options(DType::F16)), [4, 1, 32], 70, 150, "fast_attention_64"),
+        ("64", one_layer(64, 64, [2, 1, 64], &options(DType::F16)), [2, 1, 64], 0, 150, [any64, own64]),
+        ("three heads", one_layer(64, 64, [3, 1, 128], &options(DType::F16)), [3, 1, 128], 0, 50, [any128, own128]),
+        ("tiles", one_layer(64, 64, [4, 2, 128], &options(DType::F16)), [4, 2, 128], 0, 240, [any128, own128]),
+        ("256", one_layer(64, 64, [2, 1, 256], &options(DType::F16)), [2, 1, 256], 0, 20, [any256; 2]),
+        ("window", random("hf/mistral", &window, &options(DType::F16)), [4, 1, 32], 70, 150, [any64, own64]),
     ];
-    for (name, baked, [heads, kv, dim], window, n, kernel) in cases {
+    let drivers: [fn() -> Box<dyn Driver>; 2] = match has_card() {
+        true => [driver; 2],
+        false => [|| Box::new(Emulated::new().0), || Box::new(Emulated::hopper(HOPPER_PTX).0)],
+    };
+    for (name, baked, [heads, kv, dim], window, n, kernels) in cases {
         let ids = text(baked.loaf.plan().vocab, n);
-        let (exact, fast) = (played(&baked.loaf, &ids, false), played(&baked.loaf, &ids, true));
-        assert_eq!((&exact.queries, &exact.keys), (&fast.queries, &fast.keys), "{name}: what attention is of");
+        let exact = played(&baked.loaf, &ids, false, driver());
         assert_eq!(exact.queries.len(), n * heads * dim, "{name}");
-        let (scale, mut largest) = (1.0 / (dim as f64).sqrt(), 0f64);
-        for row in 0..n {
-            for head in 0..heads {
-                let q = &exact.queries[(row * heads + head) * dim..][..dim];
-                let first = if window > 0 { (row + 1).saturating_sub(window) } else { 0 };
-                let magnitude = |at: usize| -> f64 {
-                    let k = &exact.keys[(at * kv + head * kv / heads) * dim..][..dim];
-                    q.iter().zip(k).map(|(a, b)| f64::from(a * b).abs()).sum()
-                };
-                let most = (first..=row).map(magnitude).fold(0.0, f64::max);
-                // Keys in the cache are rounded themselves, in both.
-                let step = 1.0 / 2048.0;
-                let allowed = ((2.0 * 1.01 * most * scale * step).exp_m1() + step + 1e-5) * f64::from(exact.most_value);
-                for i in 0..dim {
-                    let at = (row * heads + head) * dim + i;
-                    let off = f64::from(exact.attention[at] - fast.attention[at]).abs();
-                    assert!(off <= allowed, "{name}: row {row}, head {head}: {off} off, {allowed} allowed");
-                    largest = largest.max(off / allowed);
+        let want = cuda(&baked.loaf, self::options()).eval(&ids).expect("a prompt").to_vec();
+        for (driver, kernel) in drivers.iter().zip(kernels) {
+            let fast = played(&baked.loaf, &ids, true, driver());
+            assert_eq!((&exact.queries, &exact.keys), (&fast.queries, &fast.keys), "{name}: what attention is of");
+            let (scale, mut largest) = (1.0 / (dim as f64).sqrt(), 0f64);
+            for row in 0..n {
+                for head in 0..heads {
+                    let q = &exact.queries[(row * heads + head) * dim..][..dim];
+                    let first = if window > 0 { (row + 1).saturating_sub(window) } else { 0 };
+                    let magnitude = |at: usize| -> f64 {
+                        let k = &exact.keys[(at * kv + head * kv / heads) * dim..][..dim];
+                        q.iter().zip(k).map(|(a, b)| f64::from(a * b).abs()).sum()
+                    };
+                    let most = (first..=row).map(magnitude).fold(0.0, f64::max);
+                    // Keys in the cache are rounded themselves, in both.
+                    let step = 1.0 / 2048.0;
+                    let allowed =
+                        ((2.0 * 1.01 * most * scale * step).exp_m1() + step + 1e-5) * f64::from(exact.most_value);
+                    for i in 0..dim {
+                        let at = (row * heads + head) * dim + i;
+                        let off = f64::from(exact.attention[at] - fast.attention[at]).abs();
+                        assert!(off <= allowed, "{name}, {kernel}: row {row}, head {head}: {off} off, {allowed} allowed");
+                        largest = largest.max(off / allowed);
+                    }
                 }
             }
+            assert!(largest > 0.0, "{name}, {kernel}: tensor cores give other bits");
+            println!("{name}, {kernel}: at most {largest:.3} of what is allowed");
+            let device = CudaDevice::on(&baked.loaf, driver(), CudaOptions { fast: true, ..self::options() });
+            let mut engine = Engine::on(&baked.loaf, Box::new(device.expect("room")));
+            let mut sequence = engine.sequence().expect("a slot");
+            let got = engine.eval(&mut sequence, &ids).expect("a prompt").to_vec();
+            let square = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+            let off = square(&mut want.iter().zip(&got).map(|(a, b)| a - b)) / square(&mut want.iter().copied());
+            assert!(off < 2.0 * 4.0 / 127.0 / 6f64.sqrt(), "{name}, {kernel}: logits are {off} off");
+            // Hopper's own leaves its result's int8 form, which is that of the result.
+            let single = CudaOptions { fast: true, fused: false, ..self::options() };
+            let device = CudaDevice::on(&baked.loaf, driver(), single).expect("room");
+            let mut engine = Engine::on(&baked.loaf, Box::new(device));
+            let mut sequence = engine.sequence().expect("a slot");
+            let alone = engine.eval(&mut sequence, &ids).expect("a prompt").to_vec();
+            assert_bits(&format!("{name}, {kernel}, record by record"), &[got], &[alone]);
         }
-        assert!(largest > 0.0, "{name}: tensor cores give other bits");
-        println!("{name}: at most {largest:.3} of what is allowed");
-        let ways = [false, true].map(|fast| CudaOptions { fast, ..self::options() });
-        let [want, got] = ways.map(|o| cuda(&baked.loaf, o).eval(&ids).expect("a prompt").to_vec());
-        let square = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
-        let off = square(&mut want.iter().zip(&got).map(|(a, b)| a - b)) / square(&mut want.iter().copied());
-        assert!(off < 2.0 * 4.0 / 127.0 / 6f64.sqrt(), "{name}: logits are {off} off");
         if !has_card() {
             let fast = CudaOptions { fast: true, ..self::options() };
-            let (mut engine, record) = recorded(&baked.loaf, fast).expect("room");
-            let mut sequence = engine.sequence().expect("a slot");
-            engine.eval(&mut sequence, &ids[..17]).expect("a prompt");
-            assert!(launched(&record).contains(&kernel.to_owned()), "{name}: expected {kernel}");
+            for (own, kernel) in kernels.iter().enumerate() {
+                let (driver, record) = if own == 0 { Emulated::new() } else { Emulated::hopper(HOPPER_PTX) };
+                let device = CudaDevice::on(&baked.loaf, Box::new(driver), fast.clone()).expect("room");
+                let mut engine = Engine::on(&baked.loaf, Box::new(device));
+                let mut sequence = engine.sequence().expect("a slot");
+                engine.eval(&mut sequence, &ids[..17]).expect("a prompt");
+                assert!(launched(&record).contains(&(*kernel).to_owned()), "{name}: expected {kernel}");
+            }
         }
     }
 }
@@ -2085,7 +2113,7 @@ fn a_hybrid_mixture_of_true_shape_has_the_bits_of_the_cpu() {
 #[test]
 fn prompts_by_the_delta_rule_have_the_bits_of_the_cpu() {
     for (dim, quant, kernels) in [
-        (128, four_bits(64), &["gdn_scan_128", "conv_silu_4", "quantize_64"][..]),
+        (128, four_bits(64), &["gdn_scan_128", "conv_silu_4", "gated_codes"][..]),
         (73, QuantOptions::default(), &["gdn_scan_128", "conv_silu_4"]),
     ] {
         let numbers = small_hybrid(64, [128, dim]);

@@ -155,6 +155,8 @@ pub enum Op {
     /// Products of a warpgroup on bytes, the second side by a descriptor; those so far are a group;
     /// all groups are waited for.
     Wgmma,
+    /// The same on halves, with sums in f32; whether what is summed over are the second side's rows.
+    WgmmaHalves(bool),
     WgmmaEnd,
     WgmmaWait,
     AtomInc,
@@ -504,12 +506,19 @@ impl<'a> Body<'a> {
                 Instr { guard: None, op, ty: Ty::U(8), d, s, at, line }
             }
             "wgmma" if parts[1] == "mma_async" => {
-                let bytes = parts[4].starts_with("m64n") && parts[4].ends_with("k32") && name.ends_with("s32.s8.s8");
-                assert!(bytes, "PTX: {text}");
+                let bytes = parts[4].ends_with("k32") && name.ends_with("s32.s8.s8");
+                let halves = parts[4].ends_with("k16") && name.ends_with("f32.f16.f16");
+                assert!(parts[4].starts_with("m64n") && (bytes || halves), "PTX: {text}");
                 let d: Vec<u32> = vector(fields[0]).0.into_iter().map(|r| self.reg(r)).collect();
-                let a = vector(fields[1]).0.into_iter().chain(fields[2..].iter().copied());
+                // On halves neither side's sign is changed, and the last number says what is turned.
+                let (op, ty) = match fields[4..] {
+                    [] if bytes => (Op::Wgmma, Ty::S(4)),
+                    ["1", "1", turned] if halves => (Op::WgmmaHalves(turned == "1"), Ty::F32),
+                    _ => panic!("PTX: {text}"),
+                };
+                let a = vector(fields[1]).0.into_iter().chain(fields[2..4].iter().copied());
                 let s = a.map(|v| self.src(v)).collect();
-                Instr { guard: None, op: Op::Wgmma, ty: Ty::S(4), d, s, at: 0, line }
+                Instr { guard: None, op, ty, d, s, at: 0, line }
             }
             "wgmma" => match parts[1] {
                 "fence" => empty(Op::Nop),

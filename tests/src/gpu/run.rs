@@ -202,6 +202,7 @@ impl Block<'_> {
             Op::MmaHalves => mma_halves(i, warp),
             Op::LdMatrix(turned) => self.matrices(i, warp, turned),
             Op::Wgmma => self.wgmma(i, warp),
+            Op::WgmmaHalves(turned) => self.wgmma_halves(i, warp, turned),
             Op::Redux(largest) => {
                 let values = live.iter().map(|l| value(&warp[*l], i.s[0]) as u32);
                 let v = if largest { values.max().unwrap_or(0) } else { values.fold(0, u32::wrapping_add) };
@@ -254,15 +255,7 @@ impl Block<'_> {
     /// A warp's part of `wgmma.m64nNk32` on bytes: sixteen rows of the first side from registers,
     /// the second side's by a descriptor of rows of 128 bytes whose sixteenths are swizzled.
     fn wgmma(&mut self, i: &Instr, warp: &mut [Thread]) {
-        let at = value(&warp[0], i.s[4]);
-        assert!(warp.iter().all(|t| value(t, i.s[4]) == at), "{}, line {}: one descriptor", self.kernel.name, i.line);
-        assert!(
-            warp.len() == 32 && at >> 62 == 1 && at >> 49 & 7 == 0,
-            "{}, line {}: {at:#x}",
-            self.kernel.name,
-            i.line
-        );
-        let (start, eight) = (SHARED + ((at & 0x3fff) << 4), (at >> 32 & 0x3fff) << 4);
+        let (start, _, eight) = self.described(i, warp);
         let mut b = vec![[0i8; 32]; i.d.len() * 2];
         for (n, row) in b.iter_mut().enumerate() {
             for half in 0..2 {
@@ -290,14 +283,65 @@ impl Block<'_> {
                 let sum =
                     a[row].iter().zip(&b[col]).fold(begin, |s, (x, y)| s.wrapping_add(i32::from(*x) * i32::from(*y)));
                 t.registers[*d as usize] = u64::from(sum as u32);
-                t.flying[*d as usize] = Flying::Made;
             }
-            for s in &i.s[..4] {
-                if let Src::Reg(r) = s {
-                    t.flying[*r as usize] = Flying::Read;
+            fly(t, i);
+        }
+    }
+
+    /// What a warp's descriptor says of rows of 128 bytes whose sixteenths are swizzled: where they
+    /// begin, and how far it is from 128 bytes to those beside them, and from eight rows to the
+    /// next eight.
+    fn described(&self, i: &Instr, warp: &[Thread]) -> (u64, u64, u64) {
+        let at = value(&warp[0], i.s[4]);
+        assert!(warp.iter().all(|t| value(t, i.s[4]) == at), "{}, line {}: one descriptor", self.kernel.name, i.line);
+        assert!(
+            warp.len() == 32 && at >> 62 == 1 && at >> 49 & 7 == 0,
+            "{}, line {}: {at:#x}",
+            self.kernel.name,
+            i.line
+        );
+        (SHARED + ((at & 0x3fff) << 4), (at >> 16 & 0x3fff) << 4, (at >> 32 & 0x3fff) << 4)
+    }
+
+    /// The same of `wgmma.m64nNk16` on halves. Rows are columns of the product, or, turned, what is
+    /// summed over. The card adds in some order of its own; here sums are exact but for one
+    /// rounding.
+    fn wgmma_halves(&mut self, i: &Instr, warp: &mut [Thread], turned: bool) {
+        let (start, beside, eight) = self.described(i, warp);
+        let mut b = vec![[0f64; 16]; i.d.len() * 2];
+        // Sixteen bytes are eight halves of a row.
+        let (rows, pieces) = if turned { (16, b.len() / 8) } else { (b.len(), 2) };
+        for row in 0..rows {
+            for piece in 0..pieces {
+                let from = start + piece as u64 / 8 * beside + row as u64 / 8 * eight + row as u64 % 8 * 128;
+                let from = from + piece as u64 % 8 * 16;
+                let from = self.bytes(&mut warp[0], from ^ (from >> 7 & 7) << 4, 16, i, false);
+                for e in 0..8 {
+                    // SAFETY: sixteen bytes are there.
+                    let half = unsafe { f16::from_le_bytes([*from.add(2 * e), *from.add(2 * e + 1)]) }.to_f64();
+                    let at = piece * 8 + e;
+                    if turned { b[at][row] = half } else { b[row][at] = half }
                 }
             }
-            t.flies = true;
+        }
+        let mut a = [[0f64; 16]; 16];
+        for (lane, t) in warp.iter().enumerate() {
+            for r in 0..4 {
+                for k in 0..2 {
+                    let half = f16::from_bits((value(t, i.s[r]) >> (16 * k)) as u16);
+                    a[lane / 4 + 8 * (r % 2)][lane % 4 * 2 + k + 8 * (r / 2)] = half.to_f64();
+                }
+            }
+        }
+        for (lane, t) in warp.iter_mut().enumerate() {
+            let more = value(t, i.s[5]) != 0;
+            for (r, d) in i.d.iter().enumerate() {
+                let (row, col) = (lane / 4 + 8 * (r / 2 % 2), r / 4 * 8 + lane % 4 * 2 + r % 2);
+                let begin = if more { f64::from(f(t.registers[*d as usize])) } else { 0.0 };
+                let sum = a[row].iter().zip(&b[col]).fold(begin, |s, (x, y)| s + x * y);
+                t.registers[*d as usize] = bits(sum as f32);
+            }
+            fly(t, i);
         }
     }
 
@@ -372,7 +416,8 @@ impl Block<'_> {
                 | Op::MmaHalves
                 | Op::LdMatrix(_)
                 | Op::BarWarp
-                | Op::Wgmma => {
+                | Op::Wgmma
+                | Op::WgmmaHalves(_) => {
                     t.state = State::Together;
                     return;
                 }
@@ -492,6 +537,17 @@ impl Block<'_> {
     }
 }
 
+/// A warpgroup's product is on its way: nobody may read its sums, or write over what it reads.
+fn fly(t: &mut Thread, i: &Instr) {
+    i.d.iter().for_each(|d| t.flying[*d as usize] = Flying::Made);
+    for s in &i.s[..4] {
+        if let Src::Reg(r) = s {
+            t.flying[*r as usize] = Flying::Read;
+        }
+    }
+    t.flies = true;
+}
+
 /// Panics if an instruction reads what products that go on make, or writes over what they read. A
 /// move that the compiler would leave out takes the mark along.
 fn in_flight(t: &mut Thread, i: &Instr, kernel: &str) {
@@ -499,7 +555,7 @@ fn in_flight(t: &mut Thread, i: &Instr, kernel: &str) {
         Src::Reg(r) => t.flying[*r as usize],
         Src::Imm(_) => Flying::No,
     };
-    if i.op == Op::Wgmma {
+    if matches!(i.op, Op::Wgmma | Op::WgmmaHalves(_)) {
         return;
     }
     let made = |f: Flying| matches!(f, Flying::Made | Flying::MadeOfGroup);

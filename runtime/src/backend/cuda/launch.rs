@@ -91,11 +91,15 @@ kernels! {
     Wide64 = "wide_64",
     Wide128 = "wide_128",
     Hopper128 = "hopper_128",
+    HopperPairs128 = "hopper_pairs_128",
+    GatedCodes = "gated_codes",
     FastAttention64 = "fast_attention_64",
     FastAttention128 = "fast_attention_128",
     FastAttention256 = "fast_attention_256",
     FastRuleChunks = "fast_rule_chunks",
     FastRule = "fast_rule",
+    FastHopper64 = "fast_hopper_64",
+    FastHopper128 = "fast_hopper_128",
     AttentionTile64 = "attention_tile_64",
     AttentionTile128 = "attention_tile_128",
     AttentionTile256 = "attention_tile_256",
@@ -122,6 +126,8 @@ kernels! {
     FewCodes = "few_codes",
     FewNorm1 = "few_norm_1",
     FewNorm2 = "few_norm_2",
+    NormCodes1 = "norm_codes_1",
+    NormCodes2 = "norm_codes_2",
     FewWide1 = "few_wide_1",
     FewWide2 = "few_wide_2",
     FewPairs1 = "few_pairs_1",
@@ -277,6 +283,53 @@ pub struct Linear {
     pub experts: u32,
     pub x_slots: u32,
     pub flags: u32,
+}
+
+/// Where the int8 form, in groups of 64, of what a record makes goes in place of that.
+#[derive(Clone, Copy)]
+pub struct Left {
+    /// Codes, scales and sums.
+    pub at: [Address; 3],
+    /// Bytes from a row of codes to the next, and elements of scales and sums.
+    pub rows: [u64; 2],
+    /// The same from a head of the record's to the next.
+    pub heads: [u64; 2],
+}
+
+/// `struct Pairs`: products of a gate and of what it lets through.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Pairs {
+    pub product: Linear,
+    pub planes: [Address; 3],
+    pub codes: Address,
+    pub scales: Address,
+    pub sums: Address,
+    pub codes_row: u64,
+    pub codes_slot: u64,
+    pub scales_row: u64,
+    pub scales_slot: u64,
+}
+
+/// `struct Gated`: what a gate lets through, as its int8 form.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Gated {
+    pub a: Operand,
+    pub b: Operand,
+    pub codes: Address,
+    pub scales: Address,
+    pub sums: Address,
+    pub codes_row: u64,
+    pub codes_head: u64,
+    pub scales_row: u64,
+    pub scales_head: u64,
+    pub rows: u32,
+    pub heads: u32,
+    pub dim: u32,
+    pub sigmoid: u32,
 }
 
 /// What the activations of a product are made from: codes that are there, values, values and a
@@ -535,6 +588,8 @@ pub struct FewCodes {
     pub scales_row: u32,
     pub eps: u32,
     pub offset: u32,
+    pub rows: u32,
+    pub unused: u32,
 }
 
 /// `struct FewProduct`.
@@ -665,6 +720,10 @@ pub enum Parameter {
     RowProduct(RowProduct),
     /// Such products with weights in blocks.
     RowBlocks(RowBlocks),
+    /// Products of a gate and of what it lets through.
+    Pairs(Pairs),
+    /// What a gate lets through.
+    Gated(Gated),
     /// What a step begins with.
     Begin(Begin),
     /// Activations of few rows.
@@ -699,6 +758,8 @@ impl Parameter {
             Parameter::Attend(p) => of(p),
             Parameter::RowProduct(p) => of(p),
             Parameter::RowBlocks(p) => of(p),
+            Parameter::Pairs(p) => of(p),
+            Parameter::Gated(p) => of(p),
             Parameter::Begin(p) => of(p),
             Parameter::FewCodes(p) => of(p),
             Parameter::FewProduct(p) => of(p),
@@ -812,6 +873,8 @@ const fn wide_shared(rows: u32) -> u32 {
 const HOPPER_ROWS: u32 = 128;
 const HOPPER_OUTS: u32 = 256;
 const HOPPER_SHARED: u32 = 1024 + 4 * (HOPPER_ROWS * (128 + 16) + HOPPER_OUTS * (80 + 8)) + 8 * HOPPER_ROWS;
+/// The same of pairs: also where scales of results go, and 64 rows of each warpgroup's results.
+const HOPPER_PAIRS: u32 = HOPPER_SHARED + 8 * HOPPER_ROWS + 2 * 64 * 68 * 4;
 /// Slots that an expert has on average from which on Hopper's own tiles are used.
 const HOPPER_FROM: u32 = 48;
 /// Queries of a tile of the attention that is near the contract's.
@@ -979,6 +1042,82 @@ impl Launch {
         shape.grid[0] += part.blocks;
         shape.shared = shape.shared.max(other.shape.shared);
         Some(Launch { shape, parameter: Parameter::RowBlocks(both), ..*self })
+    }
+}
+
+impl Launch {
+    /// This product as that of a gate, together with what the gate lets through: its own second
+    /// half, or another product. The int8 form of `silu(gate) * other` is what is left of them.
+    pub fn pairs(&self, other: Option<&Launch>, left: &Left, bases: &Bases) -> Option<Launch> {
+        let (Kernel::Hopper128, Parameter::Linear(mut product)) = (self.kernel, self.parameter) else { return None };
+        let planes = match other {
+            Some(Launch { kernel: Kernel::Hopper128, parameter: Parameter::Linear(other), .. }) => {
+                let like = Linear {
+                    planes: product.planes,
+                    out: product.out,
+                    out_row: product.out_row,
+                    out_slot: product.out_slot,
+                    ..*other
+                };
+                (like == product).then_some(other.planes)?
+            }
+            Some(_) => return None,
+            None => {
+                product.outputs /= 2;
+                [0, 1, 2].map(|i| product.planes[i] + u64::from(product.outputs) * product.plane_row[i])
+            }
+        };
+        let codes = [left.at[0], left.rows[0], left.heads[0]];
+        let fits = product.outputs.is_multiple_of(64)
+            && codes.iter().all(|n| n.is_multiple_of(4))
+            && HOPPER_PAIRS <= bases.shared;
+        let parameter = Parameter::Pairs(Pairs {
+            product,
+            planes,
+            codes: left.at[0],
+            scales: left.at[1],
+            sums: left.at[2],
+            codes_row: left.rows[0],
+            codes_slot: left.heads[0],
+            scales_row: left.rows[1],
+            scales_slot: left.heads[1],
+        });
+        let mut shape = Shape { shared: HOPPER_PAIRS, ..self.shape };
+        shape.grid[0] = product.outputs.div_ceil(HOPPER_OUTS / 2);
+        fits.then_some(Launch { kernel: Kernel::HopperPairs128, shape, parameter })
+    }
+}
+
+impl Gated {
+    /// What a gate lets through, a silu or a sigmoid, as `left`; of so many rows, and of so many
+    /// heads of so many values each.
+    pub fn new([a, b]: [Operand; 2], left: &Left, [rows, heads, dim]: [u32; 3], sigmoid: bool) -> Gated {
+        Gated {
+            a,
+            b,
+            codes: left.at[0],
+            scales: left.at[1],
+            sums: left.at[2],
+            codes_row: left.rows[0],
+            codes_head: left.heads[0],
+            scales_row: left.rows[1],
+            scales_head: left.heads[1],
+            rows,
+            heads,
+            dim,
+            sigmoid: sigmoid.into(),
+        }
+    }
+
+    /// How it is cut, if sixteen bytes are loaded at once.
+    pub fn launch(self) -> Option<Launch> {
+        let fits = [&self.a, &self.b].into_iter().all(aligned)
+            && [self.codes, self.codes_row, self.codes_head].iter().all(|n| n.is_multiple_of(4))
+            && self.dim.is_multiple_of(64);
+        // Eight groups a warp.
+        let groups = u64::from(self.rows * self.heads) * u64::from(self.dim / 64);
+        let shape = shape([up(groups, 64), 1, 1], THREADS, 0);
+        fits.then_some(Launch { kernel: Kernel::GatedCodes, shape, parameter: Parameter::Gated(self) })
     }
 }
 
@@ -1438,7 +1577,7 @@ impl Linear {
     }
 
     /// What makes the activations of several rows, in groups of 64, if there is a kernel for it.
-    fn form(&self, Form { at: codes, rows, .. }: Form) -> Option<Launch> {
+    pub fn form(&self, Form { at: codes, rows, .. }: Form) -> Option<Launch> {
         use Kernel as K;
         let small = |n: u64| u32::try_from(n).ok();
         let parameter = FewCodes {
@@ -1458,15 +1597,21 @@ impl Linear {
             scales_row: small(rows[1])?,
             eps: self.eps,
             offset: self.offset,
+            rows: self.rows,
+            unused: 0,
         };
         // Four values are loaded at once, and as many factors of the norm.
         let bytes16 = [self.x[0], self.x2, self.sum, self.normed];
         let rows16 = [self.x_row, self.x2_row, self.sum_row, self.normed_row];
         let norm = self.stage == stage::NORM;
-        let (kernel, cut, shared) = match (norm, self.inputs) {
-            (false, inputs) if inputs.is_multiple_of(1024) => (K::FewCodes, inputs / 1024, 0),
-            (true, 1024) => (K::FewNorm1, 1, 0),
-            (true, 2048) => (K::FewNorm2, 1, 4 * self.inputs),
+        // Of more rows than few a warp has one.
+        let many = self.rows > FEW_ROWS;
+        let (kernel, grid, shared) = match (norm, self.inputs) {
+            (false, inputs) if inputs.is_multiple_of(1024) => (K::FewCodes, [self.rows, inputs / 1024, 1], 0),
+            (true, 1024) if many => (K::NormCodes1, [self.rows.div_ceil(8), 1, 1], 0),
+            (true, 2048) if many => (K::NormCodes2, [self.rows.div_ceil(8), 1, 1], 0),
+            (true, 1024) => (K::FewNorm1, [self.rows, 1, 1], 0),
+            (true, 2048) => (K::FewNorm2, [self.rows, 1, 1], 4 * self.inputs),
             _ => return None,
         };
         let fits = bytes16.iter().all(|n| n.is_multiple_of(16))
@@ -1474,7 +1619,7 @@ impl Linear {
             && codes[0].is_multiple_of(16)
             && rows[0].is_multiple_of(16)
             && (!norm || self.y_dtype == DType::BF16 as u32 && self.y.is_multiple_of(8));
-        let shape = shape([self.rows, cut, 1], THREADS, shared);
+        let shape = shape(grid, THREADS, shared);
         fits.then_some(Launch { kernel, shape, parameter: Parameter::FewCodes(parameter) })
     }
 
@@ -1627,7 +1772,7 @@ pub fn attention(operands: &[Operand; 12], attrs: &[u64; 12], bases: &Bases, ste
 }
 
 /// Whether all rows and heads of an operand begin at multiples of sixteen bytes.
-fn aligned(o: &Operand) -> bool {
+pub fn aligned(o: &Operand) -> bool {
     let bytes = DType::from_code(o.dtype as u8).unwrap_or(DType::F32).bytes();
     [o.at, o.row * bytes, u64::from(o.head) * bytes].iter().all(|n| n.is_multiple_of(16))
 }
@@ -1673,6 +1818,12 @@ impl Attend {
         }
         let grid = [split, self.heads / self.per_block, self.rows];
         Launch { kernel: Kernel::Attention, shape: shape(grid, THREADS, shared), parameter: Parameter::Attend(self) }
+    }
+
+    /// Leaves its result's int8 form in place of the result.
+    pub fn leave(&mut self, left: &Left) {
+        (self.codes, self.scales, self.sums) = (left.at[0], left.at[1], left.at[2]);
+        (self.codes_row, self.scales_row) = (left.rows[0] as u32, left.rows[1] as u32);
     }
 
     /// Blocks that a row and group of heads is cut into.
@@ -1750,6 +1901,14 @@ impl Attend {
             && (1..=FAST_QUERIES).contains(&group);
         if !bases.fast || self.rows < ATTENTION_TILES_FROM || self.makes != 0 || !fits {
             return None;
+        }
+        if bases.hopper && dim <= 128 {
+            let kernel = if dim == 64 { Kernel::FastHopper64 } else { Kernel::FastHopper128 };
+            // Four chunks of 64 keys and of values each, and what it takes to begin at a multiple
+            // of 1,024. A block takes tile after tile.
+            let tiles = self.kv_heads * (self.rows.div_ceil(FAST_QUERIES / group) + self.rows.min(bases.runs) - 1);
+            let shape = shape([tiles.min(bases.multiprocessors), 1, 1], 384, 1024 + 2 * dim * 2 * 4 * 64);
+            return Some(Launch { kernel, shape, parameter: Parameter::Attend(*self) });
         }
         // Queries, and two chunks of 64 keys and of values each, in halves.
         let shared = 2 * dim * (FAST_QUERIES + 4 * 64);

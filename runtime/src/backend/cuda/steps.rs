@@ -11,12 +11,15 @@
 //! its outputs at hand, and not by every block of the product after it ([`Sums`]).
 
 mod delta;
+mod forms;
 mod mixture;
 
 use std::collections::HashMap;
 
 use loaf_formats::op::{self, OpAttrs, OpKind};
 use loaf_formats::plan::{Record, Region, records};
+
+use forms::Forms;
 
 use super::launch::{
     Bases, Form, HeadNorm, Launch, Linear, Operand, Parameter, Step, attention, begin, launch_with, stage,
@@ -49,6 +52,7 @@ struct Steps<'a> {
     /// Whether these are the rows of prompts.
     many: bool,
     sums: Sums,
+    forms: Forms,
 }
 
 /// Bytes of transient values, sums that products make included.
@@ -67,7 +71,7 @@ fn sum_bytes(schedule: &Draft) -> u64 {
 /// The launches of a decode step of few rows; `words` is the template's graph for them.
 pub(super) fn few_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Bases, step: Step) -> Vec<Launch> {
     let records = records(words).flatten().collect();
-    let mut all = Steps { schedule, records, bases, step, rows, many: false, sums: Sums::default() };
+    let mut all = Steps { schedule, records, bases, step, rows, many: false, sums: Sums::default(), forms: Forms::default() };
     let without = all.all_made();
     all.sums = all.sums_of(&without);
     let mut made = all.all_made();
@@ -106,15 +110,10 @@ pub(super) fn few_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Ba
 /// The launches of a step of prompts; `words` is the template's graph for its rows.
 pub(super) fn many_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Bases, step: Step) -> Vec<Launch> {
     let records = records(words).flatten().collect();
-    let all = Steps { schedule, records, bases, step, rows, many: true, sums: Sums::default() };
-    let mut out = Vec::new();
-    for fused in &schedule.steps {
-        match all.made(fused) {
-            Some(launches) => out.extend(launches),
-            None => out.extend(fused.records.iter().filter_map(|&i| all.single(i))),
-        }
-    }
-    out
+    let (sums, forms) = (Sums::default(), Forms::default());
+    let mut all = Steps { schedule, records, bases, step, rows, many: true, sums, forms };
+    all.forms = all.forms();
+    schedule.steps.iter().flat_map(|fused| all.made(fused).unwrap_or_else(|| all.singles(fused, &[]))).collect()
 }
 
 impl Steps<'_> {
@@ -134,6 +133,7 @@ impl Steps<'_> {
             Work::Product(product) => self.product(fused, product),
             Work::Attend(attend) => self.attend(fused, attend),
             Work::Delta(delta) => self.delta(fused, delta),
+            Work::Route(route) if self.many => self.route(fused, route),
             // See `mixture`.
             _ => None,
         }
@@ -215,7 +215,8 @@ impl Steps<'_> {
         if let Source::Value { id, at, .. } = self.schedule.nodes[record].operands[operand]
             && let Some(offset) = self.schedule.arena.offsets[id]
         {
-            let at = self.sums.places.get(&id).copied().unwrap_or(self.bases.arena + offset) + at;
+            let elsewhere = self.sums.places.get(&id).or_else(|| self.forms.places.get(&id));
+            let at = elsewhere.copied().unwrap_or(self.bases.arena + offset) + at;
             return Operand { at, row: o.row_stride, head: o.head_stride, dtype: o.dtype as u32 };
         }
         self.bases.operand(o)
@@ -234,6 +235,12 @@ impl Steps<'_> {
     }
 
     fn single(&self, record: usize) -> Option<Launch> {
+        if self.forms.is_left(record) {
+            return None;
+        }
+        if let Some(left) = self.left(record) {
+            return self.leaves(record, &left);
+        }
         launch_with(&self.records[record], self.placed(record), self.bases, self.step, !self.many)
     }
 
@@ -308,7 +315,7 @@ impl Steps<'_> {
             let at = op::quantize::Operands::indices();
             let [codes, scales, sums] = [at.codes, at.scales, at.sums].map(|i| self.place(quantize, i));
             let group = op::quantize::Attrs::of(self.records[quantize].attrs).group as u32;
-            let made = quantized.replace(quantize) == Some(quantize);
+            let made = quantized.replace(quantize) == Some(quantize) || self.forms.is_left(quantize);
             let form = Form { at: [codes.at, scales.at, sums.at], rows: [codes.row, scales.row], group, made };
             launches.extend(match self.many {
                 true => l.many(form, self.bases)?,
@@ -318,7 +325,11 @@ impl Steps<'_> {
         if !finished {
             // What follows the products is computed by itself.
             for &after in p.gate.iter().chain(&p.residual) {
-                launches.extend(self.single(after));
+                let product = |r| launches.last().filter(|_| p.products == [r]).copied();
+                match self.pairs(fused, after, product) {
+                    Some((both, _)) => *launches.last_mut().expect("a product") = both,
+                    None => launches.extend(self.single(after)),
+                }
                 made.extend((0..self.schedule.nodes[after].operands.len()).map(|i| self.value(after, i)));
             }
         }
@@ -506,6 +517,9 @@ impl Steps<'_> {
         }
         let heads = (self.rows > 1 || self.many).then(|| l.heads(queries));
         let gate = p.gate.filter(|_| self.many).and_then(|gate| self.single(gate));
+        if let Some(left) = self.left(p.attention) {
+            l.leave(&left);
+        }
         Some(heads.into_iter().chain([l.launch(self.bases, !self.many)]).chain(gate).collect())
     }
 }

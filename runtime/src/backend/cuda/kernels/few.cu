@@ -14,6 +14,7 @@ struct FewCodes {
     // Elements from row to row.
     u32 x_row, x2_row, sum_row, normed_row, codes_row, scales_row;
     u32 eps, offset;
+    u32 rows, unused;
 };
 
 // A block a row; without a norm rows are cut into blocks of 1,024 values. Shared memory, for rows of more: the row.
@@ -43,6 +44,74 @@ FEW_CODES(few_codes, 1, false)
 FEW_CODES(few_norm_1, 1, true)
 FEW_CODES(few_norm_2, 2, true)
 
+// The same of the many rows of prompts, with a norm: a warp a row, which lies in its registers, so that nothing waits for other warps.
+template <int CHUNKS> DEVICE void norm_codes(const FewCodes &p) {
+    constexpr u32 N = 32 * CHUNKS, GROUPS = N / 2;
+    __shared__ float factors[1024 * CHUNKS];
+    u32 t = threadIdx.x, lane = t & 31, row = blockIdx.x * 8 + (t >> 5);
+    float offset = __uint_as_float(p.offset);
+#pragma unroll
+    for (u32 i = 0; i < 2 * CHUNKS; i++) {
+        u32 two = ((const u32 *)p.y)[t + 256 * i];
+        *(float2 *)(factors + 2 * (t + 256 * i)) = make_float2(offset + brain(two), offset + brain(two >> 16));
+    }
+    wait_for_earlier();
+    __syncthreads();
+    if (row >= p.rows) return;
+    const float *x = (const float *)p.x + (u64)row * p.x_row + lane;
+    float v[N], acc = 0.0f;
+#pragma unroll
+    for (u32 k = 0; k < N; k++) v[k] = x[32 * k];
+    if (p.x2) {
+        const float *other = (const float *)p.x2 + (u64)row * p.x2_row + lane;
+#pragma unroll
+        for (u32 k = 0; k < N; k++) v[k] = v[k] + other[32 * k];
+        if (p.sum) {
+            float *sum = (float *)p.sum + (u64)row * p.sum_row + lane;
+#pragma unroll
+            for (u32 k = 0; k < N; k++) sum[32 * k] = v[k];
+        }
+    }
+#pragma unroll
+    for (u32 k = 0; k < N; k++) acc = fmaf(v[k], v[k], acc);
+    float inv = rms_inverse(acc, 32 * N, __uint_as_float(p.eps));
+#pragma unroll
+    for (u32 k = 0; k < N; k++) v[k] = (v[k] * inv) * factors[lane + 32 * k];
+    if (p.normed) {
+        float *normed = (float *)p.normed + (u64)row * p.normed_row + lane;
+#pragma unroll
+        for (u32 k = 0; k < N; k++) normed[32 * k] = v[k];
+    }
+    // A lane has two values of each group, and divides for one of them. Magnitudes are ordered as their bits are.
+    float top = 0.0f;
+#pragma unroll
+    for (u32 c = 0; c < GROUPS; c++) {
+        float m = fminf(fmaxf(fmaxf(fabsf(v[2 * c]), fabsf(v[2 * c + 1])), 0.0f), __uint_as_float(0x7f7fffffu));
+        m = __uint_as_float(__reduce_max_sync(FULL, __float_as_uint(m)));
+        top = lane == c ? m : top;
+    }
+    float own = 127.0f / top;
+    i8 *codes = (i8 *)p.codes + (u64)row * p.codes_row + lane;
+    int sum = 0;
+#pragma unroll
+    for (u32 c = 0; c < GROUPS; c++) {
+        float inverse = __shfl_sync(FULL, own, c);
+        u32 two = prmt(row_code(v[2 * c] * inverse), row_code(v[2 * c + 1] * inverse), 0x0040) & 0xffff;
+        codes[64 * c] = (i8)two;
+        codes[64 * c + 32] = (i8)(two >> 8);
+        int total = __reduce_add_sync(FULL, dot_s8(two, 0x01010101, 0));
+        sum = lane == c ? total : sum;
+    }
+    if (lane < GROUPS) {
+        float scale = top / 127.0f;
+        ((float *)p.scales)[(u64)row * p.scales_row + lane] = scale;
+        ((float *)p.sums)[(u64)row * p.scales_row + lane] = scale * (float)sum;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) norm_codes_1(const FewCodes p) { norm_codes<1>(p); }
+extern "C" __global__ void __launch_bounds__(256) norm_codes_2(const FewCodes p) { norm_codes<2>(p); }
+
 // The int8 form of any values in groups of 64, eight of them a warp, where each head has as many times eight: `quantize` of sixteen bytes a lane.
 extern "C" __global__ void quantize_64(const Call c) {
     using A = quantize_op::A; using O = quantize_op::O;
@@ -56,6 +125,45 @@ extern "C" __global__ void quantize_64(const Call c) {
 #pragma unroll
     for (u32 n = 0; n < 4; n++) v[n] = x[n * (2 * ROW_GROUP / 4)];
     row_codes<4>(v, at<i8>(c.o[O::codes], r, h) + first, 2 * ROW_GROUP, at<float>(c.o[O::scales], r, h) + group, at<float>(c.o[O::sums], r, h) + group, 2);
+}
+
+// What a gate lets through, as its int8 form in groups of 64.
+struct Gated {
+    // The gate and the other; the form, and elements from row to row and from head to head.
+    Operand a, b;
+    u64 codes, scales, sums;
+    u64 codes_row, codes_head, scales_row, scales_head;
+    // Whether the gate is a sigmoid, and no silu.
+    u32 rows, heads, dim, sigmoid;
+};
+
+// silu_mul or sigmoid_mul of any rows and quantize of the result: eight groups a warp.
+extern "C" __global__ void __launch_bounds__(256) gated_codes(const Gated p) {
+    wait_for_earlier();
+    u32 lane = LANE, groups = p.dim / ROW_GROUP, all = p.rows * p.heads * groups, first = WARP * 8;
+    if (first >= all) return;
+    float4 a[4], b[4];
+    u64 codes[4], places[4];
+#pragma unroll
+    for (u32 n = 0; n < 4; n++) {
+        u32 u = first + 2 * n + lane / 16;
+        u = u < all ? u : all - 1;
+        u32 part = u % groups, h = u / groups % p.heads, r = u / groups / p.heads, i = part * ROW_GROUP + lane % 16 * 4;
+        a[n] = *(const float4 *)(at<float>(p.a, r, h) + i);
+        b[n] = *(const float4 *)(at<float>(p.b, r, h) + i);
+        codes[n] = p.codes + (r * p.codes_row + h * p.codes_head + i);
+        places[n] = r * p.scales_row + h * p.scales_head + part;
+    }
+    auto gated = [&](float x, float y) {
+        float open = sigmoid_(x);
+        return (p.sigmoid ? open : x * open) * y;
+    };
+#pragma unroll
+    for (u32 n = 0; n < 4; n++) {
+        // Past the end the last group is made again.
+        float4 v = make_float4(gated(a[n].x, b[n].x), gated(a[n].y, b[n].y), gated(a[n].z, b[n].z), gated(a[n].w, b[n].w));
+        row_codes<1>(&v, (i8 *)codes[n], 0, (float *)p.scales + places[n], (float *)p.sums + places[n], 0);
+    }
 }
 
 // A product of few rows.

@@ -10,7 +10,20 @@
 // The compiler lets products go on beside other instructions only if no register of theirs is touched from their begin to a wait for
 // all of them, so every product is waited for before the next one begins.
 //
-// Other cards have a kernel of the name that does nothing, and are never asked to run it.
+// Of a gate and what it lets through a block has 128 outputs each, a warpgroup 64 and 64, so that both of a pair are one thread's. It leaves the
+// int8 form of silu(gate) * up, a group of 64 at a time, and neither product.
+//
+// Other cards have kernels of these names that do nothing, and are never asked to run them.
+
+// Products whose first halves are a gate: `product` is the gate's and has its outputs alone.
+struct Pairs {
+    Linear product;
+    // The planes of what is multiplied with the gate; rows and experts are as far apart as the gate's.
+    u64 w, s, b;
+    // Where the int8 form goes, and elements from row to row and from slot to slot.
+    u64 codes, scales, sums;
+    u64 codes_row, codes_slot, scales_row, scales_slot;
+};
 
 #if __CUDA_ARCH__ >= 900
 enum { HOPPER_ROWS = 128, HOPPER_OUTS = 256, HOPPER_STAGES = 4, HOPPER_STEP = 32 };
@@ -56,20 +69,60 @@ template <bool MORE> DEVICE void multiply_rows(int *d, const u32 *a, u64 rows) {
 
 // Four codes, in the lower half of v, as bytes in order.
 DEVICE u32 unpack_four(u32 v) { return prmt(v, v >> 4, 0x5140) & 0x0f0f0f0f; }
+
+DEVICE const Linear &product_of(const Linear &p) { return p; }
+DEVICE const Linear &product_of(const Pairs &p) { return p.product; }
+
+// The int8 form of N groups of 64, of which sixteen lanes have four values each: a lane's codes of each, and of group lane % 16 scale and sum.
+template <int N> DEVICE void codes_of_groups(const float4 *v, u32 *four, float &scale, float &sum) {
+    float largest[N];
+    int total[N];
+    u32 lane = threadIdx.x & 15;
+#pragma unroll
+    for (u32 c = 0; c < N; c++) {
+        float m = fmaxf(fmaxf(fmaxf(fabsf(v[c].x), fabsf(v[c].y)), fmaxf(fabsf(v[c].z), fabsf(v[c].w))), 0.0f);
+        largest[c] = fminf(m, __uint_as_float(0x7f7fffffu));
+    }
+#pragma unroll
+    for (u32 d = 8; d; d >>= 1)
+#pragma unroll
+        for (u32 c = 0; c < N; c++) largest[c] = fmaxf(largest[c], __shfl_xor_sync(FULL, largest[c], d));
+#pragma unroll
+    for (u32 c = 0; c < N; c++) {
+        float inverse = 127.0f / largest[c];
+        u32 a = row_code(v[c].x * inverse), b = row_code(v[c].y * inverse), e = row_code(v[c].z * inverse), f = row_code(v[c].w * inverse);
+        four[c] = prmt(prmt(a, b, 0x0040), prmt(e, f, 0x0040), 0x5410);
+        total[c] = dot_s8(four[c], 0x01010101, 0);
+    }
+#pragma unroll
+    for (u32 d = 8; d; d >>= 1)
+#pragma unroll
+        for (u32 c = 0; c < N; c++) total[c] += __shfl_xor_sync(FULL, total[c], d);
+    float top = largest[0];
+    int all = total[0];
+#pragma unroll
+    for (u32 c = 1; c < N; c++) {
+        top = lane == c ? largest[c] : top;
+        all = lane == c ? total[c] : all;
+    }
+    scale = top / 127.0f;
+    sum = scale * (float)all;
+}
 #endif
 
-extern "C" __global__ void __launch_bounds__(384, 1) hopper_128(const Linear p) {
+template <bool PAIRS, class Params> DEVICE void hopper_tile(const Params &params) {
 #if __CUDA_ARCH__ >= 900
+    const Linear &p = product_of(params);
     constexpr u32 ROWS = HOPPER_ROWS, OUTS = HOPPER_OUTS, STAGES = HOPPER_STAGES, STEP = HOPPER_STEP, STEPS = ROWS / STEP;
     // A stage: codes of two groups of rows, and of outputs (sixteen bytes between two rows, so that a product's share no banks); of each
     // group scales and sums of rows, two of these and two of those side by side; scales and biases of outputs, of both groups.
     constexpr u32 X = 0, W = X + ROWS * 128, XS = W + OUTS * 80, WS = XS + ROWS * 16, STAGE = WS + OUTS * 8;
     static_assert(STAGE % 1024 == 0, "eight rows of 128 bytes are what is swizzled");
     __shared__ u32 slots[ROWS], found[3];
-    __shared__ u64 out_from[ROWS], marks[2 * STAGES], planes[3];
+    __shared__ u64 out_from[ROWS], marks[2 * STAGES], planes[PAIRS ? 6 : 3];
     u32 t = threadIdx.x, lane = t & 31, g = lane >> 2, quad = lane & 3, warp = t >> 5 & 3;
     u32 group = __shfl_sync(FULL, t >> 7, 0);
-    u32 o0 = blockIdx.x * OUTS, tile = blockIdx.z * gridDim.y + blockIdx.y, row0 = tile * ROWS, n, expert = 0;
+    u32 o0 = blockIdx.x * (PAIRS ? OUTS / 2 : OUTS), tile = blockIdx.z * gridDim.y + blockIdx.y, row0 = tile * ROWS, n, expert = 0;
     u32 full = (u32)__cvta_generic_to_shared(marks), empty = full + 8 * STAGES;
     if (t == 0) {
 #pragma unroll
@@ -91,6 +144,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_128(const Linear p) 
     u32 own = (u32)__cvta_generic_to_shared(shared), base = (own + 1023) & ~1023u, chunks = p.inputs / 128;
     const u8 *stages = shared + (base - own);
     u32 *code_from = (u32 *)(stages + STAGES * STAGE), *scale_from = code_from + ROWS;
+    // Of pairs: where scales of the result go, and 64 rows of a warpgroup's results, so far apart that a warp's share no banks.
+    constexpr u32 PITCH = 68;
+    u64 *sums_from = (u64 *)(scale_from + ROWS);
+    float *held = (float *)(sums_from + ROWS) + group * 64 * PITCH;
     // Where a row's codes, scales and results begin, the first two in bytes; rows that are not there are computed as the first, and not kept.
     if (t < ROWS) {
         u32 in = t < n ? t : 0, row = row0 + in, slot = 0, from = 0;
@@ -101,12 +158,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_128(const Linear p) 
         }
         code_from[t] = row * (u32)p.x_row + from * (u32)p.x_slot;
         scale_from[t] = (row * (u32)p.xs_row + from * (u32)p.xs_slot) * 4;
-        out_from[t] = row * p.out_row + slot * p.out_slot;
+        if constexpr (PAIRS) {
+            out_from[t] = row * params.codes_row + slot * params.codes_slot;
+            sums_from[t] = row * params.scales_row + slot * params.scales_slot;
+        } else {
+            out_from[t] = row * p.out_row + slot * p.out_slot;
+        }
     }
     if (t == 0) {
         planes[0] = p.w + expert * p.w_expert + o0 * p.w_row;
         planes[1] = p.s + expert * p.s_expert + o0 * p.s_row;
         planes[2] = p.b + expert * p.b_expert + o0 * p.s_row;
+        if constexpr (PAIRS) {
+            planes[3] = params.w + expert * p.w_expert + o0 * p.w_row;
+            planes[4] = params.s + expert * p.s_expert + o0 * p.s_row;
+            planes[5] = params.b + expert * p.b_expert + o0 * p.s_row;
+        }
     }
     __syncthreads();
     if (group == 2) {
@@ -126,8 +193,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_128(const Linear p) 
             }
 #pragma unroll
             for (u32 i = 0; i < OUTS / 32; i++) {
-                u32 o = (t >> 2) + 32 * i, from = (o < last ? o : last) * (u32)p.w_row + c * 64 + (t & 3) * 16;
-                copy_ahead<16>(to + w_to + i * 32 * 80, (const u8 *)planes[0] + from);
+                // Of pairs 64 of the gate lie before 64 of the other.
+                u32 o = (t >> 2) + (PAIRS ? i / 4 * 64 + i % 2 * 32 : 32 * i);
+                u32 from = (o < last ? o : last) * (u32)p.w_row + c * 64 + (t & 3) * 16;
+                copy_ahead<16>(to + w_to + i * 32 * 80, (const u8 *)planes[PAIRS ? i / 2 % 2 * 3 : 0] + from);
             }
             u32 from = scale_from[t] + c * 8;
 #pragma unroll
@@ -137,9 +206,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_128(const Linear p) 
             }
 #pragma unroll
             for (u32 i = 0; i < OUTS / 128; i++) {
-                u32 o = t + i * 128, row = (o < last ? o : last) * (u32)p.s_row + c * 4;
-                copy_ahead<4>(to + WS + o * 4, (const u8 *)planes[1] + row);
-                copy_ahead<4>(to + WS + OUTS * 4 + o * 4, (const u8 *)planes[2] + row);
+                u32 o = t + i * 128, of = PAIRS ? i * 64 + t % 64 : o, row = (of < last ? of : last) * (u32)p.s_row + c * 4;
+                u32 which = PAIRS ? t / 64 * 3 : 0;
+                copy_ahead<4>(to + WS + o * 4, (const u8 *)planes[which + 1] + row);
+                copy_ahead<4>(to + WS + OUTS * 4 + o * 4, (const u8 *)planes[which + 2] + row);
             }
             mark_copies(full + 8 * at);
         }
@@ -243,23 +313,66 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_128(const Linear p) 
         }
     }
     products_wait();
+    if constexpr (PAIRS) {
+        auto together = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); };
+        u32 o = o0 + group * 64, in = t & 127, eighth = in / 16, unit = in % 16;
+        // 64 rows at a time.
 #pragma unroll
-    for (u32 step = 0; step < STEPS; step++)
+        for (u32 part = 0; part < 2; part++) {
+            if (part) together();
 #pragma unroll
-        for (u32 j = 0; j < STEP / 8; j++)
+            for (u32 s = 0; s < STEPS / 2; s++) {
+                u32 step = part * (STEPS / 2) + s;
+                if (step * STEP >= n) break;
 #pragma unroll
-            for (u32 e = 0; e < 2; e++) {
-                u32 r = step * STEP + j * 8 + quad * 2 + e;
-                if (r < n) {
-                    float *out = (float *)p.out + out_from[r];
+                for (u32 j = 0; j < STEP / 8; j++)
 #pragma unroll
-                    for (u32 m = 0; m < 2; m++)
-#pragma unroll
-                        for (u32 half = 0; half < 2; half++) {
-                            u32 o = o0 + m0 + m * 64 + 8 * half;
-                            if (o < p.outputs) out[o] = acc[step][m][j * 4 + 2 * half + e];
-                        }
-                }
+                    for (u32 e = 0; e < 4; e++)
+                        held[(s * STEP + j * 8 + quad * 2 + (e & 1)) * PITCH + warp * 16 + g + 8 * (e >> 1)] =
+                            silu_(acc[step][0][j * 4 + e]) * acc[step][1][j * 4 + e];
             }
+            together();
+            // Sixteen lanes a row, which is every eighth of a thread's.
+            float4 v[8];
+            u32 four[8];
+            float unit_scale, unit_sum;
+#pragma unroll
+            for (u32 c = 0; c < 8; c++) v[c] = *(const float4 *)(held + (c * 8 + eighth) * PITCH + unit * 4);
+            codes_of_groups<8>(v, four, unit_scale, unit_sum);
+            if (o >= p.outputs) continue;
+#pragma unroll
+            for (u32 c = 0; c < 8; c++) {
+                u32 r = part * 64 + c * 8 + eighth;
+                if (r < n) *(u32 *)((u8 *)params.codes + (out_from[r] + o + unit * 4)) = four[c];
+            }
+            u32 r = part * 64 + unit * 8 + eighth;
+            if (unit < 8 && r < n) {
+                ((float *)params.scales)[sums_from[r] + o / 64] = unit_scale;
+                ((float *)params.sums)[sums_from[r] + o / 64] = unit_sum;
+            }
+        }
+    } else {
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++)
+#pragma unroll
+            for (u32 j = 0; j < STEP / 8; j++)
+#pragma unroll
+                for (u32 e = 0; e < 2; e++) {
+                    u32 r = step * STEP + j * 8 + quad * 2 + e;
+                    if (r < n) {
+                        float *out = (float *)p.out + out_from[r];
+#pragma unroll
+                        for (u32 m = 0; m < 2; m++)
+#pragma unroll
+                            for (u32 half = 0; half < 2; half++) {
+                                u32 o = o0 + m0 + m * 64 + 8 * half;
+                                if (o < p.outputs) out[o] = acc[step][m][j * 4 + 2 * half + e];
+                            }
+                    }
+                }
+    }
 #endif
 }
+
+extern "C" __global__ void __launch_bounds__(384, 1) hopper_128(const Linear p) { hopper_tile<false>(p); }
+extern "C" __global__ void __launch_bounds__(384, 1) hopper_pairs_128(const Pairs p) { hopper_tile<true>(p); }
