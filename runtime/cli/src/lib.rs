@@ -55,8 +55,8 @@ use style::Style;
 /// Opens the editor of a terminal.
 pub type OpenEditor = fn() -> io::Result<Box<dyn Editor>>;
 
-/// Opens an NVIDIA GPU for a model; with `true`, attention and the delta rule of prompts are near the
-/// CPU's bits.
+/// Opens an NVIDIA GPU for a model; with `true`, attention and the delta rule of prompts are near
+/// the CPU's bits.
 pub type OpenGpu = fn(&Model, bool) -> Result<Box<dyn Gpu>, DeviceError>;
 
 /// What an NVIDIA GPU is to the commands: something that computes, and something that can be

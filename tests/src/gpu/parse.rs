@@ -155,7 +155,7 @@ pub enum Op {
     /// Products of a warpgroup on bytes, the second side by a descriptor; those so far are a group;
     /// all groups are waited for.
     Wgmma,
-    /// The same on halves, with sums in f32; whether what is summed over are the second side's rows.
+    /// On halves, with sums in f32; whether what is summed over are the second side's rows.
     WgmmaHalves(bool),
     WgmmaEnd,
     WgmmaWait,
@@ -510,7 +510,7 @@ impl<'a> Body<'a> {
                 let halves = parts[4].ends_with("k16") && name.ends_with("f32.f16.f16");
                 assert!(parts[4].starts_with("m64n") && (bytes || halves), "PTX: {text}");
                 let d: Vec<u32> = vector(fields[0]).0.into_iter().map(|r| self.reg(r)).collect();
-                // On halves neither side's sign is changed, and the last number says what is turned.
+                // On halves no side changes its sign, and the last number says what is turned.
                 let (op, ty) = match fields[4..] {
                     [] if bytes => (Op::Wgmma, Ty::S(4)),
                     ["1", "1", turned] if halves => (Op::WgmmaHalves(turned == "1"), Ty::F32),

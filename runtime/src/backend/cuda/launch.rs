@@ -127,7 +127,6 @@ kernels! {
     FewNorm1 = "few_norm_1",
     FewNorm2 = "few_norm_2",
     NormCodes1 = "norm_codes_1",
-    NormCodes2 = "norm_codes_2",
     FewWide1 = "few_wide_1",
     FewWide2 = "few_wide_2",
     FewPairs1 = "few_pairs_1",
@@ -146,6 +145,7 @@ kernels! {
     SamplePick = "sample_pick",
     Route2 = "route_2",
     ExpertsIn2 = "experts_in_2",
+    ExpertsIn5 = "experts_in_5",
     ExpertsOut = "experts_out",
     DeltaRow128 = "delta_row_128",
     BlocksNorm1 = "blocks_norm_1",
@@ -1131,10 +1131,16 @@ impl RouteIn {
 }
 
 impl ExpertsIn {
-    /// How it is cut.
-    pub fn launch(self) -> Launch {
-        let shape = shape([EXPERT_INNER / 32, self.k, 1], 2 * THREADS, row_shared(MIXTURE_WIDTH, 64));
-        Launch { kernel: Kernel::ExpertsIn2, shape, parameter: Parameter::ExpertsIn(self) }
+    /// How it is cut: sixteen warps of two pairs, or of two and a half where those would be more
+    /// blocks than there are multiprocessors.
+    pub fn launch(self, bases: &Bases) -> Launch {
+        let pairs = self.k * EXPERT_INNER;
+        let (kernel, each) = match pairs / 32 > bases.multiprocessors && pairs.is_multiple_of(40) {
+            true => (Kernel::ExpertsIn5, 40),
+            false => (Kernel::ExpertsIn2, 32),
+        };
+        let shape = shape([pairs / each, 1, 1], 2 * THREADS, row_shared(MIXTURE_WIDTH, 2 * each));
+        Launch { kernel, shape, parameter: Parameter::ExpertsIn(self) }
     }
 }
 
@@ -1604,12 +1610,11 @@ impl Linear {
         let bytes16 = [self.x[0], self.x2, self.sum, self.normed];
         let rows16 = [self.x_row, self.x2_row, self.sum_row, self.normed_row];
         let norm = self.stage == stage::NORM;
-        // Of more rows than few a warp has one.
+        // Of more rows than few a warp has one, if it is short.
         let many = self.rows > FEW_ROWS;
         let (kernel, grid, shared) = match (norm, self.inputs) {
             (false, inputs) if inputs.is_multiple_of(1024) => (K::FewCodes, [self.rows, inputs / 1024, 1], 0),
             (true, 1024) if many => (K::NormCodes1, [self.rows.div_ceil(8), 1, 1], 0),
-            (true, 2048) if many => (K::NormCodes2, [self.rows.div_ceil(8), 1, 1], 0),
             (true, 1024) => (K::FewNorm1, [self.rows, 1, 1], 0),
             (true, 2048) => (K::FewNorm2, [self.rows, 1, 1], 4 * self.inputs),
             _ => return None,

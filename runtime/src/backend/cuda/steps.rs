@@ -71,7 +71,8 @@ fn sum_bytes(schedule: &Draft) -> u64 {
 /// The launches of a decode step of few rows; `words` is the template's graph for them.
 pub(super) fn few_rows(schedule: &Schedule, words: &[u64], rows: u32, bases: &Bases, step: Step) -> Vec<Launch> {
     let records = records(words).flatten().collect();
-    let mut all = Steps { schedule, records, bases, step, rows, many: false, sums: Sums::default(), forms: Forms::default() };
+    let mut all =
+        Steps { schedule, records, bases, step, rows, many: false, sums: Sums::default(), forms: Forms::default() };
     let without = all.all_made();
     all.sums = all.sums_of(&without);
     let mut made = all.all_made();

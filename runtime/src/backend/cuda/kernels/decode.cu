@@ -38,7 +38,7 @@ struct RowAt {
 // What a lane has asked for of OUT rows of weights, as it is stored: its 32 codes of each 1,024, and sixteen bytes of all rows' parameters.
 template <int BITS, int OUT, int CHUNKS> struct RowWeights {
     uint4 raw[OUT][CHUNKS][BITS / 4];
-    uint4 params;
+    uint4 params[(4 * CHUNKS * OUT + 31) / 32];
 };
 
 // Sixteen bytes are eight groups' scales, or biases: PIECES of a row.
@@ -55,10 +55,14 @@ template <int BITS, int OUT, int CHUNKS, class At> DEVICE void row_ask(RowWeight
 #pragma unroll
             for (u32 i = 0; i < BITS / 4; i++) a.raw[o][c][i] = codes[c * 32 * (BITS / 4) + i];
     }
-    static_assert(2 * PIECES * OUT <= 32, "a piece a lane");
-    if (lane < 2 * PIECES * OUT) {
-        RowAt row = at(lane / (2 * PIECES));
-        a.params = *((const uint4 *)(lane / PIECES % 2 ? row.b : row.s) + lane % PIECES);
+    // A piece a lane, or two.
+#pragma unroll
+    for (u32 i = 0; i * 32 < 2 * PIECES * OUT; i++) {
+        u32 piece = i * 32 + lane;
+        if (piece < 2 * PIECES * OUT) {
+            RowAt row = at(piece / (2 * PIECES));
+            a.params[i] = *((const uint4 *)(piece / PIECES % 2 ? row.b : row.s) + piece % PIECES);
+        }
     }
 }
 
@@ -129,7 +133,11 @@ DEVICE void row_dots(const RowWeights<BITS, OUT, CHUNKS> &w, const RowStaged &x,
     for (u32 o = 0; o < OUT; o++)
 #pragma unroll
         for (u32 c = 0; c < CHUNKS; c++) d[o][c] += __shfl_xor_sync(FULL, d[o][c], 1);
-    if (lane < 2 * PIECES * OUT) to.params[(first + lane / (2 * PIECES)) * Folds::PARAMS + lane % (2 * PIECES)] = w.params;
+#pragma unroll
+    for (u32 i = 0; i * 32 < 2 * PIECES * OUT; i++) {
+        u32 piece = i * 32 + lane;
+        if (piece < 2 * PIECES * OUT) to.params[(first + piece / (2 * PIECES)) * Folds::PARAMS + piece % (2 * PIECES)] = w.params[i];
+    }
     // Both lanes of a group have the same.
     if (lane & 1) return;
 #pragma unroll

@@ -44,14 +44,15 @@ FEW_CODES(few_codes, 1, false)
 FEW_CODES(few_norm_1, 1, true)
 FEW_CODES(few_norm_2, 2, true)
 
-// The same of the many rows of prompts, with a norm: a warp a row, which lies in its registers, so that nothing waits for other warps.
-template <int CHUNKS> DEVICE void norm_codes(const FewCodes &p) {
-    constexpr u32 N = 32 * CHUNKS, GROUPS = N / 2;
-    __shared__ float factors[1024 * CHUNKS];
+// The same of the many rows of prompts, with a norm, 1,024 values each: a warp a row, which lies in its registers, so that nothing waits for
+// other warps. (Of 2,048 values a block a row is quicker.)
+extern "C" __global__ void __launch_bounds__(256) norm_codes_1(const FewCodes p) {
+    constexpr u32 N = 32, GROUPS = N / 2;
+    __shared__ float factors[1024];
     u32 t = threadIdx.x, lane = t & 31, row = blockIdx.x * 8 + (t >> 5);
     float offset = __uint_as_float(p.offset);
 #pragma unroll
-    for (u32 i = 0; i < 2 * CHUNKS; i++) {
+    for (u32 i = 0; i < 2; i++) {
         u32 two = ((const u32 *)p.y)[t + 256 * i];
         *(float2 *)(factors + 2 * (t + 256 * i)) = make_float2(offset + brain(two), offset + brain(two >> 16));
     }
@@ -108,9 +109,6 @@ template <int CHUNKS> DEVICE void norm_codes(const FewCodes &p) {
         ((float *)p.sums)[(u64)row * p.scales_row + lane] = scale * (float)sum;
     }
 }
-
-extern "C" __global__ void __launch_bounds__(256) norm_codes_1(const FewCodes p) { norm_codes<1>(p); }
-extern "C" __global__ void __launch_bounds__(256) norm_codes_2(const FewCodes p) { norm_codes<2>(p); }
 
 // The int8 form of any values in groups of 64, eight of them a warp, where each head has as many times eight: `quantize` of sixteen bytes a lane.
 extern "C" __global__ void quantize_64(const Call c) {

@@ -165,37 +165,43 @@ struct ExpertsIn {
     u32 w_row, s_row, experts, k, out_slot, unused;
 };
 
-// blockIdx.y is the slot; a warp has two pairs. Blocks are as large as those of the next kernel, so that one of each fits on a multiprocessor, and
-// spread over as many multiprocessors as there are blocks.
+// A warp has OUT of the chosen experts' rows, of gate and up in turns: pairs of slot after slot, so a block may have pairs of two experts. Blocks
+// are as large as those of the next kernel, so that one of each fits on a multiprocessor, and spread over as many multiprocessors as there are
+// blocks: ten experts' pairs are 128 blocks of 40, where blocks of 32 would be 28 more than there are multiprocessors.
 //
-// Shared memory: as a row's product has it, of 64 outputs.
-extern "C" __global__ void __launch_bounds__(512, 2) experts_in_2(const ExpertsIn p) {
-    constexpr u32 CHUNKS = 2, GROUPS = 16 * CHUNKS, OUT = 4, OUTS = 16 * OUT;
+// Shared memory: as a row's product has it, of 16 * OUT outputs.
+template <int OUT> DEVICE void experts_in(const ExpertsIn &p) {
+    constexpr u32 CHUNKS = 2, GROUPS = 16 * CHUNKS, OUTS = 16 * OUT;
     __shared__ u32 ids[MOST_CHOSEN];
     __shared__ float weights[MOST_CHOSEN];
     float4 *room;
     RowStaged x = row_staged<CHUNKS>(room);
     RowFolds<GROUPS> folds = row_folds<GROUPS>(room, OUTS);
-    u32 warp = threadIdx.x >> 5, t = threadIdx.x, first = blockIdx.x * (OUTS / 2);
+    u32 warp = threadIdx.x >> 5, t = threadIdx.x, first = blockIdx.x * OUTS;
     wait_for_earlier();
     // Sums follow the scales.
     if (t < 64 * CHUNKS) ((uint4 *)x.codes)[t] = ((const uint4 *)p.codes)[t];
     else if (t < 64 * CHUNKS + 2 * GROUPS) x.scales[t - 64 * CHUNKS] = ((const float *)(t < 64 * CHUNKS + GROUPS ? p.scales : p.sums))[t % GROUPS];
     choose_experts<16>((const float *)p.scores, p.experts, p.k, false, ids, weights);
     RowWeights<4, OUT, CHUNKS> w;
-    u64 expert = ids[blockIdx.y], at = expert * p.w_expert, params_at = expert * p.s_expert;
     row_ask(w, [&](u32 o) {
-        u64 row = first + warp * (OUT / 2) + o / 2, code = at + row * p.w_row, params = params_at + row * p.s_row;
-        if (o & 1) return RowAt{(const u8 *)p.up_w + code, (const u8 *)p.up_s + params, (const u8 *)p.up_b + params};
+        u32 r = first + warp * OUT + o, pair = r / 2;
+        u64 expert = ids[pair / EXPERT_INNER], row = pair % EXPERT_INNER;
+        u64 code = expert * p.w_expert + row * p.w_row, params = expert * p.s_expert + row * p.s_row;
+        if (r & 1) return RowAt{(const u8 *)p.up_w + code, (const u8 *)p.up_s + params, (const u8 *)p.up_b + params};
         return RowAt{(const u8 *)p.gate_w + code, (const u8 *)p.gate_s + params, (const u8 *)p.gate_b + params};
     });
     row_dots(w, x, folds, warp * OUT);
     __syncthreads();
-    if (t >= OUTS) return;
-    float acc = row_fold(folds, t, x.scales, x.sums);
+    // Whole warps.
+    if (t >= (OUTS + 31) / 32 * 32) return;
+    float acc = row_fold(folds, t < OUTS ? t : 0, x.scales, x.sums);
     float second = __shfl_xor_sync(FULL, acc, 1);
-    if (!(t & 1)) ((float *)p.out)[(u64)blockIdx.y * p.out_slot + first + t / 2] = silu_(acc) * second;
+    u32 pair = (first + t) / 2;
+    if (t < OUTS && !(t & 1)) ((float *)p.out)[(u64)(pair / EXPERT_INNER) * p.out_slot + pair % EXPERT_INNER] = silu_(acc) * second;
 }
+extern "C" __global__ void __launch_bounds__(512, 2) experts_in_2(const ExpertsIn p) { experts_in<4>(p); }
+extern "C" __global__ void __launch_bounds__(512, 2) experts_in_5(const ExpertsIn p) { experts_in<5>(p); }
 
 // Down of the chosen experts and of the shared one, their sum, and what is added to it.
 struct ExpertsOut {

@@ -198,7 +198,7 @@ impl Steps<'_> {
             out_slot: out.head,
             unused: 0,
         };
-        Some(parameter.launch())
+        Some(parameter.launch(self.bases))
     }
 
     /// The activations of a second half: so many slots, made by a gate of the first half.
