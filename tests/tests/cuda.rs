@@ -370,9 +370,9 @@ fn prompts_by_larger_tiles_have_the_bits_of_the_cpu() {
 
 /// The logits of a prompt on a card that has Hopper's own kernels, which `ptx` is, and what was
 /// launched.
-fn by_hopper(model: &Model, ids: &[u32], ptx: &str) -> (Vec<f32>, Vec<String>) {
+fn by_hopper(model: &Model, ids: &[u32], ptx: &str, fast: bool) -> (Vec<f32>, Vec<String>) {
     let (driver, record) = Emulated::hopper(ptx);
-    let device = CudaDevice::on(model, Box::new(driver), self::options()).expect("room");
+    let device = CudaDevice::on(model, Box::new(driver), CudaOptions { fast, ..self::options() }).expect("room");
     let mut engine = Engine::on(model, Box::new(device));
     let mut sequence = engine.sequence().expect("a slot");
     let logits = engine.eval(&mut sequence, ids).expect("a prompt").to_vec();
@@ -399,11 +399,41 @@ fn prompts_by_hoppers_tiles_have_the_bits_of_the_cpu() {
             assert_bits(name, &[got], &[want]);
             continue;
         }
-        let (got, launched) = by_hopper(&baked.loaf, &ids, HOPPER_PTX);
+        let (got, launched) = by_hopper(&baked.loaf, &ids, HOPPER_PTX, false);
         assert_bits(name, &[got], &[want]);
         for kernel in kernels {
             assert!(launched.contains(&(*kernel).to_owned()), "{name}: expected {kernel}, found {launched:?}");
         }
+    }
+}
+
+/// A wait on a barrier in shared memory, and what has passed it at once.
+const WAIT: &str = "mbarrier.try_wait.parity.shared::cta.b64 is, [";
+const PASSED: &str = "setp.ne.b32 is, 1, 0; ld.shared.b64 was, [";
+/// Copies that arrive at one, and what arrives without them.
+const COPIES_ARRIVE: &str = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [";
+const ARRIVES: &str = "mbarrier.arrive.shared::cta.b64 was, [";
+
+/// A fault of a kernel: its name, what stands in the text, what is put there, how often at most and
+/// how often it must be.
+type Fault = (&'static str, &'static str, &'static str, usize, usize);
+
+/// That each fault in the text of one of Hopper's kernels is seen: a panic, or other results of
+/// `run`, which takes the text.
+fn faults_are_seen(kernel: &str, faults: &[Fault], run: &dyn Fn(&str) -> Vec<f32>) {
+    let want = run(HOPPER_PTX);
+    let begin = HOPPER_PTX.find(&format!(".entry {kernel}(")).expect("the kernel");
+    let end = HOPPER_PTX[begin + 1..].find(".entry ").map_or(HOPPER_PTX.len(), |n| begin + 1 + n);
+    for &(what, find, put, most, least) in faults {
+        let count = HOPPER_PTX[begin..end].matches(find).count().min(most);
+        assert!(count >= least, "{kernel}: {what}: {count} times");
+        let body = HOPPER_PTX[begin..end].replacen(find, put, most);
+        let ptx = [&HOPPER_PTX[..begin], &body, &HOPPER_PTX[end..]].concat();
+        // That it is read is no fault that is seen.
+        Module::parse(&ptx);
+        let got = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&ptx)));
+        let differs = |got: &Vec<f32>| got.iter().zip(&want).any(|(a, b)| a.to_bits() != b.to_bits());
+        assert!(got.as_ref().map_or(true, differs), "{kernel}: {what}: nothing was seen");
     }
 }
 
@@ -417,38 +447,37 @@ fn faults_of_hoppers_tiles_are_seen() {
     let options = BuildOptions { quant: four_bits(64), chunks: vec![32], ..BuildOptions::default() };
     let baked = one_layer(768, 448, [12, 2, 64], &options);
     let ids = text(512, 25);
-    let want = session(&baked.loaf, Kernels::detect(), 2).eval(&ids).expect("a prompt").to_vec();
-    // Without any, nothing is seen.
-    assert_bits("no fault", &[by_hopper(&baked.loaf, &ids, HOPPER_PTX).0], std::slice::from_ref(&want));
-    // What stands in the text, what is put there, how often at most and how often it must be.
-    let passed = "setp.ne.b32 is, 1, 0; ld.shared.b64 was, [";
-    let wait = "mbarrier.try_wait.parity.shared::cta.b64 is, [";
-    let arrives = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [";
     let faults = [
         ("eight rows are 1,024 bytes apart", "4611686293305360384", "4611686155866406912", 9, 1),
         ("the second half of a group's codes", "4611686293305360386", "4611686293305360385", 9, 1),
         ("half a group is added to the other", "setp.ne.b32 more, 1, 0;", "setp.ne.b32 more, 0, 0;", 99, 10),
         ("products are waited for", "wgmma.wait_group.sync.aligned 0;", "", 99, 5),
-        ("copies are waited for", wait, passed, 9, 3),
-        ("free stages are waited for", wait, passed, 1, 1),
-        ("copies arrive before others read", arrives, "mbarrier.arrive.shared::cta.b64 was, [", 9, 1),
+        ("copies are waited for", WAIT, PASSED, 9, 3),
+        ("free stages are waited for", WAIT, PASSED, 1, 1),
+        ("copies arrive before others read", COPIES_ARRIVE, ARRIVES, 9, 1),
     ];
     for kernel in ["hopper_128", "hopper_pairs_128"] {
-        let begin = HOPPER_PTX.find(&format!(".entry {kernel}(")).expect("the kernel");
-        let end = HOPPER_PTX[begin + 1..].find(".entry ").map_or(HOPPER_PTX.len(), |n| begin + 1 + n);
-        for &(what, find, put, most, least) in &faults {
-            let count = HOPPER_PTX[begin..end].matches(find).count().min(most);
-            assert!(count >= least, "{kernel}: {what}: {count} times");
-            let body = HOPPER_PTX[begin..end].replacen(find, put, most);
-            let ptx = [&HOPPER_PTX[..begin], &body, &HOPPER_PTX[end..]].concat();
-            // That it is read is no fault that is seen.
-            Module::parse(&ptx);
-            let run = || by_hopper(&baked.loaf, &ids, &ptx).0;
-            let got = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-            let differs = |got: &Vec<f32>| got.iter().zip(&want).any(|(a, b)| a.to_bits() != b.to_bits());
-            assert!(got.as_ref().map_or(true, differs), "{kernel}: {what}: nothing was seen");
-        }
+        faults_are_seen(kernel, &faults, &|ptx| by_hopper(&baked.loaf, &ids, ptx, false).0);
     }
+}
+
+/// The same of its fast attention, over more chunks of keys than there are stages.
+#[test]
+fn faults_of_hoppers_fast_attention_are_seen() {
+    if has_card() {
+        return;
+    }
+    let options =
+        BuildOptions { quant: four_bits(64), kv: Some(DType::F16), chunks: vec![512], ..BuildOptions::default() };
+    let baked = one_layer(64, 64, [2, 1, 64], &options);
+    let ids = text(512, 330);
+    let faults = [
+        ("eight rows are 1,024 bytes apart", "4611686293305360384", "4611686155866406912", 9, 1),
+        ("products are waited for", "wgmma.wait_group.sync.aligned 0;", "", 99, 5),
+        ("copies are waited for", WAIT, PASSED, 99, 3),
+        ("copies arrive before others read", COPIES_ARRIVE, ARRIVES, 9, 2),
+    ];
+    faults_are_seen("fast_hopper_64", &faults, &|ptx| by_hopper(&baked.loaf, &ids, ptx, true).0);
 }
 
 /// What a prompt's first layer computes, by name.
