@@ -12,7 +12,7 @@ use loaf_formats::op::{OpAttrs, OpKind, gdn_scan};
 use loaf_runtime::backend::cuda::driver::{Driver, Function, Pinned};
 use loaf_runtime::backend::cuda::launch::{
     ASK_SHARED, Bases, CHOICE_ROOM, Choose, HowAt, Kernel, Launch, OWN_SHARED, Operand, Rule, SAMPLE_ROOM, Sample,
-    Step, rule_room,
+    Step, rule_fits, rule_room,
 };
 use loaf_runtime::backend::cuda::nvidia::Nvidia;
 use loaf_runtime::backend::cuda::{CudaDevice, CudaOptions, PTX};
@@ -384,12 +384,13 @@ fn by_hopper(model: &Model, ids: &[u32], ptx: &str, fast: bool) -> (Vec<f32>, Ve
 #[test]
 fn prompts_by_hoppers_tiles_have_the_bits_of_the_cpu() {
     let options = BuildOptions { quant: four_bits(64), chunks: vec![256], ..BuildOptions::default() };
-    let mixture = small_hybrid(256, [32, 32]);
+    let mut mixture = small_hybrid(256, [32, 32]);
+    mixture[0].1 = 256;
     let both: &[&str] = &["hopper_128", "hopper_pairs_128"];
     let cases = [
         ("six chunks, and outputs of three tiles and a half", one_layer(768, 448, [12, 2, 64], &options), 27, both),
         ("rows of two tiles", one_layer(256, 512, [6, 1, 64], &options), 150, both),
-        ("a mixture", random("configs/qwen3_coder_next", &mixture, &options), 140, &both[1..]),
+        ("a mixture", random("configs/qwen3_coder_next", &mixture, &options), 140, both),
     ];
     for (name, baked, n, kernels) in cases {
         let ids = text(512, n);
@@ -593,10 +594,26 @@ fn fast_attention_of_prompts_is_near_the_exact() {
                 let mut engine = Engine::on(&baked.loaf, Box::new(device));
                 let mut sequence = engine.sequence().expect("a slot");
                 engine.eval(&mut sequence, &ids[..17]).expect("a prompt");
-                assert!(launched(&record).contains(&(*kernel).to_owned()), "{name}: expected {kernel}");
+                let launched = launched(&record);
+                let after = launched.iter().position(|l| l == kernel).map(|i| &launched[i + 1]);
+                let next = after.unwrap_or_else(|| panic!("{name}: expected {kernel}, found {launched:?}"));
+                let form = next.starts_with("quantize") || next == "few_codes";
+                let left = kernel.starts_with("fast_hopper") && dim % 64 == 0;
+                assert_eq!(form, !left, "{name}, {kernel}: then {next}");
             }
         }
     }
+}
+
+/// Whether blocks of this card have the shared memory that the rule in chunks takes; says so if
+/// not.
+fn takes_the_fast_rule() -> bool {
+    let shared = driver().card().shared;
+    let takes = rule_fits(shared - OWN_SHARED);
+    if !takes {
+        println!("blocks of {shared} bytes of shared memory take the exact rule");
+    }
+    takes
 }
 
 /// What a delta rule of prompts is of: lengths of runs, key heads, value heads, how they belong
@@ -941,7 +958,7 @@ fn rule_by_tensor_cores(case: &RuleCase, x: &RuleValues) -> (Vec<f32>, Vec<f32>)
     let image = options().image.unwrap_or_else(|| own.to_vec());
     let functions = driver.load(&image, &["fast_rule_chunks", "fast_rule"]).expect("compiled kernels");
     for function in &functions {
-        driver.allow_shared(*function, 200 << 10).expect("as much as they ask for");
+        driver.allow_shared(*function, driver.card().shared - OWN_SHARED).expect("as much as there is");
     }
     let host = driver.pinned(4 * x.state.len().max(2 * rows * vh * DIM) + 4096).expect("memory");
     let mut put = |words: &[u32]| {
@@ -1030,6 +1047,9 @@ type Change<'a> = &'a dyn Fn(&mut RuleValues);
 /// leaves anything of it out is further away than allowed.
 #[test]
 fn the_fast_rule_of_prompts_is_near_the_exact() {
+    if !takes_the_fast_rule() {
+        return;
+    }
     let usual: &[f32] = &[-0.01, -0.2, -0.05, -1.5, -0.001, -0.4, -0.00001];
     let between: &[f32] = &[0.5, 0.9, 0.1, 0.7, 0.99];
     let cases = [
@@ -1104,6 +1124,9 @@ fn the_fast_rule_of_prompts_is_near_the_exact() {
 /// in attention's test.
 #[test]
 fn prompts_by_the_fast_rule_are_near_the_exact() {
+    if !takes_the_fast_rule() {
+        return;
+    }
     let options = BuildOptions { quant: four_bits(64), chunks: vec![256], ..BuildOptions::default() };
     let baked = random("configs/qwen3_coder_next", &small_hybrid(64, [128, 128]), &options);
     let ids = text(512, 260);

@@ -1189,6 +1189,11 @@ pub fn rule_room(a: &op::gdn_scan::Attrs, rows: u64, runs: u32) -> u64 {
     if heads { chunks(rows, runs) * of } else { 0 }
 }
 
+/// Whether a block may ask for the shared memory that the rule in chunks takes, of so many bytes.
+pub fn rule_fits(shared: u32) -> bool {
+    CHUNK_SHARED.max(RULE_SHARED) <= shared
+}
+
 impl Rule {
     /// The rule in chunks, where that is asked for, and heads and rows are such as it takes.
     pub fn of(operands: &[Operand; 12], attrs: &[u64; 12], bases: &Bases, step: Step) -> Option<Launch> {
@@ -1197,7 +1202,7 @@ impl Rule {
         let fits = rule_room(&a, rows, bases.runs) > 0
             && rows >= RULE_FROM.into()
             && [&o.q, &o.k, &o.v, &o.state, &o.out].into_iter().all(aligned)
-            && CHUNK_SHARED.max(RULE_SHARED) <= bases.shared;
+            && rule_fits(bases.shared);
         if !bases.fast || bases.chunks == 0 || !fits {
             return None;
         }

@@ -8,7 +8,7 @@ use loaf_formats::plan::{Phase, Plan, State, StateKind, records};
 use super::driver::{Address, Card, Driver, Pinned, Result};
 use super::launch::{
     ATTENTION_SPLIT, Bases, CHOICE_ROOM, Choose, HowAt, OWN_SHARED, RowAt, RunAt, SAMPLE_ROOM, Sample, Step,
-    attention_room, rule_room,
+    attention_room, rule_fits, rule_room,
 };
 use crate::backend::{DeviceError, Part, SlotRun};
 
@@ -124,7 +124,7 @@ impl Memory {
             }
         }
         let mut chunks = 0;
-        for template in plan.templates_of(Phase::Prefill).filter(|_| fast) {
+        for template in plan.templates_of(Phase::Prefill).filter(|_| fast && rule_fits(shared_room(card))) {
             let rows = template.max_rows.into();
             template.expand(rows, &mut words);
             for r in records(&words).flatten().filter(|r| r.kind == OpKind::GdnScan) {

@@ -4,8 +4,8 @@
 //! attention makes its queries, the new key and value and the gate; the delta rule is one launch, a
 //! mixture of experts three. Of several rows activations are made once, before their products, and
 //! queries, keys and values before attention. Prompts do the same with products of many rows, whose
-//! results they do not finish. What has no kernel of its own is launched record by record, with
-//! operands where the schedule places them.
+//! results they do not finish, but for a gate's. What has no kernel of its own is launched record
+//! by record, with operands where the schedule places them.
 //!
 //! A sum before a norm is made by the product (or the mixture) whose result goes into it, which has
 //! its outputs at hand, and not by every block of the product after it ([`Sums`]).

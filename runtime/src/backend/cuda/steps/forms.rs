@@ -2,7 +2,8 @@
 //!
 //! What a gate lets through, and what Hopper's own fast attention computes, is read by a
 //! quantisation alone, if it goes into products: it is then quantised as it is made. Codes, scales
-//! and sums take the place of the values, which is larger, and free for as long.
+//! and sums take the place of the values, which is larger. It is kept until the quantisation's
+//! step, which must be the last one to read them.
 
 use std::collections::HashMap;
 
@@ -46,8 +47,11 @@ impl Steps<'_> {
                 places.push((v, self.bases.arena + end));
                 end += self.schedule.values[v].bytes[1].next_multiple_of(Arena::ALIGN);
             }
-            let arena = made.iter().all(|&v| self.schedule.values[v].region == Region::Arena);
-            if arena && end - place <= self.schedule.values[value].bytes[1] {
+            let own = |v: &ValueId| {
+                let step = self.schedule.step_of(quantize).map(|s| &self.schedule.steps[s]);
+                step.is_some_and(|s| s.internal.contains(v)) && self.schedule.values[*v].region == Region::Arena
+            };
+            if made.iter().all(own) && end - place <= self.schedule.values[value].bytes[1] {
                 forms.of.insert(maker, quantize);
                 forms.places.extend(places);
             }
