@@ -286,14 +286,22 @@ pub struct Linear {
 }
 
 /// Where the int8 form, in groups of 64, of what a record makes goes in place of that.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Left {
     /// Codes, scales and sums.
     pub at: [Address; 3],
-    /// Bytes from a row of codes to the next, and elements of scales and sums.
-    pub rows: [u64; 2],
-    /// The same from a head of the record's to the next.
-    pub heads: [u64; 2],
+    /// Bytes from a row of codes to the next, and from a head of the record's to the next.
+    pub codes: [u64; 2],
+    /// The same of scales and sums, in elements.
+    pub scales: [u64; 2],
+}
+
+impl Left {
+    /// Whether codes can be written four at a time.
+    fn is_aligned(&self) -> bool {
+        [self.at[0], self.codes[0], self.codes[1]].iter().all(|n| n.is_multiple_of(4))
+    }
 }
 
 /// `struct Pairs`: products of a gate and of what it lets through.
@@ -303,13 +311,7 @@ pub struct Left {
 pub struct Pairs {
     pub product: Linear,
     pub planes: [Address; 3],
-    pub codes: Address,
-    pub scales: Address,
-    pub sums: Address,
-    pub codes_row: u64,
-    pub codes_slot: u64,
-    pub scales_row: u64,
-    pub scales_slot: u64,
+    pub left: Left,
 }
 
 /// `struct Gated`: what a gate lets through, as its int8 form.
@@ -319,13 +321,7 @@ pub struct Pairs {
 pub struct Gated {
     pub a: Operand,
     pub b: Operand,
-    pub codes: Address,
-    pub scales: Address,
-    pub sums: Address,
-    pub codes_row: u64,
-    pub codes_head: u64,
-    pub scales_row: u64,
-    pub scales_head: u64,
+    pub left: Left,
     pub rows: u32,
     pub heads: u32,
     pub dim: u32,
@@ -1043,9 +1039,7 @@ impl Launch {
         shape.shared = shape.shared.max(other.shape.shared);
         Some(Launch { shape, parameter: Parameter::RowBlocks(both), ..*self })
     }
-}
 
-impl Launch {
     /// This product as that of a gate, together with what the gate lets through: its own second
     /// half, or another product. The int8 form of `silu(gate) * other` is what is left of them.
     pub fn pairs(&self, other: Option<&Launch>, left: &Left, bases: &Bases) -> Option<Launch> {
@@ -1067,21 +1061,8 @@ impl Launch {
                 [0, 1, 2].map(|i| product.planes[i] + u64::from(product.outputs) * product.plane_row[i])
             }
         };
-        let codes = [left.at[0], left.rows[0], left.heads[0]];
-        let fits = product.outputs.is_multiple_of(64)
-            && codes.iter().all(|n| n.is_multiple_of(4))
-            && HOPPER_PAIRS <= bases.shared;
-        let parameter = Parameter::Pairs(Pairs {
-            product,
-            planes,
-            codes: left.at[0],
-            scales: left.at[1],
-            sums: left.at[2],
-            codes_row: left.rows[0],
-            codes_slot: left.heads[0],
-            scales_row: left.rows[1],
-            scales_slot: left.heads[1],
-        });
+        let fits = product.outputs.is_multiple_of(64) && left.is_aligned() && HOPPER_PAIRS <= bases.shared;
+        let parameter = Parameter::Pairs(Pairs { product, planes, left: *left });
         let mut shape = Shape { shared: HOPPER_PAIRS, ..self.shape };
         shape.grid[0] = product.outputs.div_ceil(HOPPER_OUTS / 2);
         fits.then_some(Launch { kernel: Kernel::HopperPairs128, shape, parameter })
@@ -1092,28 +1073,12 @@ impl Gated {
     /// What a gate lets through, a silu or a sigmoid, as `left`; of so many rows, and of so many
     /// heads of so many values each.
     pub fn new([a, b]: [Operand; 2], left: &Left, [rows, heads, dim]: [u32; 3], sigmoid: bool) -> Gated {
-        Gated {
-            a,
-            b,
-            codes: left.at[0],
-            scales: left.at[1],
-            sums: left.at[2],
-            codes_row: left.rows[0],
-            codes_head: left.heads[0],
-            scales_row: left.rows[1],
-            scales_head: left.heads[1],
-            rows,
-            heads,
-            dim,
-            sigmoid: sigmoid.into(),
-        }
+        Gated { a, b, left: *left, rows, heads, dim, sigmoid: sigmoid.into() }
     }
 
     /// How it is cut, if sixteen bytes are loaded at once.
     pub fn launch(self) -> Option<Launch> {
-        let fits = [&self.a, &self.b].into_iter().all(aligned)
-            && [self.codes, self.codes_row, self.codes_head].iter().all(|n| n.is_multiple_of(4))
-            && self.dim.is_multiple_of(64);
+        let fits = [&self.a, &self.b].into_iter().all(aligned) && self.left.is_aligned() && self.dim.is_multiple_of(64);
         // Eight groups a warp.
         let groups = u64::from(self.rows * self.heads) * u64::from(self.dim / 64);
         let shape = shape([up(groups, 64), 1, 1], THREADS, 0);
@@ -1833,7 +1798,7 @@ impl Attend {
     /// Leaves its result's int8 form in place of the result.
     pub fn leave(&mut self, left: &Left) {
         (self.codes, self.scales, self.sums) = (left.at[0], left.at[1], left.at[2]);
-        (self.codes_row, self.scales_row) = (left.rows[0] as u32, left.rows[1] as u32);
+        (self.codes_row, self.scales_row) = (left.codes[0] as u32, left.scales[0] as u32);
     }
 
     /// Blocks that a row and group of heads is cut into.

@@ -117,7 +117,7 @@ impl Steps<'_> {
             true => [codes.head.into(), scales.head.into()],
             false => [dim as u64, dim as u64 / 64],
         };
-        Some(Left { at: [codes.at, scales.at, sums.at], rows: [codes.row, scales.row], heads })
+        Some(Left { at: [codes.at, scales.at, sums.at], codes: [codes.row, heads[0]], scales: [scales.row, heads[1]] })
     }
 
     /// The launch of a record that leaves the form of its result.
