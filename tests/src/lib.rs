@@ -3,8 +3,6 @@
 pub mod engines;
 pub mod gguf;
 pub mod gguf_models;
-#[cfg(target_os = "linux")]
-pub mod gpu;
 pub mod serving;
 
 use std::ffi::OsStr;

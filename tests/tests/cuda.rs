@@ -22,11 +22,11 @@ use loaf_runtime::generate;
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::sample::{Sampler, SamplerOptions, best};
 use loaf_runtime::{Engine, EngineError, GenerateOptions, Generation, Model, Sequence, Session};
-use loaf_tests::gpu::{Emulated, HOPPER_PTX, Module, Record, Work};
 use loaf_tests::{
     Baked, Expected, assert_bits, bake, bake_dir, decode_logits, fixture, fixtures, prefill_logits, session,
 };
 use loaf_tests::{gguf, gguf_models};
+use loaf_tests_gpu::{Emulated, HOPPER_PTX, Module, Record, Work};
 
 /// Whether tests run on a card, which is quick enough for long texts.
 fn has_card() -> bool {

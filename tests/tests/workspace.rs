@@ -33,7 +33,8 @@ fn crates_depend_on_each_other_one_way() {
         ("loaf-runtime", vec!["formats", "kernels", "template"]),
         ("loaf-serve", vec!["formats", "runtime"]),
         ("loaf-template", vec![]),
-        ("loaf-tests", vec!["bake", "cli", "formats", "recipes", "runtime", "serve"]),
+        ("loaf-tests", vec!["bake", "cli", "formats", "recipes", "runtime", "serve", "tests-gpu"]),
+        ("loaf-tests-gpu", vec!["runtime"]),
     ];
     let expected: BTreeMap<String, Vec<String>> =
         expected.into_iter().map(|(n, d)| (n.to_string(), d.into_iter().map(str::to_string).collect())).collect();
