@@ -1,6 +1,7 @@
 //! A GPU without a card: a driver that keeps its memory on the host and computes kernels by
 //! interpreting their PTX, the very text that is committed. Every access must lie within what was
 //! allocated, or it is a panic that names kernel and instruction.
+#![cfg(target_os = "linux")]
 
 mod parse;
 mod run;
