@@ -92,7 +92,7 @@ pub(crate) struct Gate {
     open: bool,
     /// KiB that large bodies may have together, until they were read.
     large: Arc<Semaphore>,
-    /// Told of bodies that take memory beyond what is worth keeping.
+    /// Told of bodies that took memory beyond what is worth keeping.
     grew: Notify,
 }
 
@@ -103,7 +103,7 @@ const LARGE_BODIES: usize = 64 << 20;
 /// Bytes of a body after which freed memory is given back: as JSON it has some twenty times as
 /// many.
 const GROWS: usize = 64 << 10;
-/// Time without such a body before that.
+/// Time without the end of such a body's request before that.
 const REST: Duration = Duration::from_secs(1);
 /// Time for what is half said when the server is to stop.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -274,8 +274,18 @@ impl Listener for TcpListener {
     }
 }
 
-/// Gives memory back to the system after bodies that took much of it, once none has come for a
-/// while.
+/// Tells that a large body was dealt with, or given up, when it is dropped: what it took is free
+/// by then, and was not when its last byte came.
+struct Grown<'a>(&'a Notify);
+
+impl Drop for Grown<'_> {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+/// Gives memory back to the system after bodies that took much of it, once none has been dealt with
+/// for a while.
 async fn tidy(gate: Arc<Gate>) {
     loop {
         gate.grew.notified().await;
@@ -383,6 +393,7 @@ async fn respond(
         Ok(body) => body,
         Err(refusal) => return refuse(&refusal),
     };
+    let _grown = (body.bytes.len() > GROWS).then(|| Grown(&gate.grew));
     match api::route(&gate.app, &method, &path, body).await {
         Some(Ok(response)) => response,
         Some(Err(refusal)) => refuse(&refusal),
@@ -474,9 +485,6 @@ impl Gate {
                     Err(e) if e.is::<LengthLimitError>() => return Err(too_large()),
                     Err(e) => return Err(Refusal::new(400, format!("body: {e}"))),
                 }
-            }
-            if bytes.len() > GROWS {
-                self.grew.notify_one();
             }
             Ok(api::Body { bytes, held })
         };
