@@ -64,16 +64,19 @@ FULL_MIXES = {False: ("q4_0",), True: ("q4_0", "ud-q4_k_m")}
 # Bytes a weight of stored formats, but for affine ones.
 STORED = {"f32": 4, "f16": 2, "bf16": 2, "q4_0": 18 / 32, "q5_0": 22 / 32, "q8_0": 34 / 32, "iq4_nl": 18 / 32, "q2_k": 84 / 256,
           "q3_k": 110 / 256, "q4_k": 144 / 256, "q5_k": 176 / 256, "q6_k": 210 / 256, "iq4_xs": 138 / 256, "tq2_0": 66 / 256}
+# Whose build of llama.cpp an instruction set takes, if not its own: with AMX it may end as soon as it repacks weights.
+BUILDS = {"amx": "avx512"}
 AVX2 = ["-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON"]
 # What --isa may name: cmake's options for llama.cpp, and what it must then say of itself.
 ISAS = {
     "native": (["-DGGML_NATIVE=ON"], {}),
     "avx2": ([*AVX2, "-DGGML_AVX512=OFF", "-DGGML_AVX_VNNI=OFF"],
              {"AVX2 = 1": True, "AVX512 = 1": False, "AVX_VNNI = 1": False}),
-    # What a CPU with AMX has besides; built for that itself, llama.cpp may end as soon as it repacks weights.
+    # What a CPU with AMX has besides.
     "avx512": ([*AVX2, "-DGGML_AVX512=ON", "-DGGML_AVX512_VBMI=ON", "-DGGML_AVX512_VNNI=ON", "-DGGML_AVX512_BF16=ON"],
                {"AVX512 = 1": True, "AVX512_VBMI = 1": True, "AVX512_VNNI = 1": True, "AMX_INT8 = 1": False}),
 }
+ISAS["amx"] = ISAS[BUILDS["amx"]]
 PREFILLS, DECODE, CONTEXTS, DEEP = (128, 512), 64, (4096, 16384), 16
 
 
@@ -88,7 +91,8 @@ def run(*args, **options):
 def set_up(isa, build=True):
     """Installs what is not there yet, and names the peer, which is made unless `build` says no; returns only inside the virtual environment."""
     global PEER
-    PEER = LOCAL / f"llama_peer-{isa}"
+    built = BUILDS.get(isa, isa)
+    PEER = LOCAL / f"llama_peer-{built}"
     python = VENV / "bin" / "python"
     marker = VENV / "complete"
     wanted = (HERE / "requirements.txt").read_text()
@@ -109,7 +113,7 @@ def set_up(isa, build=True):
         with tarfile.open(package) as tar:
             tar.extractall(LOCAL, filter="data")
         (LOCAL / package.name.removesuffix(".tar.gz")).rename(source.parent.parent)
-    build = LOCAL / f"build-{isa}"
+    build = LOCAL / f"build-{built}"
     marker = build / "complete"
     wanted = " ".join([*SOURCE, *ISAS[isa][0]])
     if not marker.exists() or marker.read_text() != wanted:
@@ -406,7 +410,7 @@ def main():
     parser = argparse.ArgumentParser(description="Loaf beside llama.cpp, on random weights, in turns.")
     parser.add_argument("--only", default="*", help="models and mixes, such as 'dense' or 'moe/q4_*' [default: all]")
     parser.add_argument("--isa", choices=ISAS, default="native",
-                        help="instruction set that both engines are held to [default: what this CPU has]")
+                        help="instruction set that both engines are held to, with amx Loaf alone and llama.cpp to avx512 [default: what this CPU has]")
     parser.add_argument("--rounds", type=int, default=3, help="processes of every engine and mode [default: 3]")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions within a process [default: 3]")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of either [default: all]")

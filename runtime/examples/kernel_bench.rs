@@ -15,7 +15,7 @@ use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::op::{self, MAX_OPERANDS, OpAttrs, OpKind};
 use loaf_kernels::{Kernels, OpCall, RawOperand, Run, scratch_bytes, units};
 use loaf_runtime::bandwidth::BandwidthProbe;
-use loaf_runtime::pool::{Pool, default_threads};
+use loaf_runtime::pool::{Pool, Turn, default_threads};
 
 /// Operand addresses, so that a loop body may be shared between threads.
 /// And the scratch a thread needs.
@@ -101,7 +101,7 @@ fn now(threads: usize) -> f64 {
 fn time_at(pos: usize, ms: u128, pool: &Pool, kernels: &Kernels, kind: OpKind, attrs: &[u64]) -> f64 {
     let operands = operands(kind, attrs);
     let runs = [Run { rows: attrs[0] as usize, pos, ..Run::ONE }];
-    let call = OpCall { kind, operands: &operands, attrs, runs: &runs };
+    let call = OpCall { kind, operands: &operands, attrs, runs: &runs, again: false };
     let (kernel, bytes) = (kernels.get(kind).expect("an op of plans"), scratch_bytes(kind, attrs).expect("a size"));
     let shared = Shared(call, bytes);
     let scratch: Vec<usize> =
@@ -110,12 +110,14 @@ fn time_at(pos: usize, ms: u128, pool: &Pool, kernels: &Kernels, kind: OpKind, a
     let begin = Instant::now();
     while begin.elapsed().as_millis() < ms {
         let start = now(pool.threads());
-        let body = |range: Range<usize>, worker: usize| {
+        let body = |range: Range<usize>, turn: Turn| {
             let shared = &shared;
-            let at = scratch[worker].next_multiple_of(64) as *mut u8;
+            let at = scratch[turn.worker].next_multiple_of(64) as *mut u8;
             // SAFETY: this worker's own scratch, of the size asked for; operands as the table
             // demands.
-            unsafe { kernel(&shared.0, range, std::slice::from_raw_parts_mut(at, shared.1)) }
+            unsafe {
+                kernel(&OpCall { again: turn.again, ..shared.0 }, range, std::slice::from_raw_parts_mut(at, shared.1))
+            }
         };
         pool.run(units(&call), &body);
         best = best.min(now(pool.threads()) - start);

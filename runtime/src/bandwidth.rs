@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use crate::memory::Reserved;
-use crate::pool::Pool;
+use crate::pool::{Pool, Turn};
 
 /// Length of the buffer.
 const BYTES: u64 = 512 << 20;
@@ -43,7 +43,7 @@ impl BandwidthProbe {
         // SAFETY: the mapping is page-aligned and any bits are words.
         let (_, words, _) = unsafe { self.buffer.bytes().align_to::<u64>() };
         let part = words.len().div_ceil(self.pool.threads());
-        let read = |range: std::ops::Range<usize>, _: usize| {
+        let read = |range: std::ops::Range<usize>, _: Turn| {
             for words in words.chunks(part).skip(range.start).take(range.len()) {
                 black_box((self.fold)(words));
             }

@@ -82,7 +82,8 @@ impl Trace for CpuTrace {
         for record in records(&words).flatten() {
             let count = record.kind.spec().operands.len();
             let operands: Vec<RawOperand> = (0..count).map(|i| bases.resolve(record.operand(i))).collect();
-            let call = OpCall { kind: record.kind, operands: &operands, attrs: record.attrs, runs: &runs };
+            let call =
+                OpCall { kind: record.kind, operands: &operands, attrs: record.attrs, runs: &runs, again: false };
             let Some(kernel) = self.kernels.get(record.kind) else { continue };
             // SAFETY: position and ids were bounded above, extents by the verifier; scratch was
             // made for the largest op; nobody else uses these regions, and weights are only read.

@@ -269,7 +269,13 @@ mod tests {
         operands[index("starts")] = to(starts.as_mut_ptr().cast(), DType::U32);
         operands[index("weight")] = to(weights.as_ptr().cast_mut(), DType::F32);
         let attrs = [3u64, 1, 4, 1, 1, 0, 1];
-        let call = OpCall { kind: OpKind::ExpertLinearDense, operands: &operands, attrs: &attrs, runs: &[Run::ONE] };
+        let call = OpCall {
+            kind: OpKind::ExpertLinearDense,
+            operands: &operands,
+            attrs: &attrs,
+            runs: &[Run::ONE],
+            again: false,
+        };
         let mut asked = Asked::of(&call).expect("experts");
         assert_eq!(asked.bits, [0]);
         // SAFETY: the operands are the arrays above; advice about memory that is no file's changes

@@ -4,7 +4,9 @@
 //! no heap allocation: workers spin for a moment after each loop, then park; the caller is worker 0
 //! and takes its share. Of `n` workers, worker `w` has units `units * w / n .. units * (w + 1) /
 //! n`, so that it reads on where it asked for memory ahead; of loops with many units a quarter is
-//! left for whoever is done first, as a worker may share its processor with another process.
+//! left for whoever is done first, as a worker may share its processor with another process. Of
+//! loops that compute rather than read half is left: where a core runs two threads, and the other
+//! one is not ours to see, a worker may be half as fast as the rest.
 //! Kernels never split a sum over units, so results depend neither on the number of threads nor on
 //! who did what.
 //!
@@ -26,16 +28,67 @@ use crate::prefetch::Prefetch;
 const SPIN: Duration = Duration::from_micros(40);
 /// The loop word: workers taking part in the low bits, a loop's number above them.
 const ACTIVE_BITS: u32 = 16;
-/// Of so many units a worker a part is left for whoever is done first, ...
-const MANY_UNITS: usize = 8;
-/// ... namely one in so many, ...
-const LEFT: usize = 4;
-/// ... in so many pieces a worker.
-const PIECES: usize = 2;
 /// Most threads a pool has.
 pub const MAX_THREADS: usize = (1 << ACTIVE_BITS) - 1;
 
-type Body<'a> = dyn Fn(Range<usize>, usize) + Sync + 'a;
+type Body<'a> = dyn Fn(Range<usize>, Turn) + Sync + 'a;
+
+/// Who computes some units of a loop.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// Number of the worker, from 0.
+    pub worker: usize,
+    /// Whether it has computed other units of the same loop.
+    pub again: bool,
+}
+
+impl Turn {
+    /// The first of the calling thread.
+    pub const FIRST: Turn = Turn { worker: 0, again: false };
+}
+
+/// How the units of a loop are shared out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Shares {
+    /// In order; of eight units a worker or more a quarter is left, in two pieces a worker.
+    Read,
+    /// Half is left, in four pieces a worker, if those have so many units at least.
+    Compute(usize),
+}
+
+impl Shares {
+    /// The units that are worker `w`'s alone, of `active`: those of all stand in a row from 0 on.
+    fn own(self, units: usize, w: usize, active: usize) -> Range<usize> {
+        match self {
+            Shares::Read if units < 8 * active => share(units, w, active),
+            Shares::Read => share(units - units / 4, w, active),
+            Shares::Compute(_) => {
+                let grain = self.grain(units, active);
+                let each = units / (2 * active) / grain * grain;
+                w * each..(w + 1) * each
+            }
+        }
+    }
+
+    /// Units of a piece of what is left.
+    fn piece(self, left: usize, units: usize, active: usize) -> usize {
+        match self {
+            Shares::Read => left / (2 * active),
+            Shares::Compute(_) => {
+                let grain = self.grain(units, active);
+                (left / (4 * active) / grain * grain).max(grain)
+            }
+        }
+    }
+
+    /// Units that are not parted, unless a worker would have less than two such.
+    fn grain(self, units: usize, active: usize) -> usize {
+        match self {
+            Shares::Compute(grain) if units >= 2 * grain * active => grain,
+            _ => 1,
+        }
+    }
+}
 
 /// A value with cache lines of its own (two, which some processors fetch together): threads that
 /// wait for one thing are not disturbed by those that change another.
@@ -48,6 +101,7 @@ struct Apart<T>(T);
 struct Job {
     body: Option<*const Body<'static>>,
     units: usize,
+    shares: Shares,
     prefetch: Prefetch,
 }
 
@@ -100,7 +154,7 @@ impl Pool {
         let crowded = std::thread::available_parallelism().is_ok_and(|n| threads > n.get());
         let shared = Arc::new(Shared {
             call: Apart(Call {
-                job: UnsafeCell::new(Job { body: None, units: 0, prefetch: Prefetch::NONE }),
+                job: UnsafeCell::new(Job { body: None, units: 0, shares: Shares::Read, prefetch: Prefetch::NONE }),
                 word: AtomicU64::new(0),
             }),
             taken: Apart(AtomicUsize::new(0)),
@@ -125,13 +179,13 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `body(units, worker)` on every worker with its share of `0..units`, and again with
-    /// what is left for whoever is done first; returns when all are done. No unit comes twice.
+    /// Calls `body(units, turn)` on every worker with its share of `0..units`, and again with what is
+    /// left for whoever is done first; returns when all are done. No unit comes twice.
     ///
     /// # Panics
     /// If `body` does, with its payload.
     pub fn run(&self, units: usize, body: &Body<'_>) {
-        self.dispatch(self.threads(), units, Prefetch::NONE, body);
+        self.dispatch(self.threads(), units, Shares::Read, Prefetch::NONE, body);
     }
 
     /// As [`Pool::run`], on the caller and at most `workers - 1` others, for loops too short to
@@ -140,23 +194,23 @@ impl Pool {
     /// # Panics
     /// If `body` does, with its payload.
     pub fn run_at_most(&self, workers: usize, units: usize, body: &Body<'_>) {
-        self.dispatch(workers, units, Prefetch::NONE, body);
+        self.dispatch(workers, units, Shares::Read, Prefetch::NONE, body);
     }
 
-    /// As [`Pool::run`]; a worker that is done asks for its share of `prefetch`, until the others
+    /// As [`Pool::run`], with units shared out as `shares` says; a worker that is done asks for its share of `prefetch`, until the others
     /// are done too and, if it is not the caller, until the next loop.
     ///
     /// # Panics
     /// If `body` does, with its payload.
-    pub(crate) fn run_before(&self, prefetch: Prefetch, units: usize, body: &Body<'_>) {
-        self.dispatch(self.threads(), units, prefetch, body);
+    pub(crate) fn run_before(&self, prefetch: Prefetch, shares: Shares, units: usize, body: &Body<'_>) {
+        self.dispatch(self.threads(), units, shares, prefetch, body);
     }
 
-    fn dispatch(&self, workers: usize, units: usize, prefetch: Prefetch, body: &Body<'_>) {
+    fn dispatch(&self, workers: usize, units: usize, shares: Shares, prefetch: Prefetch, body: &Body<'_>) {
         let active = self.threads().min(workers).min(units);
         if active <= 1 || self.busy.swap(true, Ordering::Acquire) {
             if units > 0 {
-                body(0..units, 0);
+                body(0..units, Turn::FIRST);
             }
             return;
         }
@@ -164,8 +218,9 @@ impl Pool {
         // SAFETY: the lifetime is erased, but `body` outlives every use: this call waits for all
         // active workers.
         let erased = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
+        let job = Job { body: Some(erased), units, shares, prefetch };
         // SAFETY: `busy` is ours and no worker is active, so nobody else touches the job.
-        unsafe { *shared.call.0.job.get() = Job { body: Some(erased), units, prefetch } };
+        unsafe { *shared.call.0.job.get() = job };
         // Workers read it after the word, which is published below.
         shared.taken.0.store(0, Ordering::Relaxed);
         let number = (shared.call.0.word.load(Ordering::Relaxed) >> ACTIVE_BITS).wrapping_add(1);
@@ -179,8 +234,8 @@ impl Pool {
                 thread.thread().unpark();
             }
         }
-        let mine = catch_unwind(AssertUnwindSafe(|| shared.take_part(units, 0, active, body)));
-        shared.wait_for(&shared.workers[..active - 1], word, prefetch.part(own(prefetch.units(), 0, active)));
+        let mine = catch_unwind(AssertUnwindSafe(|| shared.take_part(&job, 0, active, body)));
+        shared.wait_for(&shared.workers[..active - 1], word, job.ahead(0, active));
         let theirs = shared.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.busy.store(false, Ordering::Release);
         if let Some(payload) = mine.err().or(theirs) {
@@ -200,14 +255,11 @@ impl Drop for Pool {
     }
 }
 
-/// Of `units`, how many are left for whoever is done first: the last ones.
-fn left(units: usize, active: usize) -> usize {
-    if units < MANY_UNITS * active { 0 } else { units / LEFT }
-}
-
-/// The units that are worker `w`'s alone.
-fn own(units: usize, w: usize, active: usize) -> Range<usize> {
-    share(units - left(units, active), w, active)
+impl Job {
+    /// What worker `w` asks for when it is done: as if the next loop were shared out as this one.
+    fn ahead(&self, w: usize, active: usize) -> Prefetch {
+        self.prefetch.part(self.shares.own(self.prefetch.units(), w, active))
+    }
 }
 
 /// Worker `w`'s part of `0..units`.
@@ -236,7 +288,7 @@ impl Shared {
             if let Some(body) = job.body {
                 // SAFETY: the caller keeps the closure alive until this worker has finished.
                 let body = unsafe { &*body };
-                let run = || self.take_part(job.units, worker, active, body);
+                let run = || self.take_part(&job, worker, active, body);
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(run)) {
                     let mut first = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
                     match *first {
@@ -246,7 +298,7 @@ impl Shared {
                     }
                 }
             }
-            prefetch = job.prefetch.part(own(job.prefetch.units(), worker, active));
+            prefetch = job.ahead(worker, active);
             // Against `caller_sleeps` as the word against `parked`.
             self.workers[worker - 1].0.finished.swap(seen, Ordering::SeqCst);
             if self.caller_sleeps.0.load(Ordering::SeqCst) {
@@ -257,19 +309,25 @@ impl Shared {
     }
 
     /// Runs worker `worker`'s share of a loop, and then what is left of it.
-    fn take_part(&self, units: usize, worker: usize, active: usize, body: &Body<'_>) {
-        body(own(units, worker, active), worker);
-        let left = left(units, active);
-        let (first, piece) = (units - left, left / (PIECES * active));
-        if left == 0 {
+    fn take_part(&self, job: &Job, worker: usize, active: usize, body: &Body<'_>) {
+        let Job { units, shares, .. } = *job;
+        let (own, first) = (shares.own(units, worker, active), shares.own(units, active - 1, active).end);
+        let mut turn = Turn { worker, again: false };
+        if !own.is_empty() {
+            body(own, turn);
+            turn.again = true;
+        }
+        if first == units {
             return;
         }
+        let piece = shares.piece(units - first, units, active);
         loop {
             let at = first + self.taken.0.fetch_add(piece, Ordering::Relaxed);
             if at >= units {
                 return;
             }
-            body(at..(at + piece).min(units), worker);
+            body(at..(at + piece).min(units), turn);
+            turn.again = true;
         }
     }
 
@@ -366,11 +424,13 @@ fn physical_cores() -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Runs a loop that counts visits of each unit.
-    fn visits(pool: &Pool, units: usize) -> Vec<usize> {
+    /// Runs a loop that counts visits of each unit, and holds what turns say of themselves.
+    fn visits(pool: &Pool, shares: Shares, units: usize) -> Vec<usize> {
         let counts: Vec<AtomicUsize> = (0..units).map(|_| AtomicUsize::new(0)).collect();
-        pool.run(units, &|range, worker| {
-            assert!(worker < pool.threads());
+        let came: Vec<AtomicBool> = (0..pool.threads()).map(|_| AtomicBool::new(false)).collect();
+        pool.run_before(Prefetch::NONE, shares, units, &|range, turn| {
+            assert!(!range.is_empty());
+            assert_eq!(came[turn.worker].swap(true, Ordering::Relaxed), turn.again);
             range.for_each(|u| _ = counts[u].fetch_add(1, Ordering::Relaxed));
         });
         counts.into_iter().map(AtomicUsize::into_inner).collect()
@@ -381,7 +441,10 @@ mod tests {
         for threads in [1, 2, 3, 8] {
             let pool = Pool::new(threads);
             for units in [0, 1, 2, 3, 7, 64, 1001] {
-                assert_eq!(visits(&pool, units), vec![1; units], "{threads} threads, {units} units");
+                for shares in [Shares::Read, Shares::Compute(1), Shares::Compute(2)] {
+                    let seen = visits(&pool, shares, units);
+                    assert_eq!(seen, vec![1; units], "{threads} threads, {units} units, {shares:?}");
+                }
             }
         }
     }
@@ -405,8 +468,8 @@ mod tests {
         let total = AtomicUsize::new(0);
         pool.run(4, &|range, _| {
             for _ in range {
-                pool.run(3, &|inner, worker| {
-                    assert_eq!(worker, 0);
+                pool.run(3, &|inner, turn| {
+                    assert_eq!(turn.worker, 0);
                     _ = total.fetch_add(inner.len(), Ordering::Relaxed);
                 });
             }
@@ -420,7 +483,7 @@ mod tests {
         for bad in 0..3 {
             let run = || pool.run(3, &|range, _| assert!(!range.contains(&bad), "unit {bad}"));
             assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
-            assert_eq!(visits(&pool, 9), vec![1; 9]);
+            assert_eq!(visits(&pool, Shares::Read, 9), vec![1; 9]);
         }
     }
 

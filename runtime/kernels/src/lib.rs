@@ -182,6 +182,9 @@ pub struct OpCall<'a> {
     /// The step's rows by sequence, in order of rows; together they are all of the op's rows. Ops
     /// that only look at a row's values take no notice of them.
     pub runs: &'a [Run],
+    /// Whether other units of this very call came before on the same scratch, which nobody has
+    /// written since: what a kernel prepares there for all units is still there.
+    pub again: bool,
 }
 
 impl OpCall<'_> {
@@ -206,7 +209,8 @@ impl OpCall<'_> {
 /// - The attributes passed [`OpSpec::check`](loaf_formats::op::OpSpec::check).
 /// - `runs` are in order of rows and cover all of the op's; for ops with a cache `pos + rows` of
 ///   each is within the context.
-/// - `scratch` is 64-byte aligned, at least [`scratch_bytes`] long and used by nobody else.
+/// - `scratch` is 64-byte aligned, at least [`scratch_bytes`] long and used by nobody else; its
+///   contents are what [`OpCall::again`] says.
 /// - No other thread computes the same units at the same time.
 /// - The CPU has the features of the table the kernel came from.
 pub type Kernel = unsafe fn(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]);
@@ -495,6 +499,12 @@ impl Kernels {
     /// The instruction set of this table.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// Work units of a quantised matrix that a product of many rows takes at once: fewer are slower
+    /// than their number says.
+    pub fn units_at_once(&self) -> usize {
+        if matches!(self.isa, Isa::Avx512 | Isa::Amx) { 2 } else { 1 }
     }
 
     /// Attention cut by blocks, where the set has it.

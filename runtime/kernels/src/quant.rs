@@ -26,7 +26,7 @@ use loaf_formats::op::{
 
 use super::blocks::{Fill, FillKernel, offset_of, scratch_lanes};
 use super::rows::{ARRANGED, CodeRows, PerLane, PlaneRows, Rows};
-use super::scratch::Scratch;
+use super::scratch::{Scratch, align_frame};
 use super::simd::{Ahead, E2M1_BIAS, Simd, layout, run_of_evens};
 use super::unit::{self, Product, Stage, Unit};
 use super::work::expert_parts;
@@ -123,6 +123,8 @@ pub(super) struct Panels {
     room: usize,
     /// Activation rows, for a matrix unit.
     stage: Stage,
+    /// Whether `arranged` and `stage` hold the call's rows already.
+    ready: bool,
 }
 
 /// The matrix of a linear op or of one expert.
@@ -257,8 +259,19 @@ pub(super) unsafe fn product<S: Rows>(
     let (parts, each) = (if is_linear { 1 } else { expert_parts(&a) }, out.div_ceil(QUANT_ROWS));
     // SAFETY: the kernel's contract; starts are clamped to the slots there are.
     unsafe {
-        let (slots, panels) =
-            prepare::<S>(packing, steps, &x, &o.out, (a.rows, a.k, a.x_slots), (inp, a.format), parts, scratch);
+        let (slots, panels) = prepare::<S>(
+            packing,
+            steps,
+            &x,
+            &o.out,
+            (a.rows, a.k, a.x_slots),
+            (inp, a.format),
+            parts,
+            call.again,
+            scratch,
+        );
+        // An expert's rows are not the next one's.
+        let panels = Panels { ready: call.again && is_linear, ..panels };
         let block = match a.format {
             WeightFormat::Block(block) => Some(block),
             _ => None,
@@ -291,8 +304,8 @@ pub(super) unsafe fn product<S: Rows>(
     }
 }
 
-/// Lays out scratch, and permutes every activation row into it if a matrix may have many of them.
-/// `parts` as [`expert_parts`].
+/// Lays out scratch, and permutes every activation row into it if a matrix may have many of them,
+/// unless that was done before. `parts` as [`expert_parts`].
 #[inline(always)]
 unsafe fn prepare<'a, S: Rows>(
     packing: Packing,
@@ -302,6 +315,7 @@ unsafe fn prepare<'a, S: Rows>(
     (rows, k, x_slots): (usize, usize, usize),
     (inp, format): (usize, WeightFormat),
     parts: usize,
+    again: bool,
     scratch: &mut [u8],
 ) -> (Slots<'a>, Panels) {
     let (padded, group) = (inp.next_multiple_of(128), packing.group);
@@ -321,9 +335,10 @@ unsafe fn prepare<'a, S: Rows>(
         rows: scratch.take(rows + MOST_TILED),
         room: rows,
         stage: Stage::new(&mut scratch, rows, padded, inp / group),
+        ready: false,
     };
     let panelled = rows * k / parts > S::STREAMED;
-    for index in 0..rows * x_slots {
+    for index in 0..if again { 0 } else { rows * x_slots } {
         // SAFETY: an existing row and slot of `inp` codes; `code_bytes` bytes and `padded_groups`
         // elements of room each.
         unsafe {
@@ -360,7 +375,7 @@ unsafe fn multiply<S: Rows>(
         let arranged = |i: usize| panels.arranged.wrapping_add(i * ARRANGED * slots.padded);
         let at: [_; MOST_STREAMED] = std::array::from_fn(|i| slots.listed(list, i.min(n - 1)));
         const { assert!(S::STREAMED <= MOST_STREAMED) };
-        for i in 0..n {
+        for i in 0..if panels.ready { 0 } else { n } {
             (m.steps.arrange)(m.packing, at[i].plain, m.inp, arranged(i));
         }
         let (mut row, end) = (units.start * QUANT_ROWS, m.out.min(units.end * QUANT_ROWS));
@@ -384,6 +399,10 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
     units: Range<usize>,
 ) {
     const { assert!(S::TILE <= MOST_TILED) };
+    // With sixteen registers.
+    if !tiles_ask::<S>() {
+        align_frame();
+    }
     let packing = m.packing.known::<KIND, GROUP, PART>();
     let (mut row, end) = (units.start * QUANT_ROWS, m.out.min(units.end * QUANT_ROWS));
     let unit = m.unit.filter(|_| S::LANES == unit::ROWS && n >= unit::FROM && n <= panels.stage.room);
@@ -391,8 +410,10 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
     // SAFETY: rows are below `out`; those of a vector past it repeat the last and are not stored.
     unsafe {
         if let Some(unit) = unit {
-            let correction = if packing.is_affine() { None } else { Some(packing.bias::<S>()) };
-            stage(slots, (list, n), correction, &panels.stage);
+            if !panels.ready {
+                let correction = if packing.is_affine() { None } else { Some(packing.bias::<S>()) };
+                stage(slots, (list, n), correction, &panels.stage);
+            }
             (unit.begin)(packing.group);
         }
         if unit.is_none() {

@@ -398,9 +398,14 @@ impl Case {
         self.buffers.iter().map(|b| b.as_ref().map_or(RawOperand::ABSENT, Buffer::raw)).collect()
     }
 
-    /// Runs the whole call in parts of `step` units.
-    fn run(&self, kernels: &Kernels, step: usize) {
-        call(kernels, self.kind, &self.raw(), &self.attrs, &self.runs, step);
+    /// Runs the whole call in parts of `step` units; whether later ones are told of the first.
+    fn run_parts(&self, kernels: &Kernels, step: usize, again: bool) {
+        call(kernels, self.kind, &self.raw(), &self.attrs, &self.runs, (step, again));
+    }
+
+    /// Runs the whole call.
+    fn run(&self, kernels: &Kernels) {
+        self.run_parts(kernels, usize::MAX, false);
     }
 
     fn assert_same(&self, other: &Case, what: &str) {
@@ -419,15 +424,24 @@ impl Case {
     }
 }
 
-/// Runs a call in parts of `step` units, on scratch full of rubbish.
-fn call(kernels: &Kernels, kind: OpKind, operands: &[RawOperand], attrs: &[u64], runs: &[Run], step: usize) {
+/// Runs a call in parts of `step` units, on scratch full of rubbish; later parts say that the first
+/// came before them, or not.
+fn call(
+    kernels: &Kernels,
+    kind: OpKind,
+    operands: &[RawOperand],
+    attrs: &[u64],
+    runs: &[Run],
+    (step, again): (usize, bool),
+) {
     let bytes = scratch_bytes(kind, attrs).unwrap();
     let mut scratch = vec![0xa5u8; bytes + 64];
     let skip = scratch.as_ptr().align_offset(64);
-    let call = OpCall { kind, operands, attrs, runs };
+    let call = OpCall { kind, operands, attrs, runs, again: false };
     let (kernel, total) = (kernels.get(kind).unwrap(), units(&call));
     for start in (0..total).step_by(step) {
         let part = start..(start + step).min(total);
+        let call = OpCall { again: again && start > 0, ..call };
         // SAFETY: operands of the extents the table demands, scratch of the size asked for, a
         // detected table.
         unsafe { kernel(&call, part, &mut scratch[skip..skip + bytes]) };
@@ -457,8 +471,8 @@ fn for_cases(seed: u64, per_format: usize, mut f: impl FnMut(&Case, &mut Rng)) {
 fn agrees_with_the_contract(kernels: Kernels) {
     for_cases(1, 8, |case, _| {
         let (expected, got) = (case.copy(), case.copy());
-        expected.run(&Kernels::naive(), usize::MAX);
-        got.run(&kernels, usize::MAX);
+        expected.run(&Kernels::naive());
+        got.run(&kernels);
         expected.assert_same(&got, kernels.isa().name());
     });
 }
@@ -466,8 +480,8 @@ fn agrees_with_the_contract(kernels: Kernels) {
 fn any_partition_gives_the_same(kernels: Kernels) {
     for_cases(2, 3, |case, rng| {
         let (whole, parts) = (case.copy(), case.copy());
-        whole.run(&kernels, usize::MAX);
-        parts.run(&kernels, rng.int(1, 3) as usize);
+        whole.run(&kernels);
+        parts.run_parts(&kernels, rng.int(1, 3) as usize, rng.int(0, 1) == 1);
         whole.assert_same(&parts, "parts");
     });
 }
@@ -481,7 +495,7 @@ fn rows_together_are_rows_apart(kernels: Kernels) {
             return;
         }
         let (together, apart) = (case.copy(), case.copy());
-        together.run(&kernels, usize::MAX);
+        together.run(&kernels);
         for run in &case.runs {
             for i in 0..run.rows {
                 let mut attrs = case.attrs.clone();
@@ -499,7 +513,7 @@ fn rows_together_are_rows_apart(kernels: Kernels) {
                 let from = if i == 0 { run.from } else { run.to + (i - 1) * run.stride };
                 let (pos, to) = (run.pos + i, run.to + i * run.stride);
                 let alone = Run { first: 0, rows: 1, pos, cache: run.cache, from, to, stride: 0 };
-                call(&kernels, case.kind, &operands, &attrs, &[alone], usize::MAX);
+                call(&kernels, case.kind, &operands, &attrs, &[alone], (usize::MAX, false));
             }
         }
         together.assert_same(&apart, "one row at a time");
@@ -523,12 +537,12 @@ fn in_place_is_the_same(kernels: Kernels) {
             return;
         }
         let apart = case.copy();
-        apart.run(&kernels, usize::MAX);
+        apart.run(&kernels);
         for choice in choices {
             let laid = case.copy();
             let mut operands = laid.raw();
             choice.iter().for_each(|&(out, input)| operands[out] = operands[input]);
-            call(&kernels, case.kind, &operands, &case.attrs, &case.runs, usize::MAX);
+            call(&kernels, case.kind, &operands, &case.attrs, &case.runs, (usize::MAX, false));
             for &out in &outputs {
                 let (expected, got) = (apart.raw()[out], operands[out]);
                 let [rows, heads, dim] = apart.buffers[out].as_ref().unwrap().dims;
@@ -554,7 +568,7 @@ fn the_version_that_is_read_stays(kernels: Kernels) {
             let attrs = attributes(kind, WeightFormat::Dense(DType::F32), &mut rng);
             let case = Case::new(kind, attrs, &mut rng);
             let (before, after) = (case.copy(), case.copy());
-            after.run(&kernels, usize::MAX);
+            after.run(&kernels);
             let state = kind.spec().operand_index("state").unwrap();
             let bytes = |case: &Case| case.buffers[state].as_ref().unwrap().memory.bytes().to_vec();
             let (before, after) = (bytes(&before), bytes(&after));
@@ -587,8 +601,8 @@ fn dots_of_nothing_have_the_sign_of_the_contract(kernels: Kernels) {
                 case.buffers[0].as_mut().unwrap().fill(|| 1e-30);
                 case.buffers[1].as_mut().unwrap().fill(|| rng.pick(values));
                 let (expected, got) = (case.copy(), case.copy());
-                expected.run(&Kernels::naive(), usize::MAX);
-                got.run(&kernels, usize::MAX);
+                expected.run(&Kernels::naive());
+                got.run(&kernels);
                 expected.assert_same(&got, "nothing");
                 let out = expected.buffers.last().unwrap().as_ref().unwrap();
                 // SAFETY: the first element.
@@ -613,8 +627,8 @@ fn dense_products_in_blocks(kernels: Kernels) {
                 let attrs = words(op::linear::Attrs { rows, inputs, outputs: 11, format });
                 let case = Case::with_runs(OpKind::LinearDense, attrs, vec![Run { rows, ..Run::ONE }], &mut rng);
                 let (expected, got) = (case.copy(), case.copy());
-                expected.run(&Kernels::naive(), usize::MAX);
-                got.run(&kernels, usize::MAX);
+                expected.run(&Kernels::naive());
+                got.run(&kernels);
                 expected.assert_same(&got, &format!("{format} {rows} x {inputs}"));
             }
         }
@@ -634,8 +648,8 @@ fn quantize_edges(kernels: Kernels) {
         let choice = if round % 4 == 0 { &small[..1 + round / 4 % 5] } else { &special[..1 + round % special.len()] };
         case.buffers[0].as_mut().unwrap().fill(|| rng.pick(choice));
         let (expected, got) = (case.copy(), case.copy());
-        expected.run(&Kernels::naive(), usize::MAX);
-        got.run(&kernels, usize::MAX);
+        expected.run(&Kernels::naive());
+        got.run(&kernels);
         expected.assert_same(&got, "quantize edges");
     }
 }
@@ -653,8 +667,8 @@ fn extreme_codes_do_not_saturate(kernels: Kernels) {
                     case.buffers[0].as_mut().unwrap().memory.bytes_mut().fill(sign);
                     case.buffers[3].as_mut().unwrap().memory.bytes_mut().fill(weights);
                     let (expected, got) = (case.copy(), case.copy());
-                    expected.run(&Kernels::naive(), usize::MAX);
-                    got.run(&kernels, usize::MAX);
+                    expected.run(&Kernels::naive());
+                    got.run(&kernels);
                     expected.assert_same(&got, "extreme codes");
                 }
             }
@@ -671,7 +685,7 @@ fn nonsense_is_harmless(kernels: Kernels) {
                 buffer.memory.bytes_mut().iter_mut().for_each(|byte| *byte = rng.next() as u8);
             }
         }
-        case.run(&kernels, usize::MAX);
+        case.run(&kernels);
     });
 }
 
@@ -687,7 +701,7 @@ fn exp_is_the_scalar_exp(kernels: Kernels) {
             bits = bits.wrapping_add(65_537);
             f32::from_bits(bits)
         });
-        case.run(&kernels, usize::MAX);
+        case.run(&kernels);
         let words = |i: usize| case.buffers[i].as_ref().unwrap().memory.bytes().chunks_exact(4);
         for (x, y) in words(0).zip(words(1)) {
             let float = |b: &[u8]| f32::from_ne_bytes(b.try_into().unwrap());
@@ -735,8 +749,8 @@ fn attention_of_many_rows(kernels: Kernels) {
             let runs = vec![Run { rows, pos, ..Run::ONE }];
             let case = Case::with_runs(OpKind::Attention, attrs.clone(), runs, &mut rng);
             let (expected, got) = (case.copy(), case.copy());
-            expected.run(&Kernels::naive(), usize::MAX);
-            got.run(&kernels, usize::MAX);
+            expected.run(&Kernels::naive());
+            got.run(&kernels);
             expected.assert_same(&got, &format!("many rows {attrs:?}"));
         }
     }
@@ -773,9 +787,10 @@ fn attention_by_blocks_is_the_same(kernels: Kernels) {
             }
             let case = Case::with_runs(OpKind::Attention, attrs.clone(), runs.clone(), &mut rng);
             let (expected, got) = (case.copy(), case.copy());
-            expected.run(&kernels, usize::MAX);
+            expected.run(&kernels);
             let operands = got.raw();
-            let call = OpCall { kind: OpKind::Attention, operands: &operands, attrs: &attrs, runs: &runs };
+            let call =
+                OpCall { kind: OpKind::Attention, operands: &operands, attrs: &attrs, runs: &runs, again: false };
             assert_eq!(Split::pays(&call, 64), end > ATTENTION_BLOCK, "{attrs:?}");
             assert!(!Split::pays(&call, kv_heads * runs.len()), "{attrs:?}");
             let mut shared = vec![f32::NAN; Split::shared_floats(OpKind::Attention, &attrs).unwrap()];
@@ -851,7 +866,7 @@ fn embedding_reads_codes_least_significant_bit_first() {
         case.buffers[3].as_mut().unwrap().fill(|| 0.0);
         let fast = [Kernels::avx2(), Kernels::avx_vnni(), Kernels::avx512(), Kernels::amx(), Kernels::neon()];
         for kernels in [Kernels::naive(), Kernels::scalar()].into_iter().chain(fast.into_iter().flatten()) {
-            case.run(&kernels, 1);
+            case.run_parts(&kernels, 1, false);
             let out = case.buffers.last().unwrap().as_ref().unwrap().memory.bytes();
             let got: Vec<u64> = out.chunks_exact(4).map(|b| f32::from_ne_bytes(b.try_into().unwrap()) as u64).collect();
             assert_eq!(got, codes, "{bits} bits, {}", kernels.isa().name());
@@ -895,7 +910,7 @@ fn hostile_attributes_do_not_wrap() {
                 last = (bytes, floats);
                 // What passed the table's check has products of two, at most.
                 if size <= MAX_COUNT {
-                    let call = OpCall { kind, operands: &[], attrs: &attrs, runs: &[Run::ONE] };
+                    let call = OpCall { kind, operands: &[], attrs: &attrs, runs: &[Run::ONE], again: false };
                     let _ = (units(&call), cost(&call), Split::pays(&call, 64));
                 }
             }

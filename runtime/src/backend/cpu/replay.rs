@@ -13,7 +13,7 @@ use loaf_formats::plan::{Region, Template, records};
 use crate::memory::Reserved;
 use crate::op_times::OpTimes;
 use crate::pages::Asked;
-use crate::pool::Pool;
+use crate::pool::{Pool, Shares, Turn};
 use crate::prefetch::Prefetch;
 use loaf_kernels::{self as kernels, Kernels, OpCall, RawOperand, Run, Split};
 
@@ -136,6 +136,19 @@ fn is_worth_threads(call: &OpCall<'_>) -> bool {
     kernels::cost(call) >= PARALLEL_COST
 }
 
+/// Rows from which on products and attention wait for arithmetic rather than for memory.
+const COMPUTES_FROM: u64 = 8;
+
+/// How an op of a step of `rows` rows is shared out.
+fn shares(kind: OpKind, rows: u64, kernels: &Kernels) -> Shares {
+    use OpKind::*;
+    match kind {
+        LinearQuant | ExpertLinearQuant if rows >= COMPUTES_FROM => Shares::Compute(kernels.units_at_once()),
+        LinearDense | ExpertLinearDense | Attention | GdnScan if rows >= COMPUTES_FROM => Shares::Compute(1),
+        _ => Shares::Read,
+    }
+}
+
 /// Whether an op is worth several threads, wherever its rows stand; none if that decides. What it
 /// costs does not fall with the position.
 fn parallel(call: &OpCall<'_>) -> Option<bool> {
@@ -173,6 +186,7 @@ impl Replay {
                 operands: &operands[first..],
                 attrs: &words[attrs.clone()],
                 runs: &[Run::ONE],
+                again: false,
             };
             let asked = Asked::of(&call);
             let parallel = parallel(&call);
@@ -187,7 +201,13 @@ impl Replay {
             let op: &mut Op = &mut ops[i % count];
             op.prefetch = next;
             let attrs = &words[op.attrs.clone()];
-            let call = OpCall { kind: op.kind, operands: &operands[op.operands.clone()], attrs, runs: &[Run::ONE] };
+            let call = OpCall {
+                kind: op.kind,
+                operands: &operands[op.operands.clone()],
+                attrs,
+                runs: &[Run::ONE],
+                again: false,
+            };
             next = matrix(&call).unwrap_or(next);
         }
         Replay { max_rows: template.max_rows, row_words: template.row_words(), rows: 1, words, ops, operands }
@@ -219,7 +239,7 @@ impl Replay {
             self.row_words.iter().for_each(|&i| self.words[i] = rows);
             for op in &mut self.ops {
                 let (operands, attrs) = (&self.operands[op.operands.clone()], &self.words[op.attrs.clone()]);
-                op.parallel = parallel(&OpCall { kind: op.kind, operands, attrs, runs });
+                op.parallel = parallel(&OpCall { kind: op.kind, operands, attrs, runs, again: false });
             }
         }
         if let Some(times) = &mut times {
@@ -236,6 +256,7 @@ impl Replay {
                 operands: &self.operands[op.operands.clone()],
                 attrs: &self.words[op.attrs.clone()],
                 runs,
+                again: false,
             });
             if let Some(asked) = &mut op.asked {
                 // SAFETY: the operands are those of a verified plan, which the caller keeps alive.
@@ -244,25 +265,26 @@ impl Replay {
             let start = times.is_some().then(Instant::now);
             let Some(kernel) = kernels.get(op.kind) else { continue };
             let units = kernels::units(&call.0);
-            let body = |range: Range<usize>, worker: usize| {
+            let body = |range: Range<usize>, turn: Turn| {
                 let (call, memory) = (&call, &memory);
-                // SAFETY: worker `worker` alone uses its part of the scratch; the plan verifier
-                // proved the operands' extents for this many rows; units are disjoint between
-                // workers.
+                // SAFETY: worker `worker` alone uses its part of the scratch, and for nothing else
+                // until this loop's end; the plan verifier proved the operands' extents for this
+                // many rows; units are disjoint between workers.
                 unsafe {
-                    let scratch = std::slice::from_raw_parts_mut(memory.0.add(worker * per_worker), per_worker);
-                    kernel(&call.0, range, scratch);
+                    let own = memory.0.add(turn.worker * per_worker);
+                    let scratch = std::slice::from_raw_parts_mut(own, per_worker);
+                    kernel(&OpCall { again: turn.again, ..call.0 }, range, scratch);
                 }
             };
             if let Some(split) = split.filter(|_| Split::pays(&call.0, pool.threads())) {
                 for (run, round) in Split::rounds(&call.0) {
                     for (kernel, units) in split.kernels(&call.0, round) {
-                        pool.run(units, &|range, worker| {
+                        pool.run(units, &|range, turn| {
                             let (call, memory, shared) = (&call, &memory, &shared);
                             // SAFETY: as above; `shared` has room for the op, which for few rows
                             // needs no more than for most.
                             unsafe {
-                                let own = memory.0.add(worker * per_worker);
+                                let own = memory.0.add(turn.worker * per_worker);
                                 let own = std::slice::from_raw_parts_mut(own, per_worker);
                                 kernel(&call.0, run, round, range, shared.0.cast(), own);
                             }
@@ -270,9 +292,9 @@ impl Replay {
                     }
                 }
             } else if pool.threads() > 1 && op.parallel.unwrap_or_else(|| is_worth_threads(&call.0)) {
-                pool.run_before(op.prefetch, units, &body);
+                pool.run_before(op.prefetch, shares(op.kind, rows, kernels), units, &body);
             } else {
-                body(0..units, 0);
+                body(0..units, Turn::FIRST);
             }
             if let (Some(times), Some(start)) = (&mut times, start) {
                 times.op(op.kind, start.elapsed());
