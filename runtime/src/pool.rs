@@ -179,8 +179,8 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `body(units, turn)` on every worker with its share of `0..units`, and again with what is
-    /// left for whoever is done first; returns when all are done. No unit comes twice.
+    /// Calls `body(units, turn)` on every worker with its share of `0..units`, and again with what
+    /// is left for whoever is done first; returns when all are done. No unit comes twice.
     ///
     /// # Panics
     /// If `body` does, with its payload.
@@ -197,8 +197,9 @@ impl Pool {
         self.dispatch(workers, units, Shares::Read, Prefetch::NONE, body);
     }
 
-    /// As [`Pool::run`], with units shared out as `shares` says; a worker that is done asks for its share of `prefetch`, until the others
-    /// are done too and, if it is not the caller, until the next loop.
+    /// As [`Pool::run`], with units shared out as `shares` says; a worker that is done asks for its
+    /// share of `prefetch`, until the others are done too and, if it is not the caller, until the
+    /// next loop.
     ///
     /// # Panics
     /// If `body` does, with its payload.
