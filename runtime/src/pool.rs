@@ -52,40 +52,25 @@ impl Turn {
 pub(crate) enum Shares {
     /// In order; of eight units a worker or more a quarter is left, in two pieces a worker.
     Read,
-    /// Half is left, in four pieces a worker, if those have so many units at least.
+    /// Half is left, in four pieces a worker, or fewer: shares and pieces are multiples of so many
+    /// units.
     Compute(usize),
 }
 
 impl Shares {
-    /// The units that are worker `w`'s alone, of `active`: those of all stand in a row from 0 on.
-    fn own(self, units: usize, w: usize, active: usize) -> Range<usize> {
+    /// Of `units`, how many are shared out among `active` workers, from the first on, and units of
+    /// a piece of those that are left.
+    fn cut(self, units: usize, active: usize) -> (usize, usize) {
         match self {
-            Shares::Read if units < 8 * active => share(units, w, active),
-            Shares::Read => share(units - units / 4, w, active),
-            Shares::Compute(_) => {
-                let grain = self.grain(units, active);
-                let each = units / (2 * active) / grain * grain;
-                w * each..(w + 1) * each
+            Shares::Read if units < 8 * active => (units, 1),
+            Shares::Read => (units - units / 4, units / 4 / (2 * active)),
+            Shares::Compute(grain) => {
+                // Units are kept together unless a worker would have less than two such pieces.
+                let grain = if units >= 2 * grain * active { grain } else { 1 };
+                let whole = |units: usize| units / grain * grain;
+                let kept = whole(units / (2 * active)) * active;
+                (kept, whole((units - kept) / (4 * active)).max(grain))
             }
-        }
-    }
-
-    /// Units of a piece of what is left.
-    fn piece(self, left: usize, units: usize, active: usize) -> usize {
-        match self {
-            Shares::Read => left / (2 * active),
-            Shares::Compute(_) => {
-                let grain = self.grain(units, active);
-                (left / (4 * active) / grain * grain).max(grain)
-            }
-        }
-    }
-
-    /// Units that are not parted, unless a worker would have less than two such.
-    fn grain(self, units: usize, active: usize) -> usize {
-        match self {
-            Shares::Compute(grain) if units >= 2 * grain * active => grain,
-            _ => 1,
         }
     }
 }
@@ -259,7 +244,8 @@ impl Drop for Pool {
 impl Job {
     /// What worker `w` asks for when it is done: as if the next loop were shared out as this one.
     fn ahead(&self, w: usize, active: usize) -> Prefetch {
-        self.prefetch.part(self.shares.own(self.prefetch.units(), w, active))
+        let (kept, _) = self.shares.cut(self.prefetch.units(), active);
+        self.prefetch.part(share(kept, w, active))
     }
 }
 
@@ -312,18 +298,17 @@ impl Shared {
     /// Runs worker `worker`'s share of a loop, and then what is left of it.
     fn take_part(&self, job: &Job, worker: usize, active: usize, body: &Body<'_>) {
         let Job { units, shares, .. } = *job;
-        let (own, first) = (shares.own(units, worker, active), shares.own(units, active - 1, active).end);
-        let mut turn = Turn { worker, again: false };
+        let (kept, piece) = shares.cut(units, active);
+        let (own, mut turn) = (share(kept, worker, active), Turn { worker, again: false });
         if !own.is_empty() {
             body(own, turn);
             turn.again = true;
         }
-        if first == units {
+        if kept == units {
             return;
         }
-        let piece = shares.piece(units - first, units, active);
         loop {
-            let at = first + self.taken.0.fetch_add(piece, Ordering::Relaxed);
+            let at = kept + self.taken.0.fetch_add(piece, Ordering::Relaxed);
             if at >= units {
                 return;
             }
@@ -430,7 +415,7 @@ mod tests {
         let counts: Vec<AtomicUsize> = (0..units).map(|_| AtomicUsize::new(0)).collect();
         let came: Vec<AtomicBool> = (0..pool.threads()).map(|_| AtomicBool::new(false)).collect();
         pool.run_before(Prefetch::NONE, shares, units, &|range, turn| {
-            assert!(!range.is_empty());
+            assert!(turn.worker < pool.threads() && !range.is_empty());
             assert_eq!(came[turn.worker].swap(true, Ordering::Relaxed), turn.again);
             range.for_each(|u| _ = counts[u].fetch_add(1, Ordering::Relaxed));
         });

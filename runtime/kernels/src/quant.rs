@@ -259,7 +259,7 @@ pub(super) unsafe fn product<S: Rows>(
     let (parts, each) = (if is_linear { 1 } else { expert_parts(&a) }, out.div_ceil(QUANT_ROWS));
     // SAFETY: the kernel's contract; starts are clamped to the slots there are.
     unsafe {
-        let (slots, panels) = prepare::<S>(
+        let (slots, mut panels) = prepare::<S>(
             packing,
             steps,
             &x,
@@ -271,7 +271,7 @@ pub(super) unsafe fn product<S: Rows>(
             scratch,
         );
         // An expert's rows are not the next one's.
-        let panels = Panels { ready: call.again && is_linear, ..panels };
+        panels.ready = call.again && is_linear;
         let block = match a.format {
             WeightFormat::Block(block) => Some(block),
             _ => None,
@@ -338,7 +338,8 @@ unsafe fn prepare<'a, S: Rows>(
         ready: false,
     };
     let panelled = rows * k / parts > S::STREAMED;
-    for index in 0..if again { 0 } else { rows * x_slots } {
+    let rows_to_come = if again { 0 } else { rows * x_slots };
+    for index in 0..rows_to_come {
         // SAFETY: an existing row and slot of `inp` codes; `code_bytes` bytes and `padded_groups`
         // elements of room each.
         unsafe {
@@ -375,8 +376,10 @@ unsafe fn multiply<S: Rows>(
         let arranged = |i: usize| panels.arranged.wrapping_add(i * ARRANGED * slots.padded);
         let at: [_; MOST_STREAMED] = std::array::from_fn(|i| slots.listed(list, i.min(n - 1)));
         const { assert!(S::STREAMED <= MOST_STREAMED) };
-        for i in 0..if panels.ready { 0 } else { n } {
-            (m.steps.arrange)(m.packing, at[i].plain, m.inp, arranged(i));
+        if !panels.ready {
+            for i in 0..n {
+                (m.steps.arrange)(m.packing, at[i].plain, m.inp, arranged(i));
+            }
         }
         let (mut row, end) = (units.start * QUANT_ROWS, m.out.min(units.end * QUANT_ROWS));
         while row < end {
@@ -399,8 +402,8 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
     units: Range<usize>,
 ) {
     const { assert!(S::TILE <= MOST_TILED) };
-    // With sixteen registers.
-    if !tiles_ask::<S>() {
+    // Wider sets have registers enough for a tile.
+    if S::LANES <= 8 {
         align_frame();
     }
     let packing = m.packing.known::<KIND, GROUP, PART>();

@@ -267,9 +267,9 @@ impl Replay {
             let units = kernels::units(&call.0);
             let body = |range: Range<usize>, turn: Turn| {
                 let (call, memory) = (&call, &memory);
-                // SAFETY: worker `worker` alone uses its part of the scratch, and for nothing else
-                // until this loop's end; the plan verifier proved the operands' extents for this
-                // many rows; units are disjoint between workers.
+                // SAFETY: a worker alone uses its part of the scratch, and for nothing else until
+                // this loop's end; the plan verifier proved the operands' extents for this many
+                // rows; units are disjoint between workers.
                 unsafe {
                     let own = memory.0.add(turn.worker * per_worker);
                     let scratch = std::slice::from_raw_parts_mut(own, per_worker);
