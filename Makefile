@@ -11,7 +11,7 @@ demo:            ## Run the built-in default model on a handful of requests (nee
 	@$(CARGO) build --release -p loaf-cli --bin loaf && for r in $(DEMO); do echo "\$$ loaf run \"$$r\""; target/release/loaf run "$$r" || exit 1; done
 
 small:           ## target/small/loaf-small, the program of at most 4 MB for `bake executable MODEL -o PROGRAM --runtime`.
-	RUSTFLAGS="-C force-unwind-tables=no" $(CARGO) build --profile small -p loaf-cli --bin loaf-small
+	RUSTFLAGS="-C force-unwind-tables=no --cfg loaf_small" $(CARGO) build --profile small -p loaf-cli --bin loaf-small
 
 test:            ## Pass everything: format, lints, documentation, tests, published artifacts.
 	$(CARGO) fmt --all --check && $(MAKE) lint docs && $(CARGO) test --workspace && $(MAKE) verify-artifacts test-requests test-mlx test-page

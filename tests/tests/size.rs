@@ -16,7 +16,7 @@ fn the_small_program_is_at_most_4_mb() {
     // the small one.
     cargo.args(["build", "--profile", "small", "--locked", "--package", "loaf-cli", "--bin", "loaf-small"]);
     cargo.arg("--target-dir").arg(&target).current_dir(&root);
-    cargo.env("RUSTFLAGS", "-C force-unwind-tables=no");
+    cargo.env("RUSTFLAGS", "-C force-unwind-tables=no --cfg loaf_small");
     let output = cargo.output().expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let program = target.join("small/loaf-small");

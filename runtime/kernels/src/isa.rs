@@ -26,6 +26,7 @@ use super::neon::{Neon, Sdot, Smull, Usdot};
 use super::quant::{Matrix, Packing, Panels, Row, Slots, Steps};
 use super::rows::Rows;
 use super::scalar::Scalar;
+use super::scratch::align_frame;
 use super::simd::layout;
 use super::unit::Unit;
 use super::{Kernel, OpCall, Round, Run, Split, attention, dense, elementwise, quant, recurrent};
@@ -97,6 +98,7 @@ macro_rules! isa {
             unsafe fn split_parts(
                 call: &OpCall<'_>, run: &Run, round: Round, units: Range<usize>, shared: *mut f32, scratch: &mut [u8],
             ) {
+                align();
                 // SAFETY: the kernel's contract, passed on.
                 unsafe { attention::split_parts::<$wide>(call, run, round, units, shared, scratch) }
             }
@@ -105,6 +107,7 @@ macro_rules! isa {
             unsafe fn split_merge(
                 call: &OpCall<'_>, run: &Run, round: Round, units: Range<usize>, shared: *mut f32, scratch: &mut [u8],
             ) {
+                align();
                 // SAFETY: the kernel's contract, passed on.
                 unsafe { attention::split_merge::<$wide>(call, run, round, units, shared, scratch) }
             }
@@ -121,6 +124,7 @@ macro_rules! isa {
         /// Parameters, for all layouts.
         #[$attr]
         unsafe fn parameters<S: Rows>(fill: &Fill) {
+            align();
             // SAFETY: what `product` promises.
             unsafe { blocks::fill::<S>(fill) }
         }
@@ -142,6 +146,7 @@ macro_rules! isa {
         pub(super) unsafe fn run<S: Rows>(
             steps: &Steps, kind: u8, group: usize, unit: Option<&'static Unit>, call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8],
         ) {
+            align();
             // SAFETY: the kernel's contract, passed on.
             unsafe { quant::product::<S>(kind, group, (steps, unit), call, units, scratch) }
         }
@@ -202,6 +207,7 @@ macro_rules! isa {
     (@steps $attr:meta, $($name:ident($($arg:ident: $type:ty),*);)*) => { $(
         #[$attr]
         unsafe fn $name<S: Rows, const KIND: u8, const GROUP: usize, const PART: usize>($($arg: $type),*) {
+            align();
             // SAFETY: the kernel's contract, passed on.
             unsafe { quant::$name::<S, KIND, GROUP, PART>($($arg),*) }
         }
@@ -211,6 +217,7 @@ macro_rules! isa {
             #[$attr]
             #[allow(non_snake_case, reason = "named after the op")]
             unsafe fn $kind(call: &OpCall<'_>, units: Range<usize>, scratch: &mut [u8]) {
+                align();
                 // SAFETY: the kernel's contract, passed on.
                 unsafe { $module::$name::<$set>(call, units, scratch) }
             }
@@ -230,6 +237,15 @@ macro_rules! isa {
             std::array::from_fn(|i| kernel(OpKind::ALL[i]))
         }
     };
+}
+
+/// [`align_frame`] of whatever may keep vectors on the stack, except in the small program, which has
+/// no room for it and aligns what loses most.
+#[inline(always)]
+fn align() {
+    if cfg!(not(loaf_small)) {
+        align_frame();
+    }
 }
 
 /// For sets that know every layout.

@@ -402,7 +402,7 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
     units: Range<usize>,
 ) {
     const { assert!(S::TILE <= MOST_TILED) };
-    // Wider sets have registers enough for a tile.
+    // In the small program, too. Wider sets have registers enough for a tile.
     if S::LANES <= 8 {
         align_frame();
     }

@@ -27,9 +27,11 @@ struct Line(#[allow(dead_code, reason = "its address is what counts")] std::mem:
 
 /// Begins the frame of the function that this is inlined into on a line of cache. Compilers keep
 /// there what does not fit into registers, and begin a frame on 16 bytes if nobody asks for more:
-/// vectors then cross lines and, where a thread's stack happens to lie so, one of them crosses
-/// pages, which costs a seventh of a whole product on Zen 3.
+/// vectors wider than that then cross lines and, where a thread's stack happens to lie so, one of
+/// them crosses pages, which costs a seventh of a whole product on Zen 3.
 #[inline(always)]
 pub(super) fn align_frame() {
-    std::hint::black_box(&Line(std::mem::MaybeUninit::uninit()));
+    if cfg!(target_arch = "x86_64") {
+        std::hint::black_box(&Line(std::mem::MaybeUninit::uninit()));
+    }
 }
