@@ -569,7 +569,7 @@ impl Matrix<'_> {
     fn ahead<S: Rows>(&self, first: usize, end: usize) -> Ahead {
         let row = self.w[0].row_stride * 4;
         let at = |first: usize| self.w[0].ptr.wrapping_add((self.base + first) * row).cast_const();
-        Ahead::of(at(first), (S::LANES, row), at(end))
+        Ahead::of(at(first), (S::LANES, row), at(end), S::ASKS_TWICE)
     }
 
     /// Where the parameters of the vector at `first` lie, plane by plane, and how many bytes of
@@ -799,7 +799,7 @@ pub(super) unsafe fn tail_dots<S: Rows, const KIND: u8, const GROUP: usize, cons
 ) {
     let packing = packing.known::<KIND, GROUP, PART>();
     let rows = CodeRows { at: tails[0].as_ptr(), step: TAIL };
-    let nothing = Ahead::of(rows.at, (0, 0), rows.at);
+    let nothing = Ahead::of(rows.at, (0, 0), rows.at, false);
     // SAFETY: rows padded to whole parts, as activations are; room for eight vectors.
     unsafe { out.cast::<[S::I; 8]>().write_unaligned(S::dots(packing.kind, packing.part, rows, codes, nothing)) }
 }

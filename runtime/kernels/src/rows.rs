@@ -99,6 +99,8 @@ pub(crate) trait Rows: Copy + 'static {
 
     /// Whether products of one activation row add a step's dots after the next one's.
     const IS_LATE: bool = false;
+    /// Whether they ask for every line twice ([`Ahead::of`]).
+    const ASKS_TWICE: bool = false;
 
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;

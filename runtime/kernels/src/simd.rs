@@ -176,24 +176,29 @@ pub(crate) struct Ahead {
 impl Ahead {
     /// Bytes from what is being multiplied to what the first cache must have next.
     const SOON: usize = 4096;
-    /// Bytes of a weight row up to which a block's successor is asked for into the first cache.
-    /// Beside activations and parameters 32 KB hold two blocks of eight such rows, 48 KB two of
-    /// sixteen; nearly all CPUs that take sixteen rows have 48.
+    /// Bytes of a weight row up to which sets that do not ask twice want a block's successor in the
+    /// first cache alone. Beside activations and parameters 48 KB hold two blocks of sixteen rows.
     const NEAR_ROW: usize = 512;
+    /// Bytes of a block up to which the first cache has room for what its successor replaces.
+    const NEAR_BLOCK: usize = 24 << 10;
     /// Bytes from what is being multiplied to what the second cache must have next.
     pub(crate) const FAR: usize = 32 << 10;
 
-    /// For a block of `rows` rows of `row` bytes at `from`, one of those that end at `end`. The
-    /// successor of a block of short rows is asked for into the first cache; of longer ones, that
-    /// which comes in 32 KB into the second, or the successor, if that comes later: its rows are
-    /// begun side by side. What the first cache must have soon, and of short rows has perhaps lost
-    /// again, is asked for once more.
+    /// For a block of `rows` rows of `row` bytes at `from`, one of those that end at `end`.
+    ///
+    /// `twice`: what comes in 32 KB is asked for into the second cache, or the block's successor,
+    /// if that comes later, since its rows are begun side by side; and the successor into the
+    /// first, or, of large blocks, what comes soon.
+    ///
+    /// Otherwise the successor of a block of short rows is asked for into the first cache, and of
+    /// longer ones as above into the second. What the first must have soon, and of short rows has
+    /// perhaps lost again, is asked for once more.
     #[inline(always)]
-    pub(crate) fn of(from: *const u8, (rows, row): (usize, usize), end: *const u8) -> Ahead {
-        let (far, block) = (row > Self::NEAR_ROW, rows * row);
+    pub(crate) fn of(from: *const u8, (rows, row): (usize, usize), end: *const u8, twice: bool) -> Ahead {
+        let (far, block) = (twice || row > Self::NEAR_ROW, rows * row);
         Ahead {
             next: from.wrapping_add(if far { Self::FAR.max(block) } else { block }),
-            again: from.wrapping_add(Self::SOON),
+            again: from.wrapping_add(if twice && block <= Self::NEAR_BLOCK { block } else { Self::SOON }),
             end,
             far,
         }
@@ -211,22 +216,16 @@ impl Ahead {
         Ahead { next: self.next.wrapping_add(bytes), again: self.again.wrapping_add(bytes), ..self }
     }
 
-    /// Asks for the lines of the next `bytes` of eight rows, of which some may lie past the end.
-    /// Eight short ones are no more than comes soon, so theirs are asked for once.
+    /// Asks twice for row `i`'s share of the lines of the next `bytes` of eight rows, of which some
+    /// may lie past the end. All at once, a core would wait for room for so many.
     #[inline(always)]
-    pub(crate) unsafe fn ask_all<S: Simd>(&self, bytes: usize) {
-        // SAFETY: hints.
-        unsafe {
-            if self.far {
-                let next = self.next.min(self.end);
-                for line in (0..bytes).step_by(64) {
-                    S::prefetch_far(next.wrapping_add(line));
-                    S::prefetch(self.again.wrapping_add(line));
-                }
-            } else {
-                for line in (0..bytes).step_by(64) {
-                    S::prefetch(self.again.wrapping_add(line));
-                }
+    pub(crate) unsafe fn ask_share<S: Simd>(&self, bytes: usize, i: usize) {
+        let (lines, next) = (bytes.div_ceil(64), self.next.min(self.end));
+        for line in lines * i / 8..lines * (i + 1) / 8 {
+            // SAFETY: hints.
+            unsafe {
+                S::prefetch_far(next.wrapping_add(64 * line));
+                S::prefetch(self.again.wrapping_add(64 * line));
             }
         }
     }

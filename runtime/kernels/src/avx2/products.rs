@@ -29,10 +29,11 @@ pub(crate) const EVEX: u8 = 2;
 pub(crate) const VBMI: u8 = 3;
 
 /// Says nothing, in the order of the source: in an unrolled loop the compiler would else add up one
-/// activation row after the other, which costs it all registers and a third of the speed.
+/// activation row after the other, which costs it all registers and a third of the speed; and
+/// multiply several weight rows at once, whose lines are then asked for in one place.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn in_order(mut x: __m256i) -> __m256i {
+pub(super) unsafe fn in_order(mut x: __m256i) -> __m256i {
     // SAFETY: no instruction at all.
     unsafe { asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags)) };
     x
@@ -80,6 +81,7 @@ impl<const DOT: u8> Rows for Products<DOT> {
     type Bs = [__m256i; 8];
 
     const IS_LATE: bool = true;
+    const ASKS_TWICE: bool = true;
     const Q8_BIAS: i32 = 0;
     const TABLE_BIAS: i32 = if DOT == MADD { 0 } else { -128 };
 
@@ -250,11 +252,7 @@ impl<const DOT: u8> Rows for Products<DOT> {
     #[inline(always)]
     unsafe fn dots(kind: u8, group: usize, rows: CodeRows, x: *const i8, next: Ahead) -> [__m256i; 8] {
         // SAFETY: the trait's condition.
-        unsafe {
-            let bytes = stream::parts::<DOT>(kind, group) * group * layout::bits(kind) / 8;
-            next.ask_all::<Avx2>(8 * bytes);
-            stream::dots::<DOT>(kind, group, rows, x)
-        }
+        unsafe { stream::dots::<DOT>(kind, group, rows, x, next) }
     }
     #[inline(always)]
     unsafe fn fill_params(kind: u8, dtype: DType, rows: &PlaneRows, groups: usize, to: *mut u8) {

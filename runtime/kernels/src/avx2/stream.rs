@@ -22,8 +22,8 @@ use std::arch::x86_64::*;
 use loaf_formats::block::TABLE;
 
 use super::super::rows::{CodeRows, PlaneRows};
-use super::super::simd::{Simd, TABLE_LUT, layout};
-use super::products::{MADD, VBMI, bytes, words};
+use super::super::simd::{Ahead, Simd, TABLE_LUT, layout};
+use super::products::{MADD, VBMI, bytes, in_order, words};
 use super::{Avx2, E2M1_LUT, EVENS_ODDS, both, permute32, transpose8};
 
 /// Groups that [`dots`] takes at once: those that share 32 packed bytes.
@@ -357,8 +357,15 @@ fn opaque(mut p: *const u8) -> *const u8 {
 
 /// [`super::super::rows::Rows::dots`].
 #[inline(always)]
-pub(super) unsafe fn dots<const DOT: u8>(kind: u8, group: usize, rows: CodeRows, x: *const i8) -> [__m256i; 8] {
+pub(super) unsafe fn dots<const DOT: u8>(
+    kind: u8,
+    group: usize,
+    rows: CodeRows,
+    x: *const i8,
+    next: Ahead,
+) -> [__m256i; 8] {
     let parts = parts::<DOT>(kind, group);
+    let bytes = 8 * (parts * group * layout::bits(kind) / 8);
     // None are left to i32 sums.
     let narrow = DOT == MADD && is_planes::<DOT>(kind) && kind != layout::TABLE;
     let levels = if narrow { levels::<DOT>(kind, group) } else { usize::MAX };
@@ -375,11 +382,17 @@ pub(super) unsafe fn dots<const DOT: u8>(kind: u8, group: usize, rows: CodeRows,
                 if levels == $level { _mm256_madd_epi16($sums, _mm256_set1_epi16(1)) } else { $sums }
             };
         }
+        macro_rules! one {
+            ($i:expr) => {{
+                next.ask_share::<Avx2>(bytes, $i);
+                in_order(row::<DOT>(kind, group, at!($i), x))
+            }};
+        }
         // Sums of two rows: a lane for each, in each half; or a lane for each group of each.
         macro_rules! two {
             ($i:literal) => {{
-                let a = widen!(row::<DOT>(kind, group, at!($i), x), 0);
-                let b = widen!(row::<DOT>(kind, group, at!($i + 1), x), 0);
+                let a = widen!(one!($i), 0);
+                let b = widen!(one!($i + 1), 0);
                 widen!(fold(a, b, 0, parts, narrow && levels > 0), 1)
             }};
         }
@@ -393,7 +406,7 @@ pub(super) unsafe fn dots<const DOT: u8>(kind: u8, group: usize, rows: CodeRows,
         if parts == 8 {
             // An i32 for each group.
             for i in 0..8 {
-                out[i] = row::<DOT>(kind, group, at!(i), x);
+                out[i] = one!(i);
                 if narrow {
                     out[i] = _mm256_madd_epi16(out[i], _mm256_set1_epi16(1));
                 }
