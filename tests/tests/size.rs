@@ -11,13 +11,11 @@ const MOST: u64 = 4_000_000;
 fn the_small_program_is_at_most_4_mb() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let target = root.join("target");
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // As `make small` does: with the features of the default program, none of which may get into
-    // the small one.
-    cargo.args(["build", "--profile", "small", "--locked", "--package", "loaf-cli", "--bin", "loaf-small"]);
-    cargo.arg("--target-dir").arg(&target).current_dir(&root);
-    cargo.env("RUSTFLAGS", "-C force-unwind-tables=no --cfg loaf_small");
-    let output = cargo.output().expect("cargo runs");
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    // With the features of the default program, none of which may get into the small one.
+    let mut make = Command::new("make");
+    make.args(["small", &format!("CARGO={cargo} --locked")]).current_dir(&root).env("CARGO_TARGET_DIR", &target);
+    let output = make.output().expect("make runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let program = target.join("small/loaf-small");
     let small = std::fs::metadata(&program).expect("just built").len();

@@ -402,8 +402,9 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
     units: Range<usize>,
 ) {
     const { assert!(S::TILE <= MOST_TILED) };
-    // In the small program, too. Wider sets have registers enough for a tile.
-    if S::LANES <= 8 {
+    // The one frame that the small program has room for; the others' callers align this one, too.
+    // Wider sets have registers enough for a tile.
+    if cfg!(loaf_small) && S::LANES <= 8 {
         align_frame();
     }
     let packing = m.packing.known::<KIND, GROUP, PART>();

@@ -365,7 +365,8 @@ pub(super) unsafe fn dots<const DOT: u8>(
     next: Ahead,
 ) -> [__m256i; 8] {
     let parts = parts::<DOT>(kind, group);
-    let bytes = 8 * (parts * group * layout::bits(kind) / 8);
+    // Eight rows' codes, eight bits to a byte.
+    let bytes = parts * group * layout::bits(kind);
     // None are left to i32 sums.
     let narrow = DOT == MADD && is_planes::<DOT>(kind) && kind != layout::TABLE;
     let levels = if narrow { levels::<DOT>(kind, group) } else { usize::MAX };
