@@ -2,13 +2,11 @@
 //!
 //! A decode step is a few hundred short loops, so handing one out must cost about a microsecond and
 //! no heap allocation: workers spin for a moment after each loop, then park; the caller is worker 0
-//! and takes its share. Of `n` workers, the one at place `w` has units `units * w / n .. units * (w
-//! + 1) / n`, so that it reads on where it asked for memory ahead; of loops with many units a
-//! quarter is left for whoever is done first, as a worker may share its processor with another
-//! process. Of loops that compute rather than read half is left: where a core runs two threads, and
-//! the other one is not ours to see, a worker may be half as fast as the rest. A worker that loses
-//! its processor again and again is left out for a while (`crew`).
-//!
+//! and takes its share. Of `n` workers, worker `w` has units `units * w / n .. units * (w + 1) /
+//! n`, so that it reads on where it asked for memory ahead; of loops with many units a quarter is
+//! left for whoever is done first, as a worker may share its processor with another process. Of
+//! loops that compute rather than read half is left: where a core runs two threads, and the other
+//! one is not ours to see, a worker may be half as fast as the rest.
 //! Kernels never split a sum over units, so results depend neither on the number of threads nor on
 //! who did what.
 //!
@@ -20,26 +18,25 @@ use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::prefetch::Prefetch;
 
-mod crew;
-
-pub use crew::MAX_THREADS;
-use crew::{Crew, Stalls, Wait};
-
 /// How long a worker (or the caller, waiting for workers) spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(40);
+/// The loop word: workers taking part in the low bits, a loop's number above them.
+const ACTIVE_BITS: u32 = 16;
+/// Most threads a pool has.
+pub const MAX_THREADS: usize = (1 << ACTIVE_BITS) - 1;
 
 type Body<'a> = dyn Fn(Range<usize>, Turn) + Sync + 'a;
 
 /// Who computes some units of a loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
-    /// Place of the worker among those of the loop, from 0; another loop may give it another.
+    /// Number of the worker, from 0.
     pub worker: usize,
     /// Whether it has computed other units of the same loop.
     pub again: bool,
@@ -53,11 +50,8 @@ impl Turn {
 /// How the units of a loop are shared out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Shares {
-    /// In order; of eight units a worker or more a quarter is left, in two pieces a worker. All
-    /// units cost the same.
+    /// In order; of eight units a worker or more a quarter is left, in two pieces a worker.
     Read,
-    /// The same of units that may cost more than others.
-    Uneven,
     /// Half is left, in four pieces a worker, or fewer: shares and pieces are multiples of so many
     /// units.
     Compute(usize),
@@ -68,8 +62,8 @@ impl Shares {
     /// a piece of those that are left.
     fn cut(self, units: usize, active: usize) -> (usize, usize) {
         match self {
-            Shares::Read | Shares::Uneven if units < 8 * active => (units, 1),
-            Shares::Read | Shares::Uneven => (units - units / 4, units / 4 / (2 * active)),
+            Shares::Read if units < 8 * active => (units, 1),
+            Shares::Read => (units - units / 4, units / 4 / (2 * active)),
             Shares::Compute(grain) => {
                 // Units are kept together unless a worker would have less than two such pieces.
                 let grain = if units >= 2 * grain * active { grain } else { 1 };
@@ -104,24 +98,15 @@ struct Shared {
     workers: Vec<Apart<Worker>>,
     /// The caller sleeps on `done` until every active worker has finished.
     caller_sleeps: Apart<AtomicBool>,
-    lock: Mutex<Ends>,
+    lock: Mutex<Option<Box<dyn Any + Send>>>,
     done: Condvar,
     spin: Duration,
-}
-
-/// What ends of shares leave behind.
-#[derive(Default)]
-struct Ends {
-    /// The first panic of a loop.
-    panic: Option<Box<dyn Any + Send>>,
-    /// The word, the worker and the time of the last that came while the caller slept.
-    last: Option<(u64, usize, Instant)>,
 }
 
 /// What workers wait for and then read: one line of cache.
 struct Call {
     job: UnsafeCell<Job>,
-    /// Number of the current loop and its [`Crew`]; `u64::MAX` asks workers to end.
+    /// Number of the current loop and its active workers; `u64::MAX` asks workers to end.
     word: AtomicU64,
 }
 
@@ -142,8 +127,7 @@ unsafe impl Send for Shared {}
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Held by whoever runs a loop.
-    stalls: Mutex<Stalls>,
+    busy: AtomicBool,
 }
 
 impl Pool {
@@ -163,7 +147,7 @@ impl Pool {
                 .map(|_| Apart(Worker { finished: AtomicU64::new(0), parked: AtomicBool::new(false) }))
                 .collect(),
             caller_sleeps: Apart(AtomicBool::new(false)),
-            lock: Mutex::default(),
+            lock: Mutex::new(None),
             done: Condvar::new(),
             spin: if crowded { Duration::ZERO } else { SPIN },
         });
@@ -172,7 +156,7 @@ impl Pool {
             std::thread::Builder::new().name(format!("loaf-{worker}")).spawn(move || shared.work(worker))
         };
         let workers = (1..threads).map_while(|worker| spawn(worker).ok()).collect();
-        Pool { shared, workers, stalls: Mutex::new(Stalls::new(threads)) }
+        Pool { shared, workers, busy: AtomicBool::new(false) }
     }
 
     /// Workers, the caller included.
@@ -186,7 +170,7 @@ impl Pool {
     /// # Panics
     /// If `body` does, with its payload.
     pub fn run(&self, units: usize, body: &Body<'_>) {
-        self.dispatch(self.threads(), units, Shares::Uneven, Prefetch::NONE, body);
+        self.dispatch(self.threads(), units, Shares::Read, Prefetch::NONE, body);
     }
 
     /// As [`Pool::run`], on the caller and at most `workers - 1` others, for loops too short to
@@ -195,7 +179,7 @@ impl Pool {
     /// # Panics
     /// If `body` does, with its payload.
     pub fn run_at_most(&self, workers: usize, units: usize, body: &Body<'_>) {
-        self.dispatch(workers, units, Shares::Uneven, Prefetch::NONE, body);
+        self.dispatch(workers, units, Shares::Read, Prefetch::NONE, body);
     }
 
     /// As [`Pool::run`], with units shared out as `shares` says; a worker that is done asks for its
@@ -209,57 +193,37 @@ impl Pool {
     }
 
     fn dispatch(&self, workers: usize, units: usize, shares: Shares, prefetch: Prefetch, body: &Body<'_>) {
-        let alone = || {
+        let active = self.threads().min(workers).min(units);
+        if active <= 1 || self.busy.swap(true, Ordering::Acquire) {
             if units > 0 {
                 body(0..units, Turn::FIRST);
             }
-        };
-        let most = self.threads().min(workers).min(units);
-        if most <= 1 {
-            return alone();
-        }
-        let mut stalls = match self.stalls.try_lock() {
-            Ok(stalls) => stalls,
-            Err(TryLockError::Poisoned(stalls)) => stalls.into_inner(),
-            Err(TryLockError::WouldBlock) => return alone(),
-        };
-        // Of loops that compute, half a worker is better than none.
-        let resting = if matches!(shares, Shares::Compute(_)) { 0 } else { stalls.resting(Instant::now) };
-        let crew = Crew { active: most.min(self.threads() - usize::from(resting != 0)), resting };
-        let active = crew.active;
-        if active == 1 {
-            return alone();
+            return;
         }
         let shared = &*self.shared;
         // SAFETY: the lifetime is erased, but `body` outlives every use: this call waits for all
         // active workers.
         let erased = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         let job = Job { body: Some(erased), units, shares, prefetch };
-        // SAFETY: the lock is ours and no worker is active, so nobody else touches the job.
+        // SAFETY: `busy` is ours and no worker is active, so nobody else touches the job.
         unsafe { *shared.call.0.job.get() = job };
         // Workers read it after the word, which is published below.
         shared.taken.0.store(0, Ordering::Relaxed);
-        let word = crew.word(shared.call.0.word.load(Ordering::Relaxed));
+        let number = (shared.call.0.word.load(Ordering::Relaxed) >> ACTIVE_BITS).wrapping_add(1);
+        let word = number << ACTIVE_BITS | active as u64;
         // Sequentially consistent against `parked`: either a worker sees the word, or we see that
         // it sleeps.
         shared.call.0.word.store(word, Ordering::SeqCst);
-        for ((number, worker), thread) in (1..).zip(&shared.workers).zip(&self.workers).take(active) {
-            if crew.place(number).is_none() {
-                continue;
-            }
+        for (worker, thread) in shared.workers.iter().zip(&self.workers).take(active - 1) {
             // A load first: an exchange takes the line away from its worker.
             if worker.0.parked.load(Ordering::SeqCst) && worker.0.parked.swap(false, Ordering::SeqCst) {
                 thread.thread().unpark();
             }
         }
-        let begun = Instant::now();
         let mine = catch_unwind(AssertUnwindSafe(|| shared.take_part(&job, 0, active, body)));
-        let wait = shared.wait_for(crew, word, job.ahead(0, active));
-        if let (Some(wait), Shares::Read, 0) = (wait, shares, resting) {
-            stalls.note(begun, &wait);
-        }
-        let theirs = shared.lock.lock().unwrap_or_else(PoisonError::into_inner).panic.take();
-        drop(stalls);
+        shared.wait_for(&shared.workers[..active - 1], word, job.ahead(0, active));
+        let theirs = shared.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.busy.store(false, Ordering::Release);
         if let Some(payload) = mine.err().or(theirs) {
             resume_unwind(payload);
         }
@@ -278,15 +242,14 @@ impl Drop for Pool {
 }
 
 impl Job {
-    /// What the worker at place `w` asks for when it is done: as if the next loop were shared out
-    /// as this one.
+    /// What worker `w` asks for when it is done: as if the next loop were shared out as this one.
     fn ahead(&self, w: usize, active: usize) -> Prefetch {
         let (kept, _) = self.shares.cut(self.prefetch.units(), active);
         self.prefetch.part(share(kept, w, active))
     }
 }
 
-/// The part of `0..units` of the worker at place `w`.
+/// Worker `w`'s part of `0..units`.
 pub(crate) fn share(units: usize, w: usize, active: usize) -> Range<usize> {
     let at = |w: usize| (units as u128 * w as u128 / active as u128) as usize;
     at(w)..at(w + 1)
@@ -301,43 +264,42 @@ impl Shared {
             if seen == u64::MAX {
                 return;
             }
-            let crew = Crew::of(seen);
-            let Some(place) = crew.place(worker) else {
+            let active = (seen & MAX_THREADS as u64) as usize;
+            if worker >= active {
                 prefetch = Prefetch::NONE;
                 continue;
-            };
+            }
             // SAFETY: this worker is active, so the caller waits for it before it writes the job
             // again.
             let job = unsafe { *self.call.0.job.get() };
             if let Some(body) = job.body {
                 // SAFETY: the caller keeps the closure alive until this worker has finished.
                 let body = unsafe { &*body };
-                let run = || self.take_part(&job, place, crew.active, body);
+                let run = || self.take_part(&job, worker, active, body);
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(run)) {
-                    let mut ends = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-                    match ends.panic {
-                        None => ends.panic = Some(payload),
+                    let mut first = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+                    match *first {
+                        None => *first = Some(payload),
                         // What a payload does when it is dropped must not end this worker.
                         Some(_) => std::mem::forget(payload),
                     }
                 }
             }
-            prefetch = job.ahead(place, crew.active);
+            prefetch = job.ahead(worker, active);
             // Against `caller_sleeps` as the word against `parked`.
             self.workers[worker - 1].0.finished.swap(seen, Ordering::SeqCst);
             if self.caller_sleeps.0.load(Ordering::SeqCst) {
-                let mut ends = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-                ends.last = Some((seen, worker, Instant::now()));
+                let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
                 self.done.notify_one();
             }
         }
     }
 
-    /// Runs the share of a loop of the worker at a place, and then what is left of it.
-    fn take_part(&self, job: &Job, place: usize, active: usize, body: &Body<'_>) {
+    /// Runs worker `worker`'s share of a loop, and then what is left of it.
+    fn take_part(&self, job: &Job, worker: usize, active: usize, body: &Body<'_>) {
         let Job { units, shares, .. } = *job;
         let (kept, piece) = shares.cut(units, active);
-        let (own, mut turn) = (share(kept, place, active), Turn { worker: place, again: false });
+        let (own, mut turn) = (share(kept, worker, active), Turn { worker, again: false });
         if !own.is_empty() {
             body(own, turn);
             turn.again = true;
@@ -376,32 +338,25 @@ impl Shared {
         }
     }
 
-    /// Waits until those that take part have finished the loop of `word`; tells of a wait that the
-    /// caller has slept through, if somebody ended it.
-    fn wait_for(&self, crew: Crew, word: u64, mut prefetch: Prefetch) -> Option<Wait> {
-        let (next, end) = (Cell::new(0), self.workers.len().min(crew.active));
+    /// Waits until `workers` have finished the loop of `word`.
+    fn wait_for(&self, workers: &[Apart<Worker>], word: u64, mut prefetch: Prefetch) {
+        let left = Cell::new(workers);
         // Those that are found to have finished are not looked at again.
         let finished = |order| {
-            let is_busy = |i: &usize| crew.place(i + 1).is_some() && self.workers[*i].0.finished.load(order) != word;
-            let busy = (next.get()..end).find(is_busy);
-            next.set(busy.unwrap_or(end));
+            let busy = left.get().iter().position(|w| w.0.finished.load(order) != word);
+            left.set(&left.get()[busy.unwrap_or(left.get().len())..]);
             busy.is_none()
         };
         while !finished(Ordering::Acquire) && prefetch.step() {}
         if spin_until(self.spin, || finished(Ordering::Acquire).then_some(())).is_some() {
-            return None;
+            return;
         }
-        let from = Instant::now();
-        let mut ends = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.caller_sleeps.0.swap(true, Ordering::SeqCst);
         while !finished(Ordering::SeqCst) {
-            ends = self.done.wait(ends).unwrap_or_else(PoisonError::into_inner);
+            held = self.done.wait(held).unwrap_or_else(PoisonError::into_inner);
         }
         self.caller_sleeps.0.store(false, Ordering::SeqCst);
-        // Its own time, not that at which the caller has a processor again. One that was late may
-        // still tell of the loop before.
-        let last = ends.last.take().filter(|(of, ..)| *of == word);
-        last.map(|(_, worker, until)| Wait { worker, from, until })
     }
 }
 
@@ -472,7 +427,7 @@ mod tests {
         for threads in [1, 2, 3, 8] {
             let pool = Pool::new(threads);
             for units in [0, 1, 2, 3, 7, 64, 1001] {
-                for shares in [Shares::Read, Shares::Uneven, Shares::Compute(1), Shares::Compute(2)] {
+                for shares in [Shares::Read, Shares::Compute(1), Shares::Compute(2)] {
                     let seen = visits(&pool, shares, units);
                     assert_eq!(seen, vec![1; units], "{threads} threads, {units} units, {shares:?}");
                 }
@@ -515,53 +470,6 @@ mod tests {
             let run = || pool.run(3, &|range, _| assert!(!range.contains(&bad), "unit {bad}"));
             assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
             assert_eq!(visits(&pool, Shares::Read, 9), vec![1; 9]);
-        }
-    }
-
-    #[test]
-    fn loops_go_on_without_a_worker_that_is_kept_away() {
-        for threads in [3, 4] {
-            let pool = Pool::new(threads);
-            // The greatest place that was taken, and whether the first worker came.
-            let places = |shares, units| {
-                let (most, came) = (AtomicUsize::new(0), AtomicBool::new(false));
-                pool.run_before(Prefetch::NONE, shares, units, &|_, turn| {
-                    most.fetch_max(turn.worker, Ordering::Relaxed);
-                    if std::thread::current().name() == Some("loaf-1") {
-                        came.store(true, Ordering::Relaxed);
-                        std::thread::sleep(Duration::from_millis(5));
-                    }
-                });
-                (most.into_inner(), came.into_inner())
-            };
-            let begun = Instant::now();
-            let until = |wanted, what: &str| {
-                while places(Shares::Read, threads) != wanted {
-                    assert!(begun.elapsed() < Duration::from_secs(60), "of {threads} it {what}");
-                }
-            };
-            until((threads - 2, false), "never rests");
-            assert_eq!(visits(&pool, Shares::Read, 64), vec![1; 64]);
-            until((threads - 1, true), "never comes back");
-            assert_eq!(visits(&pool, Shares::Read, 64), vec![1; 64]);
-            // Nobody rests where half a worker is better than none, nor is one seen to stall.
-            until((threads - 2, false), "never rests again");
-            assert_eq!(places(Shares::Compute(1), 64), (threads - 1, true));
-        }
-    }
-
-    #[test]
-    fn who_has_more_to_do_does_not_rest() {
-        let pool = Pool::new(3);
-        for _ in 0..20 {
-            let came = AtomicBool::new(false);
-            pool.run(3, &|range, _| {
-                if range.contains(&1) {
-                    came.store(std::thread::current().name() == Some("loaf-1"), Ordering::Relaxed);
-                    std::thread::sleep(Duration::from_millis(3));
-                }
-            });
-            assert!(came.into_inner());
         }
     }
 

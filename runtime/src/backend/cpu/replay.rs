@@ -145,8 +145,7 @@ fn shares(kind: OpKind, rows: u64, kernels: &Kernels) -> Shares {
     match kind {
         LinearQuant | ExpertLinearQuant if rows >= COMPUTES_FROM => Shares::Compute(kernels.units_at_once()),
         LinearDense | ExpertLinearDense | Attention | GdnScan if rows >= COMPUTES_FROM => Shares::Compute(1),
-        LinearQuant | ExpertLinearQuant | LinearDense | ExpertLinearDense => Shares::Read,
-        _ => Shares::Uneven,
+        _ => Shares::Read,
     }
 }
 
