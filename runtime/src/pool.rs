@@ -1,12 +1,13 @@
 //! A fixed set of threads that run one parallel loop after another.
 //!
 //! A decode step is a few hundred short loops, so handing one out must cost about a microsecond and
-//! no heap allocation: workers spin for a moment after each loop, then park; the caller is worker 0
-//! and takes its share. Of `n` workers, worker `w` has units `units * w / n .. units * (w + 1) /
-//! n`, so that it reads on where it asked for memory ahead; of loops with many units a quarter is
-//! left for whoever is done first, as a worker may share its processor with another process. Of
-//! loops that compute rather than read half is left: where a core runs two threads, and the other
-//! one is not ours to see, a worker may be half as fast as the rest.
+//! no heap allocation: workers spin for a moment after each loop, then park, sooner where another
+//! process wants their processors; the caller is worker 0 and takes its share. Of `n` workers,
+//! worker `w` has units `units * w / n .. units * (w + 1) / n`, so that it reads on where it asked
+//! for memory ahead; of loops with many units a quarter is left for whoever is done first, as a
+//! worker may share its processor with another process. Of loops that compute rather than read half
+//! is left: where a core runs two threads, and the other one is not ours to see, a worker may be
+//! half as fast as the rest.
 //! Kernels never split a sum over units, so results depend neither on the number of threads nor on
 //! who did what.
 //!
@@ -24,7 +25,8 @@ use std::time::{Duration, Instant};
 
 use crate::prefetch::Prefetch;
 
-/// How long a worker (or the caller, waiting for workers) spins before it sleeps.
+/// How long a worker (or the caller, waiting for workers) spins before it sleeps, unless it is
+/// contended: what it spins it then misses afterwards, when the system gives others their part.
 const SPIN: Duration = Duration::from_micros(40);
 /// The loop word: workers taking part in the low bits, a loop's number above them.
 const ACTIVE_BITS: u32 = 16;
@@ -360,7 +362,8 @@ impl Shared {
     }
 }
 
-/// Polls until there is something or `time` has passed; the clock is read every 32 polls.
+/// Polls until there is something or `time` has passed, if that is not zero and this thread is not
+/// contended; the clock is read every 32 polls.
 fn spin_until<T>(time: Duration, poll: impl Fn() -> Option<T>) -> Option<T> {
     let mut start = None;
     loop {
@@ -370,10 +373,64 @@ fn spin_until<T>(time: Duration, poll: impl Fn() -> Option<T>) -> Option<T> {
             }
             std::hint::spin_loop();
         }
-        if start.get_or_insert_with(Instant::now).elapsed() >= time {
-            return None;
+        let now = Instant::now();
+        match start {
+            None if time.is_zero() || is_contended(now) => return None,
+            None => start = Some(now),
+            Some(start) if now.duration_since(start) >= time => return None,
+            Some(_) => {}
         }
     }
+}
+
+/// How often the system takes a thread's processor while the thread wants it.
+#[derive(Clone, Copy)]
+struct Contention {
+    /// When it was looked at, and how often that had happened by then.
+    at: Instant,
+    switches: u64,
+    is_contended: bool,
+}
+
+impl Contention {
+    /// Between two looks; once in that time is what a machine with nothing else to do comes to.
+    const WINDOW: Duration = Duration::from_millis(10);
+
+    /// The same, later.
+    fn look(self, at: Instant, switches: u64) -> Contention {
+        let (passed, times) = (at.duration_since(self.at), switches.saturating_sub(self.switches));
+        Contention { at, switches, is_contended: Self::WINDOW * times.min(1 << 16) as u32 > passed }
+    }
+}
+
+/// Whether the system takes the calling thread's processor again and again.
+fn is_contended(now: Instant) -> bool {
+    thread_local! {
+        static LATELY: Cell<Option<Contention>> = const { Cell::new(None) };
+    }
+    let lately = match LATELY.get() {
+        Some(lately) if now.duration_since(lately.at) < Contention::WINDOW => return lately.is_contended,
+        Some(lately) => lately.look(now, involuntary_switches()),
+        None => Contention { at: now, switches: involuntary_switches(), is_contended: false },
+    };
+    LATELY.set(Some(lately));
+    lately.is_contended
+}
+
+/// How often the system has taken the calling thread's processor while the thread could go on; 0
+/// where it does not say.
+#[cfg(target_os = "linux")]
+fn involuntary_switches() -> u64 {
+    // SAFETY: a zeroed struct of integers is one; the call writes it.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        if libc::getrusage(libc::RUSAGE_THREAD, &mut usage) == 0 { usage.ru_nivcsw as u64 } else { 0 }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn involuntary_switches() -> u64 {
+    0
 }
 
 /// Physical cores this process may run on, and no more than its CPU quota; at least 1.
@@ -471,6 +528,17 @@ mod tests {
             assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
             assert_eq!(visits(&pool, Shares::Read, 9), vec![1; 9]);
         }
+    }
+
+    #[test]
+    fn a_thread_is_contended_while_its_processor_is_taken_more_than_once_a_window() {
+        let (start, window) = (Instant::now(), Contention::WINDOW);
+        let look = |windows: u32, times: u64| {
+            let before = Contention { at: start, switches: 7, is_contended: true };
+            before.look(start + window * windows, 7 + times).is_contended
+        };
+        assert!(!look(1, 0) && !look(1, 1) && look(1, 2));
+        assert!(!look(100, 24) && !look(100, 100) && look(100, 101));
     }
 
     #[test]
