@@ -21,7 +21,7 @@ How it measures:
 - Prefill gives logits of the last token alone. Decode at a context fills the caches and does not compute them, in both.
 - Before every round every file leaves memory and is read anew through a mapping that asks for large pages: whether a file that was
   just written lies in large pages or in small ones is chance, and reading from small ones is slower; and where it lies decides a fifth
-  of decode for as long as it is cached, so each round has a place of its own.
+  of decode for as long as it is cached, so each round is likely to have a place of its own.
 - With --winners the modes of llama.cpp that were best at nothing in the rounds before are not run again, nor is the loaf of 4 bits
   throughout: more rounds for the time. Several modes that are as fast as each other are several chances to be lucky, so figures of
   a single round flatter llama.cpp on a noisy machine.
@@ -265,10 +265,12 @@ LARGE = 2 << 20
 
 def read_anew(*files):
     """Has files leave the page cache, if they can, and come back in large pages."""
-    for file in filter(None, files):
+    for file in files:
         with open(file, "rb+") as f:
             os.fsync(f.fileno())
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for file in files:
+        with open(file, "rb") as f:
             with mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as data:
                 data.madvise(mmap.MADV_HUGEPAGE)
                 sum(data[i] for i in range(0, len(data), LARGE))
@@ -283,7 +285,7 @@ def measure(model, a, figures, notes):
     if a.winners and notes["rounds"]:
         best = {figures.best(figure, "llama.cpp")[0] for figure in figures.samples if figure.split()[0] in ("prefill", "decode")}
         loaves, modes = loaves[:1], [m for m in modes if mode(*m) in best]
-    read_anew(model["loaf"], model["all4"], model["gguf"])
+    read_anew(*(path for _, path in loaves), model["gguf"])
     plan = [("loaf", who, path) for who, path in loaves]
     # A loaf between any two modes would make it run more often; all run once a round, starting elsewhere each round.
     plan += [("llama", mode(r, f), (r, f)) for r, f in modes]

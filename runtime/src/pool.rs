@@ -1,8 +1,8 @@
 //! A fixed set of threads that run one parallel loop after another.
 //!
 //! A decode step is a few hundred short loops, so handing one out must cost about a microsecond and
-//! no heap allocation: workers spin for a moment after each loop, then park, sooner where another
-//! process wants their processors; the caller is worker 0 and takes its share. Of `n` workers,
+//! no heap allocation: workers spin for a moment after each loop, then park, sooner where others
+//! want their processors; the caller is worker 0 and takes its share. Of `n` workers,
 //! worker `w` has units `units * w / n .. units * (w + 1) / n`, so that it reads on where it asked
 //! for memory ahead; of loops with many units a quarter is left for whoever is done first, as a
 //! worker may share its processor with another process. Of loops that compute rather than read half
@@ -25,8 +25,9 @@ use std::time::{Duration, Instant};
 
 use crate::prefetch::Prefetch;
 
-/// How long a worker (or the caller, waiting for workers) spins before it sleeps, unless it is
-/// contended: what it spins it then misses afterwards, when the system gives others their part.
+/// How long a worker (or the caller, waiting for workers) spins before it sleeps, unless its
+/// processor is contended: what it spins it then misses afterwards, when the system gives others
+/// their part.
 const SPIN: Duration = Duration::from_micros(40);
 /// The loop word: workers taking part in the low bits, a loop's number above them.
 const ACTIVE_BITS: u32 = 16;
@@ -362,8 +363,8 @@ impl Shared {
     }
 }
 
-/// Polls until there is something or `time` has passed, if that is not zero and this thread is not
-/// contended; the clock is read every 32 polls.
+/// Polls 32 times, then on until there is something or `time` has passed, unless this thread's
+/// processor is contended; the clock is read every 32 polls.
 fn spin_until<T>(time: Duration, poll: impl Fn() -> Option<T>) -> Option<T> {
     let mut start = None;
     loop {
@@ -383,7 +384,11 @@ fn spin_until<T>(time: Duration, poll: impl Fn() -> Option<T>) -> Option<T> {
     }
 }
 
-/// How often the system takes a thread's processor while the thread wants it.
+thread_local! {
+    static LATELY: Cell<Option<Contention>> = const { Cell::new(None) };
+}
+
+/// How often the system takes a thread's processor while the thread could go on.
 #[derive(Clone, Copy)]
 struct Contention {
     /// When it was looked at, and how often that had happened by then.
@@ -393,21 +398,22 @@ struct Contention {
 }
 
 impl Contention {
-    /// Between two looks; once in that time is what a machine with nothing else to do comes to.
-    const WINDOW: Duration = Duration::from_millis(10);
+    /// At least so long between two looks.
+    const WINDOW: Duration = Duration::from_millis(50);
+    /// Contended is what loses its processor more often than once in so long: a machine with
+    /// little else to do takes it up to a hundred times a second, a busy process takes it three
+    /// hundred times and more.
+    const RARE: Duration = Duration::from_millis(5);
 
     /// The same, later.
     fn look(self, at: Instant, switches: u64) -> Contention {
         let (passed, times) = (at.duration_since(self.at), switches.saturating_sub(self.switches));
-        Contention { at, switches, is_contended: Self::WINDOW * times.min(1 << 16) as u32 > passed }
+        Contention { at, switches, is_contended: Self::RARE * times.min(1 << 16) as u32 > passed }
     }
 }
 
 /// Whether the system takes the calling thread's processor again and again.
 fn is_contended(now: Instant) -> bool {
-    thread_local! {
-        static LATELY: Cell<Option<Contention>> = const { Cell::new(None) };
-    }
     let lately = match LATELY.get() {
         Some(lately) if now.duration_since(lately.at) < Contention::WINDOW => return lately.is_contended,
         Some(lately) => lately.look(now, involuntary_switches()),
@@ -531,14 +537,30 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_contended_while_its_processor_is_taken_more_than_once_a_window() {
-        let (start, window) = (Instant::now(), Contention::WINDOW);
-        let look = |windows: u32, times: u64| {
+    fn a_thread_is_contended_while_it_loses_its_processor_more_than_two_hundred_times_a_second() {
+        let start = Instant::now();
+        let look = |millis, times: u64| {
             let before = Contention { at: start, switches: 7, is_contended: true };
-            before.look(start + window * windows, 7 + times).is_contended
+            before.look(start + Duration::from_millis(millis), 7 + times).is_contended
         };
-        assert!(!look(1, 0) && !look(1, 1) && look(1, 2));
-        assert!(!look(100, 24) && !look(100, 100) && look(100, 101));
+        assert!(!look(50, 0) && !look(50, 10) && look(50, 11));
+        assert!(!look(1000, 100) && !look(1000, 200) && look(1000, 201));
+    }
+
+    #[test]
+    fn a_contended_thread_does_not_spin() {
+        let spins = |is_contended| {
+            // Not looked at again for a minute.
+            let at = Instant::now() + Duration::from_secs(60);
+            LATELY.set(Some(Contention { at, switches: 0, is_contended }));
+            let polls = Cell::new(0);
+            let found = spin_until(SPIN, || {
+                polls.set(polls.get() + 1);
+                (polls.get() == 33).then_some(())
+            });
+            found.is_some()
+        };
+        assert!(!spins(true) && spins(false));
     }
 
     #[test]
