@@ -67,6 +67,7 @@ STORED = {"f32": 4, "f16": 2, "bf16": 2, "q4_0": 18 / 32, "q5_0": 22 / 32, "q8_0
           "q3_k": 110 / 256, "q4_k": 144 / 256, "q5_k": 176 / 256, "q6_k": 210 / 256, "iq4_xs": 138 / 256, "tq2_0": 66 / 256}
 # Whose build of llama.cpp an instruction set takes, if not its own: with AMX it may end as soon as it repacks weights.
 BUILDS = {"amx": "avx512"}
+# BMI2 comes with AVX2 in every CPU.
 AVX2 = ["-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON"]
 # What --isa may name: cmake's options for llama.cpp, and what it must then say of itself.
 ISAS = {

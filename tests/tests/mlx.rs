@@ -496,7 +496,7 @@ fn what_cannot_run_is_refused_in_one_line() {
     let options = MlxOptions { gpu: false, ..MlxOptions::default() };
     let error = MlxDevice::open(&blocks.loaf, options).err().expect("formats that MLX lacks");
     assert!(matches!(error, DeviceError::Format(WeightFormat::Block(_))), "{error}");
-    assert_eq!(error.to_string(), "this backend does not take weights in q6_k; the CPU does");
+    assert_eq!(error.to_string(), "this backend does not take weights in q6_k; the CPU and CUDA do");
     let (m, _) = open();
     let (a, b) = (Array::from_slice(&[1.0f32; 6], &[2, 3]), Array::from_slice(&[1.0f32; 6], &[2, 3]));
     let error = m.matmul(&a, &b).err().expect("shapes that do not fit").to_string();

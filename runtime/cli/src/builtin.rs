@@ -17,3 +17,15 @@ pub const LOAF: Option<&[u8]> = {
 /// The built-in loaf, in builds that have one.
 #[cfg(not(feature = "default-model"))]
 pub const LOAF: Option<&[u8]> = None;
+
+#[cfg(all(test, feature = "default-model"))]
+mod tests {
+    use loaf_runtime::threads::threads_for;
+
+    #[test]
+    fn the_built_in_model_is_worth_one_thread() {
+        let loaf = super::LOAF.expect("a built-in model");
+        let model = loaf_runtime::Model::from_static(loaf).expect("it opens");
+        assert_eq!(threads_for(model.plan()), 1);
+    }
+}

@@ -63,7 +63,9 @@ impl fmt::Display for DeviceError {
             DeviceError::Memory { what, bytes, source } => write!(f, "memory for {what}, {bytes} bytes: {source}"),
             DeviceError::Tokens { positions } => write!(f, "expected known tokens within {positions} positions"),
             DeviceError::Unsupported(what) => write!(f, "this backend does not support {what}; the CPU does"),
-            DeviceError::Format(format) => write!(f, "this backend does not take weights in {format}; the CPU does"),
+            DeviceError::Format(format) => {
+                write!(f, "this backend does not take weights in {format}; the CPU and CUDA do")
+            }
         }
     }
 }

@@ -32,7 +32,7 @@ pub struct CpuOptions {
     /// Sequences there is room for.
     pub slots: u32,
     /// Whether weights are mapped before they are read, by a thread that begins with the first
-    /// decode step.
+    /// decode step, and the system is told of chosen experts.
     pub prefetch_pages: bool,
 }
 
@@ -171,7 +171,8 @@ impl Cpu {
             arena: arena.ptr(),
             io: io.ptr(),
         };
-        let replay = |phase| plan.templates_of(phase).map(|t| Replay::new(t, bases)).collect::<Vec<_>>();
+        let replay =
+            |phase| plan.templates_of(phase).map(|t| Replay::new(t, bases, options.prefetch_pages)).collect::<Vec<_>>();
         let (Some(decode), Some(lm_head)) = (replay(Phase::Decode).pop(), replay(Phase::LmHead).pop()) else {
             unreachable!("a verified plan has a decode and an LM head template")
         };

@@ -170,8 +170,9 @@ struct SharedCall<'a>(OpCall<'a>);
 unsafe impl Sync for SharedCall<'_> {}
 
 impl Replay {
-    /// Resolves a template of a verified plan.
-    pub fn new(template: &Template, bases: Bases) -> Replay {
+    /// Resolves a template of a verified plan. With `asks` the system is told which experts are
+    /// about to be read.
+    pub fn new(template: &Template, bases: Bases, asks: bool) -> Replay {
         let mut words = Vec::new();
         template.expand(1, &mut words);
         let (mut ops, mut operands) = (Vec::new(), Vec::new());
@@ -188,7 +189,7 @@ impl Replay {
                 runs: &[Run::ONE],
                 again: false,
             };
-            let asked = Asked::of(&call);
+            let asked = if asks { Asked::of(&call) } else { None };
             let parallel = parallel(&call);
             let operands = first..operands.len();
             ops.push(Op { kind: record.kind, operands, attrs, prefetch: Prefetch::NONE, asked, parallel });

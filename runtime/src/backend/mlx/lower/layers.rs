@@ -298,7 +298,8 @@ impl Trace<'_> {
         let (a, o) = (gdn_scan::Attrs::of(r.attrs), gdn_scan::Operands::indices());
         if a.tiled != 0 {
             return Err(MlxError(
-                "expected value heads of a key head side by side, found them tiled; the CPU takes them".to_owned(),
+                "expected value heads of a key head side by side, found them tiled; the CPU and CUDA take them"
+                    .to_owned(),
             ));
         }
         let (y, state) = if self.rows == 1 {
