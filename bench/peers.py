@@ -271,10 +271,9 @@ def read_anew(*files):
             os.fsync(f.fileno())
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     for file in files:
-        with open(file, "rb") as f:
-            with mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as data:
-                data.madvise(mmap.MADV_HUGEPAGE)
-                sum(data[i] for i in range(0, len(data), LARGE))
+        with open(file, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as data:
+            data.madvise(mmap.MADV_HUGEPAGE)
+            sum(data[i] for i in range(0, len(data), LARGE))
 
 
 def measure(model, a, figures, notes):

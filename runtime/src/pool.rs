@@ -2,12 +2,12 @@
 //!
 //! A decode step is a few hundred short loops, so handing one out must cost about a microsecond and
 //! no heap allocation: workers spin for a moment after each loop, then park, sooner where others
-//! want their processors; the caller is worker 0 and takes its share. Of `n` workers,
-//! worker `w` has units `units * w / n .. units * (w + 1) / n`, so that it reads on where it asked
-//! for memory ahead; of loops with many units a quarter is left for whoever is done first, as a
-//! worker may share its processor with another process. Of loops that compute rather than read half
-//! is left: where a core runs two threads, and the other one is not ours to see, a worker may be
-//! half as fast as the rest.
+//! want their processors; the caller is worker 0 and takes its share. Of `n` workers, worker `w`
+//! has units `units * w / n .. units * (w + 1) / n`, so that it reads on where it asked for memory
+//! ahead; of loops with many units a quarter is left for whoever is done first, as a worker may
+//! share its processor with another process. Of loops that compute rather than read half is left:
+//! where a core runs two threads, and the other one is not ours to see, a worker may be half as
+//! fast as the rest.
 //! Kernels never split a sum over units, so results depend neither on the number of threads nor on
 //! who did what.
 //!
@@ -408,7 +408,8 @@ impl Contention {
     /// The same, later.
     fn look(self, at: Instant, switches: u64) -> Contention {
         let (passed, times) = (at.duration_since(self.at), switches.saturating_sub(self.switches));
-        Contention { at, switches, is_contended: Self::RARE * times.min(1 << 16) as u32 > passed }
+        let is_contended = u128::from(times) * Self::RARE.as_nanos() > passed.as_nanos();
+        Contention { at, switches, is_contended }
     }
 }
 
