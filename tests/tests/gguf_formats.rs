@@ -15,8 +15,8 @@ use loaf_formats::plan::Phase;
 use loaf_recipes::graph::Graph;
 use loaf_recipes::tape::Shape;
 use loaf_runtime::kernels::Kernels;
-use loaf_tests::gguf::File;
-use loaf_tests::gguf_models::{KINDS, model};
+use loaf_tests::gguf::{self, File};
+use loaf_tests::gguf_models::{KINDS, model, models};
 use loaf_tests::{
     Baked, assert_bits, bake_dir, container, decode_logits, fixture, max_diff, prefill_logits, produced, session,
 };
@@ -147,9 +147,7 @@ fn a_block_format_gives_the_bits_of_affine_weights_of_the_same_numbers() {
 
 /// Logits of every position by the interpreter: on exact activations, or with noise of the size
 /// that int8 would make.
-fn interpreted(path: &Path, baked: &Baked, ids: &[u32], noise: Option<u64>) -> Vec<Vec<f32>> {
-    let checkpoint = Checkpoint::open(path).unwrap();
-    let prepared = Prepared::new(&checkpoint, &options(), &Silent).unwrap();
+fn interpreted(prepared: &Prepared, baked: &Baked, ids: &[u32], noise: Option<u64>) -> Vec<Vec<f32>> {
     let weights = PlacedWeights { data: container(&baked.loaf).data(), places: &prepared.layout.weights };
     let decls = &prepared.model.decls;
     let (mut interp, pass) = match noise {
@@ -183,11 +181,12 @@ fn llama_cpp_computes_the_same_but_for_what_int8_activations_explain() {
     let expected: Value = serde_json::from_slice(&text).unwrap();
     let ids: Vec<u32> = serde_json::from_value(expected["ids"].clone()).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let models = expected["models"].as_object().unwrap();
-    assert!(models.len() >= 24);
-    for (name, entry) in models {
-        let (arch, kind) = name.split_once('-').unwrap();
-        let file = model(arch, kind);
+    let models = models();
+    assert_eq!(expected["models"].as_object().unwrap().len(), models.len());
+    for (family, kind) in models {
+        let name = format!("{family}-{kind}");
+        let entry = &expected["models"][&name];
+        let file = model(family, kind);
         let mut hash = Sha256::new();
         file.tensors.iter().for_each(|t| hash.update(&t.data));
         let hash: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
@@ -196,11 +195,16 @@ fn llama_cpp_computes_the_same_but_for_what_int8_activations_explain() {
         let path = written(dir.path(), &file);
         let baked = bake_dir(&path, &options());
         let ours = decode_logits(&mut session(&baked.loaf, Kernels::detect(), 1), &ids);
-        let exact = interpreted(&path, &baked, &ids, None);
+        let prepared = Prepared::new(&Checkpoint::open(&path).unwrap(), &options(), &Silent).unwrap();
+        // Exact, then four draws.
+        let run = |noise: Option<u64>| interpreted(&prepared, &baked, &ids, noise);
+        let [exact, noisy @ ..] = std::thread::scope(|scope| {
+            let started = [None, Some(1), Some(2), Some(3), Some(4)].map(|noise| scope.spawn(move || run(noise)));
+            started.map(|thread| thread.join().unwrap())
+        });
         let scale = exact.iter().flatten().fold(0f32, |m, x| m.max(x.abs()));
         let from_exact = |a: &[Vec<f32>]| a.iter().zip(&exact).map(|(a, b)| max_diff(a, b)).fold(0.0, f32::max) / scale;
-        let explained =
-            (1..=4).map(|seed| from_exact(&interpreted(&path, &baked, &ids, Some(seed)))).fold(0.0, f32::max);
+        let explained = noisy.iter().map(|logits| from_exact(logits)).fold(0.0, f32::max);
         let (ours, theirs) = (from_exact(&ours), from_exact(&theirs));
         println!("{name}: ours {ours:.5}, llama.cpp {theirs:.5}, explained {explained:.5}");
         // Without int8 nothing but f32 sums in another order is left.
@@ -219,7 +223,9 @@ fn llama_cpp_computes_the_same_from_the_files_of_its_converter() {
     let expected: Value = serde_json::from_slice(&text).unwrap();
     let ids: Vec<u32> = serde_json::from_value(expected["ids"].clone()).unwrap();
     let files = expected["files"].as_object().unwrap();
-    for name in ["llama", "llama_untied", "mistral", "qwen3", "qwen3moe"] {
+    let names = ["llama", "llama_untied", "mistral", "qwen2", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe"];
+    assert_eq!(files.len(), names.len());
+    for name in names {
         let vocab = files[name]["vocab"].as_u64().unwrap() as u32;
         let ids: Vec<u32> = ids.iter().map(|id| id % vocab).collect();
         let theirs: Vec<Vec<f32>> = serde_json::from_value(files[name]["logits"].clone()).unwrap();
@@ -228,8 +234,28 @@ fn llama_cpp_computes_the_same_from_the_files_of_its_converter() {
         let ours = decode_logits(&mut session(&baked.loaf, Kernels::detect(), 1), &ids);
         let scale = theirs.iter().flatten().fold(0f32, |m, x| m.max(x.abs()));
         let diff = ours.iter().zip(&theirs).map(|(a, b)| max_diff(a, b)).fold(0.0, f32::max) / scale;
+        println!("{name}: {diff:e}");
         // What every other implementation may differ by in f32.
         assert!(diff <= 1e-4, "{name}: {diff} of the scale");
+    }
+}
+
+#[test]
+fn a_window_is_kept_which_llama_cpp_does_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let logits = |window: Option<u32>| {
+        let mut file = model("mistral", "F32");
+        if let Some(window) = window {
+            file.key("llama.attention.sliding_window", gguf::Value::U32(window));
+        }
+        let baked = bake_dir(&written(dir.path(), &file), &options());
+        decode_logits(&mut session(&baked.loaf, Kernels::detect(), 1), &[5, 17, 40, 3, 3, 29])
+    };
+    let (all, wide, narrow) = (logits(None), logits(Some(6)), logits(Some(3)));
+    assert_bits("a window that everything fits in", &wide, &all);
+    assert_bits("before the window is full", &narrow[..3], &all[..3]);
+    for (at, (narrow, all)) in narrow.iter().zip(&all).enumerate().skip(3) {
+        assert!(max_diff(narrow, all) > 1e-3, "position {at}: the window is not kept");
     }
 }
 
