@@ -320,7 +320,9 @@ def graphs_section(plan):
 
 BLOCKS = {"q4_0": (4, 32, 0, 0, 8), "q5_0": (5, 32, 0, 0, 16), "q8_0": (8, 32, 0, 0, 128), "iq4_nl": (4, 32, 0, 0, 0),
           "q2_k": (2, 16, 4, 0, 0), "q3_k": (3, 16, 3, 32, 4), "q4_k": (4, 32, 3, 0, 0), "q5_k": (5, 32, 3, 0, 0),
-          "q6_k": (6, 16, 4, 128, 32), "iq4_xs": (4, 32, 2, 32, 0), "tq2_0": (2, 128, 0, 0, 1)}
+          "q6_k": (6, 16, 4, 128, 32), "iq4_xs": (4, 32, 2, 32, 0), "tq2_0": (2, 128, 0, 0, 1),
+          "nvfp4_scaled": (4, 16, 0, 0, 0)}
+E2M1_DOUBLED = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 TABLE = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 
 
@@ -335,6 +337,8 @@ def block_format(planes):
         d = ("F16", inputs // 256 * (2 if name in ("q2_k", "q4_k", "q5_k") else 1))
         if rest or inputs % (256 if small or name == "tq2_0" else 32):
             continue
+        elif name == "nvfp4_scaled":
+            fits = scales == ("U8", inputs // 16) and planes.get("factors") == ("F32", 1) and inputs % 64 == 0
         elif name == "iq4_nl":
             fits = planes.get("table_scales") == ("F16", inputs // 32)
         elif name == "tq2_0":
@@ -360,8 +364,23 @@ def small_integers(name, b, j):
     return b[j], 0
 
 
+def scaled_row(inputs, codes, scales, factor):
+    """The numbers of a row of `nvfp4_scaled`."""
+    single = lambda x: struct.unpack("<f", struct.pack("<f", x))[0]
+    factor, out = struct.unpack("<f", factor)[0], []
+    for i in range(inputs):
+        byte = scales[i // 16]
+        exponent, mantissa = byte >> 3 & 15, byte & 7
+        scale = (1 + mantissa / 8) * 2.0 ** (exponent - 7) if exponent else mantissa / 512
+        scale = single((-scale if byte & 128 else scale) / 2 * factor)
+        out.append(scale * E2M1_DOUBLED[codes[i // 2] >> i % 2 * 4 & 15])
+    return out
+
+
 def block_row(name, inputs, codes, scales, supers):
     """The numbers of a row, from its bytes in each plane."""
+    if name == "nvfp4_scaled":
+        return scaled_row(inputs, codes, scales, supers)
     bits, group, small, small_offset, offset = BLOCKS[name]
     halves = lambda data: struct.unpack("<%de" % (len(data) // 2), data)
     stream, d, out = int.from_bytes(codes, "little"), halves(supers if small else scales), []
@@ -389,7 +408,7 @@ def block_weights(entries, area):
         if not name.endswith(".weight"):
             continue
         planes = {}
-        for plane in ("weight", "scales", "biases", "supers", "table_scales"):
+        for plane in ("weight", "scales", "biases", "supers", "table_scales", "factors"):
             if name[:-6] + plane in tensors:
                 planes[plane] = tensors[name[:-6] + plane]
         found = planes["weight"][0] == "U32" and block_format({k: (p[0], p[1][-1]) for k, p in planes.items()})

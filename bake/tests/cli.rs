@@ -6,6 +6,13 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
+#[path = "../../tests/src/gguf.rs"]
+#[allow(dead_code, reason = "for other tests")]
+mod gguf;
+#[path = "../../tests/src/gguf_models.rs"]
+#[allow(dead_code, reason = "for other tests")]
+mod gguf_models;
+
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/tiny");
 const VECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/tiny.loaf");
 
@@ -78,6 +85,95 @@ fn inspect_shows_what_became_of_the_types_of_a_gguf_model() {
     let missing = dir.path().join("none.gguf");
     let (code, line) = refused(&["build", missing.to_str().expect("UTF-8"), "-o", &out]);
     assert_eq!((code, line.contains("none.gguf")), (1, true), "{line}");
+}
+
+/// A model of few large matrices, of which most are Q4_K.
+fn large_model(blocks: usize) -> gguf::File {
+    let sizes = gguf_models::Sizes { hidden: 2048, inner: 8192, vocab: 4096, blocks, heads: 32 };
+    gguf_models::sized("qwen3", "Q4_K_M", sizes)
+}
+
+fn text_of(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+#[test]
+fn parts_of_a_split_model_are_taken_in_any_order() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let whole = gguf_models::model("qwen3", "Q8_0");
+    let write = |name: &str, file: &gguf::File| {
+        let path = dir.path().join(name);
+        fs::write(&path, file.bytes()).expect("a writable folder");
+        path
+    };
+    let paths: Vec<_> = whole
+        .tensors
+        .chunks(whole.tensors.len().div_ceil(3))
+        .enumerate()
+        .map(|(no, tensors)| {
+            let keys = if no == 0 { whole.keys.clone() } else { vec![] };
+            let mut part = gguf::File { keys, tensors: tensors.to_vec() };
+            part.key("split.no", gguf::Value::U16(no as u16)).key("split.count", gguf::Value::U16(3));
+            part.key("split.tensors.count", gguf::Value::I32(whole.tensors.len() as i32));
+            write(&format!("{no}.gguf"), &part)
+        })
+        .collect();
+    let baked = |name: &str, sources: &[&Path]| {
+        let out = dir.path().join(name);
+        let sources: Vec<&str> = sources.iter().map(|p| text_of(p)).collect();
+        stdout(&[&["build"][..], &sources, &["-o", text_of(&out)]].concat());
+        out
+    };
+    let alone = write("whole.gguf", &whole);
+    let expected = baked("whole.loaf", &[&alone]);
+    for order in [[0, 1, 2], [2, 0, 1], [1, 2, 0]] {
+        let sources = order.map(|i| paths[i].as_path());
+        let out = baked("parts.loaf", &sources);
+        let output = bake(&["diff", text_of(&out), text_of(&expected)]);
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        // The same but for where it came from.
+        assert!(text.contains("source."), "{order:?}: {text}");
+        for part in ["weights", "plan", "graphs", "tokenizer", "chat"] {
+            assert!(!text.lines().any(|line| line == part), "{order:?}, {part}: {text}");
+        }
+    }
+    let (code, line) =
+        refused(&["build", text_of(&paths[1]), text_of(&paths[0]), "-o", text_of(&dir.path().join("no"))]);
+    assert_eq!((code, line.contains("3")), (1, true), "{line}");
+}
+
+/// Runs a program, its output thrown away, and prints its peak of memory in KiB. A process of its
+/// own, since a program counts as its own what the process that starts it has held.
+#[cfg(target_os = "linux")]
+const PEAK: &str = "
+import os, subprocess, sys
+p = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(p.pid, 0)
+print(usage.ru_maxrss)
+sys.exit(status != 0)
+";
+
+/// Blocks pass through: what a bake holds is what it works on, not its model.
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_of_a_bake_does_not_grow_with_its_model() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (source, out) = (dir.path().join("model.gguf"), dir.path().join("model.loaf"));
+    let [small, large] = [2, 8].map(|blocks| {
+        let bytes = large_model(blocks).bytes();
+        fs::write(&source, &bytes).expect("a writable folder");
+        let args = ["build", text_of(&source), "-o", text_of(&out), "--context", "64", "--golden", "0"];
+        let output = Command::new("python3").args(["-c", PEAK, env!("CARGO_BIN_EXE_bake")]).args(args).output();
+        let output = output.expect("Python");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let peak: u64 = String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number");
+        println!("{} MB of model: {peak} KiB at most", bytes.len() / 1_000_000);
+        (bytes.len() as u64, peak * 1024)
+    });
+    // Two hundred megabytes of weights more.
+    assert!(large.0 > small.0 + 200_000_000);
+    assert!(large.1 < small.1 + (32 << 20), "{small:?}, {large:?}");
+    assert!(large.1 < 160 << 20, "{large:?}");
 }
 
 #[test]

@@ -4,8 +4,9 @@
 //!
 //! - codes are one least-significant-bit-first stream a row, as in every packed format here;
 //! - the weights of a group share a `scale` and a `bias` in f32, and `w = scale * code + bias`; or,
-//!   in formats with a table, `w = scale * table[code]`. All of these products are exact in f32: a
-//!   scale in f16 times a small integer has at most 18 significant bits, times a code at most 24;
+//!   in formats with a table, `w = scale * table[code]`. All of these products are exact in f32 but
+//!   those of a factor in f32: a scale in f16 times a small integer has at most 18 significant bits,
+//!   times a code at most 24;
 //! - *super-blocks* of 256 weights have one factor in f16 (and one for minimums), in the plane
 //!   `supers`, and a small integer a group, in the plane `scales`, as `u32` words whose bytes are
 //!   the ones that GGUF stores, but where said otherwise.
@@ -20,14 +21,18 @@
 //! | `q6_k` | 6 | 16 | 16 bytes: `s + 128` | `d` | `d s` | -32 times it |
 //! | `iq4_xs` | 4 | 32 | 8 bytes: `s + 32` | `d` | `d s` | table |
 //! | `tq2_0` | 2 | 128 | | `d` | `d` | -1 times it |
+//! | `nvfp4_scaled` | 4 | 16 | E4M3 for every 16 | f32 for the row (`factors`) | half of the one times the other, rounded | table |
 //!
-//! `d`, `dmin` are f16.
+//! `d`, `dmin` are f16. The table is [`TABLE`], of `nvfp4_scaled` [`E2M1_DOUBLED`].
 
 pub use crate::plane::SUPER;
-use crate::plane::{DType, Plane, WEIGHT_PLANES, float_at};
+use crate::plane::{DType, Plane, ROW, WEIGHT_PLANES, e4m3_to_f32, float_at};
 
 /// The values of `iq4_nl` and `iq4_xs`, by code.
 pub const TABLE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// The values of E2M1, by code, twice as large: integers.
+pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// A block format; see the module. The discriminant is part of the on-disk code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,11 +50,12 @@ pub enum Block {
     Q6K = 8,
     Iq4Xs = 9,
     Tq2 = 10,
+    Nvfp4Scaled = 11,
 }
 
 impl Block {
     /// Every format, in code order.
-    pub const ALL: [Block; 11] = [
+    pub const ALL: [Block; 12] = [
         Block::Q4_0,
         Block::Q5_0,
         Block::Q8_0,
@@ -61,6 +67,7 @@ impl Block {
         Block::Q6K,
         Block::Iq4Xs,
         Block::Tq2,
+        Block::Nvfp4Scaled,
     ];
 
     /// Name in dumps and errors.
@@ -77,6 +84,7 @@ impl Block {
             Block::Q6K => "q6_k",
             Block::Iq4Xs => "iq4_xs",
             Block::Tq2 => "tq2_0",
+            Block::Nvfp4Scaled => "nvfp4_scaled",
         }
     }
 
@@ -85,7 +93,7 @@ impl Block {
         match self {
             Block::Q2K | Block::Tq2 => 2,
             Block::Q3K => 3,
-            Block::Q4_0 | Block::Iq4Nl | Block::Q4K | Block::Iq4Xs => 4,
+            Block::Q4_0 | Block::Iq4Nl | Block::Q4K | Block::Iq4Xs | Block::Nvfp4Scaled => 4,
             Block::Q5_0 | Block::Q5K => 5,
             Block::Q6K => 6,
             Block::Q8_0 => 8,
@@ -95,7 +103,7 @@ impl Block {
     /// Weights that share a scale, and are multiplied with activations of one scale.
     pub const fn group(self) -> u64 {
         match self {
-            Block::Q2K | Block::Q3K | Block::Q6K => 16,
+            Block::Q2K | Block::Q3K | Block::Q6K | Block::Nvfp4Scaled => 16,
             Block::Tq2 => 128,
             _ => 32,
         }
@@ -105,6 +113,7 @@ impl Block {
     pub const fn unit(self) -> u64 {
         match self {
             Block::Q4_0 | Block::Q5_0 | Block::Q8_0 | Block::Iq4Nl => 32,
+            Block::Nvfp4Scaled => 64,
             _ => SUPER,
         }
     }
@@ -118,13 +127,17 @@ impl Block {
             Block::Q3K => 4,
             Block::Q6K => 32,
             Block::Tq2 => 1,
-            Block::Iq4Nl | Block::Iq4Xs | Block::Q2K | Block::Q4K | Block::Q5K => 0,
+            Block::Iq4Nl | Block::Iq4Xs | Block::Nvfp4Scaled | Block::Q2K | Block::Q4K | Block::Q5K => 0,
         }
     }
 
-    /// Whether codes are indices into [`TABLE`].
-    pub const fn is_table(self) -> bool {
-        matches!(self, Block::Iq4Nl | Block::Iq4Xs)
+    /// What codes are indices into, if they are.
+    pub const fn table(self) -> Option<&'static [i8; 16]> {
+        match self {
+            Block::Iq4Nl | Block::Iq4Xs => Some(&TABLE),
+            Block::Nvfp4Scaled => Some(&E2M1_DOUBLED),
+            _ => None,
+        }
     }
 
     /// Whether groups have a minimum, and super-blocks a factor for it.
@@ -138,7 +151,7 @@ impl Block {
             Block::Q3K | Block::Q4K | Block::Q5K => 3,
             Block::Q2K | Block::Q6K => 4,
             Block::Iq4Xs => 2,
-            Block::Q4_0 | Block::Q5_0 | Block::Q8_0 | Block::Iq4Nl | Block::Tq2 => 0,
+            Block::Q4_0 | Block::Q5_0 | Block::Q8_0 | Block::Iq4Nl | Block::Tq2 | Block::Nvfp4Scaled => 0,
         }
     }
 
@@ -163,6 +176,9 @@ impl Block {
             Block::Q4_0 | Block::Q5_0 | Block::Q8_0 => [codes, plane("scales", DType::F16, 1, 32), None, None],
             Block::Iq4Nl => [codes, plane("table_scales", DType::F16, 1, 32), None, None],
             Block::Tq2 => [codes, supers, None, None],
+            Block::Nvfp4Scaled => {
+                [codes, plane("scales", DType::U8, 1, 16), plane("factors", DType::F32, 1, ROW), None]
+            }
             _ => [codes, plane("scales", DType::U32, self.scale_words(), SUPER), supers, None],
         }
     }
@@ -176,6 +192,9 @@ impl Block {
                 return Some(of_offset(float_at(DType::F16, scales, g)?));
             }
             Block::Tq2 => return Some(of_offset(float_at(DType::F16, scales, g / 2)?)),
+            Block::Nvfp4Scaled => {
+                return Some((e4m3_to_f32(*scales.get(g)?) * 0.5 * float_at(DType::F32, supers, 0)?, 0.0));
+            }
             _ => {}
         }
         let of_super = (SUPER / self.group()) as usize;
@@ -213,7 +232,7 @@ mod tests {
     #[test]
     fn rows_are_as_long_as_the_blocks_they_come_from() {
         let bits = |b: Block| WeightFormat::Block(b).row_bytes(512).map(|bytes| bytes as f64 * 8.0 / 512.0);
-        let expected = [4.5, 5.5, 8.5, 4.5, 2.625, 3.4375, 4.5, 5.5, 6.5625, 4.3125, 2.0625];
+        let expected = [4.5, 5.5, 8.5, 4.5, 2.625, 3.4375, 4.5, 5.5, 6.5625, 4.3125, 2.0625, 4.5625];
         for (block, expected) in Block::ALL.into_iter().zip(expected) {
             assert_eq!(bits(block), Some(expected), "{}", block.name());
             assert_eq!(WeightFormat::Block(block).row_bytes(block.unit() + 16), None, "{}", block.name());

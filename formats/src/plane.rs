@@ -92,14 +92,29 @@ pub fn float_at(dtype: DType, bytes: &[u8], i: usize) -> Option<f32> {
     }
 }
 
+/// Value of an E4M3 byte: sign 1, exponent 4 (bias 7), mantissa 3; `0x7f` reads 480 as in MLX.
+pub const fn e4m3_to_f32(byte: u8) -> f32 {
+    let exponent = (byte >> 3) & 15;
+    let mantissa = (byte & 7) as f32;
+    let magnitude = match exponent {
+        0 => mantissa / 512.0,
+        // 2^(exponent - 7), its binary32 exponent field being exponent + 120.
+        _ => (1.0 + mantissa / 8.0) * f32::from_bits((exponent as u32 + 120) << 23),
+    };
+    if byte & 0x80 != 0 { -magnitude } else { magnitude }
+}
+
 /// Weights of a super-block.
 pub const SUPER: u64 = 256;
+
+/// [`Plane::per`] of what a row has once, however long it is.
+pub const ROW: u64 = 0;
 
 /// Most planes a format has.
 pub const WEIGHT_PLANES: usize = 4;
 
 /// One of the tensors a weight is stored as: `[.., out, n]`, where a row of `in` weights has
-/// `n = in * elems / per` elements.
+/// `n = in * elems / per` elements, or `n = elems` if `per` is [`ROW`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plane {
     /// Last part of the tensor's name: `weight`, `scales`, `biases`, ..
@@ -115,6 +130,9 @@ pub struct Plane {
 impl Plane {
     /// Elements of a row of `in_dim` weights; `None` if it is not whole elements, or overflows.
     pub fn row_elems(self, in_dim: u64) -> Option<u64> {
+        if self.per == ROW {
+            return Some(self.elems);
+        }
         let elems = in_dim.checked_mul(self.elems)?;
         // Parts of super-blocks stand for nothing.
         if self.per == SUPER && !in_dim.is_multiple_of(SUPER) {

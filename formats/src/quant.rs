@@ -13,7 +13,7 @@
 //!   f32 activations;
 //! - block formats: as [`crate::block`] says, with a symmetric format's offset taken from the code
 //!   first, so that a zero has the scale's sign as in the Python package `gguf`; no rounding but
-//!   the one of a minimum;
+//!   the one of a minimum, and those of a factor in f32;
 //! - mxfp4, nvfp4, mxfp8: element value times group scale, one f32 rounding.
 //!
 //! Three corners follow MLX where the OCP text differs: E4M3 `0x7f` is 480 (no NaN), `0xff` is
@@ -25,24 +25,11 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-use crate::block::TABLE;
 use crate::dtype::{DType, WEIGHT_PLANES, WeightFormat};
-pub use crate::plane::float_at;
+pub use crate::plane::{e4m3_to_f32, float_at};
 
 /// The sixteen E2M1 values (OCP MX v1.0, table 5); bit 3 is the sign.
 pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
-
-/// Value of an E4M3 byte: sign 1, exponent 4 (bias 7), mantissa 3; `0x7f` reads 480 as in MLX.
-pub const fn e4m3_to_f32(byte: u8) -> f32 {
-    let exponent = (byte >> 3) & 15;
-    let mantissa = (byte & 7) as f32;
-    let magnitude = match exponent {
-        0 => mantissa / 512.0,
-        // 2^(exponent - 7), its binary32 exponent field being exponent + 120.
-        _ => (1.0 + mantissa / 8.0) * f32::from_bits((exponent as u32 + 120) << 23),
-    };
-    if byte & 0x80 != 0 { -magnitude } else { magnitude }
-}
 
 /// Value of an E8M0 scale byte, `2^(byte - 127)`; 255 reads infinity as in MLX.
 pub const fn e8m0_to_f32(byte: u8) -> f32 {
@@ -145,10 +132,10 @@ pub fn decode_row(
             let Some((scale, bias)) = block.params(scales, biases, g) else { continue };
             for (i, w) in group.iter_mut().enumerate() {
                 let code = code_at(block.bits(), weight, (g * per + i) as u64).unwrap_or(0);
-                *w = match code {
-                    c if block.is_table() => scale * f32::from(TABLE.get(usize::from(c)).copied().unwrap_or(0)),
-                    c if block.has_minimums() => scale * f32::from(c) + bias,
-                    c => scale * (f32::from(c) - f32::from(block.offset())),
+                *w = match (block.table(), code) {
+                    (Some(table), c) => scale * f32::from(table.get(usize::from(c)).copied().unwrap_or(0)),
+                    (None, c) if block.has_minimums() => scale * f32::from(c) + bias,
+                    (None, c) => scale * (f32::from(c) - f32::from(block.offset())),
                 };
             }
         }

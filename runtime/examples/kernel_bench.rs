@@ -153,6 +153,11 @@ fn words(attrs: impl OpAttrs) -> Vec<u64> {
     words[..n].to_vec()
 }
 
+/// The op of products with weights in a format.
+fn kind_of(format: WeightFormat) -> OpKind {
+    if format.activation_group().is_some() { OpKind::LinearQuant } else { OpKind::LinearDense }
+}
+
 /// Every kind of op in microseconds; those of many sizes in several.
 fn every_op(pool: &Pool, kernels: &Kernels) {
     use OpKind::*;
@@ -255,17 +260,18 @@ fn main() {
             affine(3, 64),
             affine(5, 64),
             affine(6, 64),
-            WeightFormat::Mxfp4,
-            WeightFormat::Nvfp4,
-            WeightFormat::Dense(DType::F32),
-            WeightFormat::Dense(DType::BF16),
             WeightFormat::Mxfp8,
         ];
-        for format in formats.into_iter().chain(Block::ALL.map(WeightFormat::Block)) {
+        // What types of GGUF become: Q4_1 and Q5_1 are affine.
+        let mut of_gguf = [DType::F32, DType::F16, DType::BF16].map(WeightFormat::Dense).to_vec();
+        of_gguf.extend([4, 5].map(|bits| WeightFormat::Affine { bits, group: 32, params: DType::F16 }));
+        of_gguf.extend([WeightFormat::Mxfp4, WeightFormat::Nvfp4]);
+        of_gguf.extend(Block::ALL.map(WeightFormat::Block));
+        for format in formats.iter().chain(&of_gguf).copied() {
             if !only.is_empty() && !only.contains(&format.to_string()) {
                 continue;
             }
-            let kind = if format.activation_group().is_some() { OpKind::LinearQuant } else { OpKind::LinearDense };
+            let kind = kind_of(format);
             let bytes = |inp: u64, out: u64| out * format.row_bytes(inp).unwrap_or(0);
             let (inp, out) = (1024, 3072);
             // Some microseconds in the second cache, tried often: neighbours on the same core slow
@@ -288,26 +294,25 @@ fn main() {
             let large = time(&pool, &kernels, kind, &[1, 4096, long, format.code()]);
             let [chunk32, chunk] = [32, 128].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]));
             let few = [2, 3, 4, 6, 8].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]) * 1e6);
-            let share = match format {
-                WeightFormat::Block(_) => {
-                    let speed = |ms, inp: u64, out: u64, format: WeightFormat| {
-                        let seconds = time_for(ms, &pool, &kernels, kind, &[1, inp, out, format.code()]);
-                        (out * format.row_bytes(inp).unwrap_or(0)) as f64 / seconds
-                    };
-                    let of = |inp, out| {
-                        // In turns, the best of each.
-                        let mut best = [0.0f64; 2];
-                        for _ in 0..3 {
-                            for (best, format) in best.iter_mut().zip([format, formats[0]]) {
-                                *best = best.max(speed(60, inp, out, format));
-                            }
+            let share = if of_gguf.contains(&format) {
+                let speed = |ms, inp: u64, out: u64, format: WeightFormat| {
+                    let seconds = time_for(ms, &pool, &kernels, kind_of(format), &[1, inp, out, format.code()]);
+                    (out * format.row_bytes(inp).unwrap_or(0)) as f64 / seconds
+                };
+                let of = |inp, out| {
+                    // In turns, the best of each.
+                    let mut best = [0.0f64; 2];
+                    for _ in 0..3 {
+                        for (best, format) in best.iter_mut().zip([format, formats[0]]) {
+                            *best = best.max(speed(60, inp, out, format));
                         }
-                        best[0] / best[1]
-                    };
-                    let [tiny, wide, large] = [(1024, 512), (4096, 512), (4096, long)].map(|(inp, out)| of(inp, out));
-                    format!("; of {}: 512x1024 {tiny:.2}, 512x4096 {wide:.2}, 64 MB {large:.2}", formats[0])
-                }
-                _ => String::new(),
+                    }
+                    best[0] / best[1]
+                };
+                let [tiny, wide, large] = [(1024, 512), (4096, 512), (4096, long)].map(|(inp, out)| of(inp, out));
+                format!("; of {}: 512x1024 {tiny:.2}, 512x4096 {wide:.2}, 64 MB {large:.2}", formats[0])
+            } else {
+                String::new()
             };
             println!(
                 "  {:<12} decode 512x1024 {:5.1} GB/s, 24 rows of 64x1024 {:5.1} GMAC/s; decode 3072x1024 {:5.1} GB/s ({:6.1} us), 64 MB {:5.1} GB/s; \

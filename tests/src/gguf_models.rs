@@ -9,11 +9,11 @@
 use super::gguf::{File, Tensor, Value};
 
 /// A type of weights: name, code, weights and bytes of a block, where its f16 factors are, their
-/// exponent field.
+/// exponent field. Of types with E2M1 codes: where their scales are, a byte each, and the least.
 pub type Kind = (&'static str, u32, u64, usize, &'static [usize], u8);
 
 /// The types that matrices come in.
-pub const KINDS: [Kind; 15] = [
+pub const KINDS: [Kind; 17] = [
     ("Q4_0", 2, 32, 18, &[0], 9),
     ("Q4_1", 3, 32, 20, &[0, 2], 7),
     ("Q5_0", 6, 32, 22, &[0], 8),
@@ -26,6 +26,8 @@ pub const KINDS: [Kind; 15] = [
     ("Q6_K", 14, 256, 210, &[208], 1),
     ("IQ4_NL", 20, 32, 18, &[0], 5),
     ("IQ4_XS", 23, 256, 136, &[0], 1),
+    ("MXFP4", 39, 32, 17, &[0], 116),
+    ("NVFP4", 40, 64, 36, &[0, 1, 2, 3], 8),
     ("TQ1_0", 34, 256, 54, &[52], 11),
     ("TQ2_0", 35, 256, 66, &[64], 11),
     ("F32", 0, 1, 4, &[], 0),
@@ -41,7 +43,7 @@ const WITH_Q8_0: &[&str] = &["F32", "Q4_K", "Q6_K", "Q8_0"];
 
 /// Every model whose logits by llama.cpp are committed, and the types that its matrices come in;
 /// no type stands for all.
-const MODELS: [(&str, &[&str]); 12] = [
+const MODELS: [(&str, &[&str]); 15] = [
     ("llama", WITH_Q8_0),
     ("llama+tied", USUAL),
     ("llama+freqs", USUAL),
@@ -49,11 +51,14 @@ const MODELS: [(&str, &[&str]); 12] = [
     ("mistral+window", &["Q4_K"]),
     ("qwen2", USUAL),
     ("qwen3", &[]),
+    ("qwen3+scaled", &["NVFP4"]),
     ("qwen3moe", WITH_Q8_0),
+    ("qwen3moe+scaled", &["NVFP4"]),
     ("qwen3next", WITH_Q8_0),
     ("qwen35", WITH_Q8_0),
     ("qwen35moe", &["F32", "Q4_K", "Q6_K", "Q8_0", "IQ4_XS"]),
     ("qwen35moe+fused", &["F32", "Q4_K"]),
+    ("qwen35moe+scaled", &["NVFP4"]),
 ];
 
 /// Drawn a second time. The delta rule's first output is a multiple of v by the product of q and
@@ -108,7 +113,7 @@ pub struct Sizes {
 /// that are together wider than the hidden state, as Mistral Nemo's are. A variant may follow:
 /// `+tied`, without an LM head of its own; `+freqs`, with divisors of rope's frequencies;
 /// `+window`, with a window as wide as Mistral 7B's; `+fused`, with gate and up rows of every
-/// expert in one tensor.
+/// expert in one tensor; `+scaled`, of NVFP4, with a tensor of scales beside every matrix.
 ///
 /// # Panics
 /// For a type or an architecture that there is none of.
@@ -316,12 +321,23 @@ impl Model {
             return self.vector(name, extents, |b| signed(b) / 1024.0);
         }
         let mut data = stream(&format!("{}/{name}", self.stream), blocks * bytes);
+        // llama.cpp has none for embeddings.
+        let scaled = self.variant == "scaled" && name != "token_embd.weight";
         for block in data.chunks_exact_mut(bytes) {
             for &at in factors {
-                block[at + 1] = block[at + 1] & 0x83 | exponent << 2;
+                match code {
+                    // Scales of NVFP4 are 64 times as large where another number makes up for it.
+                    39 | 40 => block[at] = (block[at] & 7) + exponent + if scaled { 48 } else { 0 },
+                    _ => block[at + 1] = block[at + 1] & 0x83 | exponent << 2,
+                }
             }
         }
         self.file.tensors.push(Tensor { name: name.into(), extents: extents.to_vec(), kind: code, data });
+        if scaled {
+            let matrices = extents.get(2).copied().unwrap_or(1);
+            let name = name.replace(".weight", ".scale");
+            self.vector(&name, &[matrices], |b| (1.0 + f32::from(b) / 256.0) / 64.0);
+        }
     }
 
     /// Numbers in f32, each from a byte.

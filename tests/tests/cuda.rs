@@ -205,6 +205,9 @@ fn gguf_kernels(kind: &str) -> [String; 2] {
         // Affine ones of 4 and of 5 bits.
         "Q4_1" => "q4".to_owned(),
         "Q5_1" => "any".to_owned(),
+        // Tiles of E2M1 codes have groups of 32.
+        "NVFP4" => return ["linear_e2m1_1x4", "linear_e2m1_8x4"].map(String::from),
+        "MXFP4" => "e2m1".to_owned(),
         _ => "block".to_owned(),
     };
     [format!("linear_{of}_1x4"), format!("tiles_{of}")]
@@ -220,6 +223,17 @@ fn every_format_of_gguf_has_the_bits_of_the_cpu() {
         let kernels = gguf_kernels(kind);
         let file = gguf_models::sized("qwen3", kind, sizes);
         check_gguf(kind, &file, gguf_prompt(kind), &kernels.each_ref().map(String::as_str));
+    }
+}
+
+/// NVFP4 with scales beside its matrices.
+#[test]
+fn factors_of_rows_have_the_bits_of_the_cpu() {
+    let sizes = gguf_models::Sizes { hidden: 320, inner: 1088, vocab: 75, blocks: 1, heads: 4 };
+    let dense = gguf_models::sized("qwen3+scaled", "NVFP4", sizes);
+    let mixture = gguf_models::model("qwen35moe+scaled", "NVFP4");
+    for (name, file) in [("factors of rows", dense), ("factors of experts' rows", mixture)] {
+        check_gguf(name, &file, gguf_prompt("NVFP4"), &["linear_block_1x4", "tiles_block"]);
     }
 }
 

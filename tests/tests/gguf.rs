@@ -77,6 +77,40 @@ impl Progress for Told {
     }
 }
 
+/// The stages of a bake: name, unit, steps announced and done.
+#[derive(Default)]
+struct Counted(Mutex<Vec<(String, String, u64, u64)>>);
+
+impl Progress for Counted {
+    fn begin(&self, stage: &str, total: u64, unit: &str) {
+        self.0.lock().unwrap().push((stage.into(), unit.into(), total, 0));
+    }
+    fn step(&self, n: u64) {
+        self.0.lock().unwrap().last_mut().expect("a stage").3 += n;
+    }
+    fn warn(&self, _: &str) {}
+}
+
+#[test]
+fn progress_adds_up_to_what_was_announced() {
+    let dir = tempfile::tempdir().unwrap();
+    // Experts, moved rows, expanded types.
+    for name in ["gguf/qwen35moe/model.gguf", "gguf/mixed/model.gguf", "gguf/qwen35moe"] {
+        let counted = Counted::default();
+        let source = fixture(name);
+        loaf_bake::build::build(&source, &dir.path().join("out.loaf"), &f32_options(), &counted).unwrap();
+        let stages = counted.0.into_inner().unwrap();
+        for (stage, unit, announced, done) in &stages {
+            assert_eq!(announced, done, "{name}: {stage}, in {unit}");
+        }
+        let bytes = stages.iter().find(|s| (s.0.as_str(), s.1.as_str()) == ("weights", "bytes")).expect("weights");
+        let source = if source.is_dir() { source.join("model.safetensors") } else { source };
+        // What is read is hashed, what is written comes on top.
+        assert!(bytes.2 > std::fs::metadata(source).unwrap().len(), "{stages:?}");
+        assert!(stages.iter().any(|s| s.0 == "graphs" && s.2 > 0), "{stages:?}");
+    }
+}
+
 /// Bakes to nowhere in particular; what was warned of, and the loaf's bytes.
 fn bake_told(source: &Path, options: &BuildOptions) -> Result<(Vec<String>, Vec<u8>), String> {
     let dir = tempfile::tempdir().unwrap();

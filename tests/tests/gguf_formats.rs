@@ -8,7 +8,7 @@ use loaf_bake::build::{BuildOptions, Prepared, Silent};
 use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::interp::{Interp, PlacedWeights};
 use loaf_bake::passes::{Pass, Pipeline};
-use loaf_bake::weights::{QuantOptions, Resolved, resolve};
+use loaf_bake::weights::{QuantOptions, Resolution, Resolved, resolve};
 use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::plan::Phase;
@@ -35,11 +35,16 @@ fn written(dir: &Path, file: &File) -> PathBuf {
 
 /// The weights of a model, ready to be produced.
 fn resolved(path: &Path) -> (Checkpoint, Vec<Resolved>) {
+    let (checkpoint, resolution) = resolution(path);
+    (checkpoint, resolution.weights)
+}
+
+fn resolution(path: &Path) -> (Checkpoint, Resolution) {
     let checkpoint = Checkpoint::open(path).unwrap();
     let recipe = loaf_recipes::Options { context: 64, chunk: 16, norms_shifted: checkpoint.norms_shifted() };
     let decls = loaf_recipes::open(checkpoint.config(), recipe).unwrap().decls.weights;
-    let weights = resolve(&checkpoint, &decls, &QuantOptions::default()).unwrap().weights;
-    (checkpoint, weights)
+    let resolution = resolve(&checkpoint, &decls, &QuantOptions::default()).unwrap();
+    (checkpoint, resolution)
 }
 
 /// Ids of a prompt, and logits after each: token by token, and by chunks.
@@ -66,15 +71,57 @@ fn every_type_is_stored_at_its_size_and_gives_the_same_bits_everywhere() {
             _ => there,
         };
         assert_eq!(here, wanted, "{kind}: bits a weight");
-        let baked = bake_dir(&path, &options());
-        let [decoded, prefilled] = logits(&baked, Kernels::scalar());
-        assert!(decoded.iter().flatten().all(|v| v.is_finite()), "{kind}");
-        assert_bits(&format!("{kind}, by chunks"), &prefilled[..6], &decoded);
-        for kernels in Kernels::all() {
-            let [ours, chunks] = logits(&baked, kernels);
-            assert_bits(&format!("{kind} on {}", kernels.isa().name()), &ours, &decoded);
-            assert_bits(&format!("{kind} on {}, by chunks", kernels.isa().name()), &chunks, &prefilled);
+        same_bits_everywhere(kind, &path);
+    }
+}
+
+fn same_bits_everywhere(what: &str, path: &Path) {
+    let baked = bake_dir(path, &options());
+    let [decoded, prefilled] = logits(&baked, Kernels::scalar());
+    assert!(decoded.iter().flatten().all(|v| v.is_finite()), "{what}");
+    assert_bits(&format!("{what}, by chunks"), &prefilled[..6], &decoded);
+    for kernels in Kernels::all() {
+        let [ours, chunks] = logits(&baked, kernels);
+        assert_bits(&format!("{what} on {}", kernels.isa().name()), &ours, &decoded);
+        assert_bits(&format!("{what} on {}, by chunks", kernels.isa().name()), &chunks, &prefilled);
+    }
+}
+
+#[test]
+fn scales_beside_matrices_are_kept_as_factors_of_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["qwen3+scaled", "qwen35moe+scaled"] {
+        let mut file = model(name, "NVFP4");
+        let path = written(dir.path(), &file);
+        same_bits_everywhere(name, &path);
+        let (_, weights) = resolved(&path);
+        let scaled: Vec<_> = weights.iter().filter(|w| w.format == WeightFormat::Block(Block::Nvfp4Scaled)).collect();
+        let scales = file.tensors.iter().filter(|t| t.name.ends_with(".scale")).count();
+        assert!(scaled.len() == scales && scales > 14, "{name}: {} weights, {scales} tensors", scaled.len());
+        for w in scaled {
+            let count: u64 = w.shape.iter().product();
+            assert_eq!(w.bytes(), count / 16 * 9 + 4 * count / w.shape.last().unwrap(), "{}", w.name);
+            // Scales as the file has them, and a factor of every row from the tensor beside them.
+            let parts = produced(w);
+            let factors: Vec<f32> =
+                parts[2].chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+            assert!(factors.iter().all(|f| (1.0 / 64.0..1.0 / 32.0).contains(f)), "{}", w.name);
+            assert!(parts[1].iter().all(|b| b & !7 == 0x38), "{}", w.name);
         }
+        // A scale of its own for every expert, none of whose weights may be infinite.
+        let at = file.tensors.iter().position(|t| t.name == "blk.1.ffn_down_exps.scale").unwrap_or(0);
+        if at > 0 {
+            file.tensors[at].data[4..8].copy_from_slice(&1e36f32.to_le_bytes());
+            let error = Checkpoint::open(&written(dir.path(), &file)).unwrap();
+            let error = loaf_bake::build::build_from(error, &dir.path().join("no.loaf"), &options(), &Silent);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("down_proj") && error.contains("row 256"), "{error}");
+            assert!(!dir.path().join("no.loaf").exists());
+        }
+        // One that is beside nothing is said to be of no use.
+        file.tensors.retain(|t| t.name != "output.scale");
+        file.f32s("blk.0.other.scale", &[1], &[2.0]);
+        assert_eq!(resolution(&written(dir.path(), &file)).1.unused, ["blk.0.other.scale"], "{name}");
     }
 }
 

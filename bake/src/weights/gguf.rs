@@ -9,6 +9,7 @@
 
 use std::path::Path;
 
+use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::quant::push_float;
 
@@ -118,10 +119,11 @@ fn trimmed(shape: &[u64]) -> &[u64] {
 
 /// The stored format that holds the rows without loss, if there is one.
 fn exact(source: &Source) -> Option<WeightFormat> {
-    if source.values != ValueMap::Plain {
-        return None;
-    }
-    let format = convert::lossless(source.kind, source.in_dim)?;
+    let format = match (&source.values, convert::lossless(source.kind, source.in_dim)?) {
+        (ValueMap::Plain, format) => format,
+        (ValueMap::Scaled(_), WeightFormat::Nvfp4) => WeightFormat::Block(Block::Nvfp4Scaled),
+        _ => return None,
+    };
     let whole = |c: &Columns| c.run.is_multiple_of(format.unit());
     source.columns.as_ref().is_none_or(whole).then_some(format)
 }
@@ -182,6 +184,13 @@ pub(super) fn produce_rows(w: &Resolved, from: &GgufRows, first: u64, rows: u64)
                     put_back(columns, &mut part[start..]);
                 }
             }
+            if let ValueMap::Scaled(factors) = &source.values {
+                let factor = factor_of(factors, i, source, w);
+                if !(MOST_OF_NVFP4 * factor).is_finite() {
+                    return Err(not_finite(0, factor));
+                }
+                out.biases.extend_from_slice(&factor.to_le_bytes());
+            }
             continue;
         }
         decode(source, i, bytes, &mut decoded, w)?;
@@ -228,13 +237,21 @@ fn decode(source: &Source, row: u64, bytes: &[u8], out: &mut [f32], w: &Resolved
             }
         }
         ValueMap::Scaled(factors) => {
-            // Rows of a matrix; a weight has as many matrices as factors.
-            let per = (w.shape.iter().product::<u64>() / source.in_dim.max(1) / factors.len() as u64).max(1);
-            let factor = factors[((row / per) as usize).min(factors.len() - 1)];
+            let factor = factor_of(factors, row, source, w);
             out.iter_mut().for_each(|v| *v *= factor);
         }
     }
     Ok(())
+}
+
+/// The largest number that codes and scale of NVFP4 stand for: 6 times 448 (E2M1, E4M3), halved as
+/// GGUF halves its scales.
+const MOST_OF_NVFP4: f32 = 6.0 * 448.0;
+
+/// The factor of a row of a weight that has as many matrices as factors.
+fn factor_of(factors: &[f32], row: u64, source: &Source, w: &Resolved) -> f32 {
+    let per = (w.shape.iter().product::<u64>() / source.in_dim.max(1) / factors.len() as u64).max(1);
+    factors[((row / per) as usize).min(factors.len() - 1)]
 }
 
 /// Puts runs of a row back: canonical run `i` is run `order[i]`. `row` is all runs, each of one

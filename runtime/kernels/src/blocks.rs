@@ -4,8 +4,8 @@
 //! Affine and micro-scaled formats have them as they are. In a block format
 //! ([`loaf_formats::block`]) a group's small integers are bytes, or parts of bytes, of `u32` words.
 //! Words of a vector's rows are transposed, so that a lane is a row from there on, and every byte
-//! is then taken out, converted and multiplied with its super-block's factor. All products are
-//! exact, so their order is free. A bias that is a known multiple of its scale is not stored
+//! is then taken out, converted and multiplied with its super-block's factor. All products but those
+//! with a row's factor in f32 are exact, so their order is free. A bias that is a known multiple of its scale is not stored
 //! ([`offset_of`]).
 
 use loaf_formats::block::{Block, SUPER};
@@ -60,6 +60,7 @@ pub(super) const fn layout_of(block: Block) -> u8 {
         Block::Q3K => layout::HALVES_3,
         Block::Q6K => layout::HALVES_6,
         Block::Tq2 => 2,
+        Block::Nvfp4Scaled => layout::E2M1_HALVES,
     }
 }
 
@@ -100,6 +101,7 @@ pub(super) unsafe fn fill<S: Rows>(fill: &Fill) {
             Some(Block::Q3K) => supers::<S>(Block::Q3K, fill),
             Some(Block::Q6K) => supers::<S>(Block::Q6K, fill),
             Some(Block::Iq4Xs) => supers::<S>(Block::Iq4Xs, fill),
+            Some(Block::Nvfp4Scaled) => scaled::<S>(fill),
             Some(block) => factors::<S>(block, fill),
         }
     }
@@ -114,7 +116,7 @@ unsafe fn factors<S: Rows>(block: Block, fill: &Fill) {
     // SAFETY: rows of factors; room as the fields say.
     unsafe {
         S::fill_params(layout::Q4, DType::F16, &fill.planes[0], blocks, to.cast());
-        if block.is_table() {
+        if block.table().is_some() {
             return;
         }
         let offset = S::splat(-f32::from(block.offset()));
@@ -129,6 +131,21 @@ unsafe fn factors<S: Rows>(block: Block, fill: &Fill) {
                 g += 1;
             }
             from = from.add(S::LANES);
+        }
+    }
+}
+
+/// [`fill`] of scales in bytes, and a factor in f32 for every row.
+#[inline(always)]
+unsafe fn scaled<S: Rows>(fill: &Fill) {
+    // SAFETY: rows of scales and factors; room for sixteen vectors at least where factors go.
+    unsafe {
+        S::fill_params(fill.kind, DType::U8, &fill.planes[0], fill.groups, fill.scales.cast());
+        S::fill_params(layout::Q4, DType::F32, &fill.planes[1], 1, fill.supers.cast());
+        let factor = S::load(fill.supers);
+        for g in 0..fill.groups {
+            let scale = fill.scales.add(g * S::LANES);
+            S::store(scale, S::mul(S::load(scale), factor));
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use loaf_formats::block::{Block, TABLE};
+use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WEIGHT_PLANES, WeightFormat};
 use loaf_formats::op::{self, OpAttrs};
 
@@ -631,7 +631,7 @@ unsafe fn decode_row<S: Simd>(format: WeightFormat, w: &Planes, row: usize, n: u
 
 /// As [`decode_row`]; once a token, so that one copy will do.
 unsafe fn decode_block(block: Block, w: &Planes, row: usize, n: usize, out: *mut f32) {
-    let (bits, group) = (block.bits() as usize, block.group() as usize);
+    let (bits, group, table) = (block.bits() as usize, block.group() as usize, block.table());
     // SAFETY: a row of the weight is whole groups in every plane; `n` elements of room.
     unsafe {
         let plane = |i: usize| {
@@ -648,10 +648,9 @@ unsafe fn decode_block(block: Block, w: &Planes, row: usize, n: usize, out: *mut
                 let word = u64::from_le_bytes(bytes);
                 for j in 0..EIGHT {
                     let code = (word >> (j * bits)) as usize & ((1 << bits) - 1);
-                    *out.add(i + j) = if block.is_table() {
-                        scale * f32::from(TABLE[code & 15])
-                    } else {
-                        scale.mul_add(code as f32, bias)
+                    *out.add(i + j) = match table {
+                        Some(table) => scale * f32::from(table[code & 15]),
+                        None => scale.mul_add(code as f32, bias),
                     };
                 }
             }

@@ -101,7 +101,7 @@ pub fn rope_angle(pos: u64, inv_freq: f32) -> (f32, f32) {
 pub use loaf_formats::quant::{e4m3_to_f32 as e4m3, e8m0_to_f32 as e8m0};
 
 /// Twice the value of each E2M1 code: what the integer matmuls multiply.
-pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub use loaf_formats::block::E2M1_DOUBLED;
 
 #[cfg(test)]
 mod tests {

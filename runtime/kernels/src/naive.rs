@@ -100,6 +100,8 @@ unsafe fn block_params(block: Block, w: &Planes, o: usize, g: usize) -> (f32, f3
         Block::Q8_0 => (d(g, 1), 128.0),
         Block::Iq4Nl => (d(g, 1), 0.0),
         Block::Tq2 => (d(b, 1), 1.0),
+        // SAFETY: as above.
+        Block::Nvfp4Scaled => return (unsafe { e4m3(*w[1].at::<u8>(o, 0).add(g)) } * 0.5 * d(0, 2), 0.0),
         Block::Q6K => (d(b, 2) * (byte(16 * b + j) - 128) as f32, 32.0),
         Block::Iq4Xs => (d(b, 2) * (byte(8 * b + j) - 32) as f32, 0.0),
         Block::Q3K => {
@@ -127,6 +129,7 @@ unsafe fn block_params(block: Block, w: &Planes, o: usize, g: usize) -> (f32, f3
 fn block_value(block: Block, q: u32) -> (i32, bool) {
     match block {
         Block::Iq4Nl | Block::Iq4Xs => (i32::from(TABLE[q as usize]), false),
+        Block::Nvfp4Scaled => (i32::from(E2M1_DOUBLED[q as usize]), false),
         _ => (q as i32, true),
     }
 }

@@ -179,7 +179,8 @@ pub(super) fn weights(
     let mut unused = Vec::new();
     for (name, tensor) in tensors {
         // Used by the config, or by the weight that it scales.
-        if name == "rope_freqs.weight" || name.ends_with(".scale") {
+        let scaled = name.strip_suffix(".scale").map(|module| format!("{module}.weight"));
+        if name == "rope_freqs.weight" || scaled.is_some_and(|name| tensors.contains_key(&name)) {
             continue;
         }
         if name.ends_with(".input_scale") || !map.add(name, tensor)? {
@@ -214,7 +215,7 @@ impl Map<'_> {
     /// Notes what a tensor is; false if it is nothing that is known.
     fn add(&mut self, name: &str, t: &Tensor) -> Result<bool, Error> {
         if let Some((_, here)) = OUTER.iter().find(|(there, _)| *there == name) {
-            self.put(name, here.to_string(), source(t))?;
+            self.put((name, t), here.to_string(), source(t))?;
             return Ok(true);
         }
         let Some((block, rest)) = block_of(name).filter(|(block, _)| *block < self.facts.layers) else {
@@ -224,13 +225,13 @@ impl Map<'_> {
         if let Some(delta) = &self.facts.delta {
             if let Some((_, here)) = DELTA.iter().find(|(there, _)| *there == rest) {
                 let placed = untiled(name, rest, t, delta)?;
-                self.put(name, canonical(here), placed)?;
+                self.put((name, t), canonical(here), placed)?;
                 return Ok(true);
             }
             if rest == "ssm_a" {
                 let mut placed = untiled(name, rest, t, delta)?;
                 placed.values = ValueMap::LogOfNegated;
-                self.put(name, canonical("linear_attn.A_log"), placed)?;
+                self.put((name, t), canonical("linear_attn.A_log"), placed)?;
                 return Ok(true);
             }
             if rest == "ssm_ba.weight" {
@@ -239,7 +240,7 @@ impl Map<'_> {
                     let per = delta.v_heads / delta.k_heads;
                     expect_rows(name, t, 2 * delta.v_heads)?;
                     let row = |v: u64| v / per * 2 * per + part as u64 * per + v % per;
-                    self.put(name, canonical(here), listed(t, (0..delta.v_heads).map(row)))?;
+                    self.put((name, t), canonical(here), listed(t, (0..delta.v_heads).map(row)))?;
                 }
                 return Ok(true);
             }
@@ -259,7 +260,7 @@ impl Map<'_> {
                 let mut placed = source(t);
                 placed.shape = vec![experts, rows, inner];
                 placed.rows = Rows::Take { first: part as u64 * rows, rows, of: both };
-                self.put(name, canonical(here), placed)?;
+                self.put((name, t), canonical(here), placed)?;
             }
             return Ok(both % 2 == 0);
         }
@@ -269,14 +270,15 @@ impl Map<'_> {
             let heads = if module == "attn_q" { self.facts.heads } else { self.facts.kv_heads };
             placed = unpermuted(name, t, heads)?;
         }
-        if suffix == "weight" {
-            placed.values = self.scale_of(name, t)?;
-        }
-        self.put(name, canonical(&format!("{here}.{suffix}")), placed)?;
+        self.put((name, t), canonical(&format!("{here}.{suffix}")), placed)?;
         Ok(true)
     }
 
-    fn put(&mut self, name: &str, weight: String, source: Source) -> Result<(), Error> {
+    /// Notes where a weight lies, with the scale beside the tensor, if there is one.
+    fn put(&mut self, (name, t): (&str, &Tensor), weight: String, mut source: Source) -> Result<(), Error> {
+        if source.values == ValueMap::Plain {
+            source.values = self.scale_of(name, t)?;
+        }
         match self.weights.insert(weight.clone(), source) {
             None => Ok(()),
             Some(_) => Err(Error::TwoTensors { weight, tensor: name.to_string() }),
@@ -285,13 +287,15 @@ impl Map<'_> {
 
     /// The factors that a tensor's `.scale` holds: one, or one for each expert.
     fn scale_of(&self, name: &str, t: &Tensor) -> Result<ValueMap, Error> {
-        let scale_name = format!("{}.scale", name.strip_suffix(".weight").unwrap_or(name));
-        let Some(scale) = self.tensors.get(&scale_name) else { return Ok(ValueMap::Plain) };
+        let scale_name = name.strip_suffix(".weight").map(|module| format!("{module}.scale"));
+        let Some((scale_name, scale)) = scale_name.and_then(|name| self.tensors.get_key_value(&name)) else {
+            return Ok(ValueMap::Plain);
+        };
         let matrices = if t.info.shape.len() == 3 { t.info.shape[0] } else { 1 };
         let count: u64 = scale.info.shape.iter().product();
         if scale.info.kind != GgmlType::F32 || (count != matrices && count != 1) {
             let expected = vec![vec![1], vec![matrices]];
-            return Err(Error::Shape { tensor: scale_name, expected, found: scale.info.shape.clone() });
+            return Err(Error::Shape { tensor: scale_name.clone(), expected, found: scale.info.shape.clone() });
         }
         let mut factors = vec![0.0; count as usize];
         dequant::dequantise(GgmlType::F32, scale.shard.bytes(scale.info.begin..scale.info.end), &mut factors);

@@ -35,6 +35,9 @@ DEVICE u32 unpack_table(u32 s) {
     return (prmt(0xbfad9881, 0xf6eaddcf, index) & ~mask) | (prmt(0x26190d01, 0x71594535, index) & mask);
 }
 
+// Four codes of a format with a table as bytes of its values.
+DEVICE u32 unpack_values(u32 block, u32 s) { return block == NVFP4_SCALED ? unpack_e2m1(s) : unpack_table(s); }
+
 // A unit's codes as 32 bytes, of a table its values; `row` is where the unit begins.
 template <int BLOCK> DEVICE void unpack_block(const Codes<BLOCK> &from, const u32 *row, u32 block, u32 bits, u32 *out) {
     constexpr int N = Codes<BLOCK>::WORDS;
@@ -42,8 +45,8 @@ template <int BLOCK> DEVICE void unpack_block(const Codes<BLOCK> &from, const u3
         if (block_has_table(block)) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                out[2 * i] = unpack_table(row[i]);
-                out[2 * i + 1] = unpack_table(row[i] >> 16);
+                out[2 * i] = unpack_values(block, row[i]);
+                out[2 * i + 1] = unpack_values(block, row[i] >> 16);
             }
         } else if (bits == 8) {
 #pragma unroll
@@ -351,7 +354,10 @@ template <int BLOCK> DEVICE void tiles_blocks(const Linear &p) {
 #pragma unroll
                     for (u32 i = 0; i < 2; i++)
 #pragma unroll
-                        for (u32 j = 0; j < 4; j++) multiply_16<false>(d[i][j], a[i] + 2 * h, v[j][h]);
+                        for (u32 j = 0; j < 4; j++) {
+                            if (table) multiply_16<true>(d[i][j], a[i] + 2 * h, v[j][h]);
+                            else multiply_16<false>(d[i][j], a[i] + 2 * h, v[j][h]);
+                        }
                     fold_group(buffer, (2 * k + h) % MOST);
                 }
                 continue;

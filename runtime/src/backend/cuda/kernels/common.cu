@@ -15,7 +15,7 @@ enum { F32 = 0, F16 = 1, BF16 = 2, U32 = 3, I8 = 4, U8 = 5 };
 // The kinds of weight formats, the lowest byte of their codes.
 enum { DENSE = 0, AFFINE = 1, MXFP4 = 2, NVFP4 = 3, MXFP8 = 4, BLOCKS = 5 };
 // Numbers of block formats, the highest byte, as in formats/src/block.rs.
-enum { Q4_0, Q5_0, Q8_0, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TQ2_0 };
+enum { Q4_0, Q5_0, Q8_0, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TQ2_0, NVFP4_SCALED };
 
 // One operand of a record, resolved: element (r, h, i) is at r * row + h * head + i.
 struct Operand {
@@ -192,15 +192,15 @@ DEVICE float weight_at(u64 format, const void *w, const void *s, const void *b, 
 }
 
 // Block formats: weights of a group, and whether codes are indices into a table.
-DEVICE u32 block_group(u32 block) { return block == Q2_K || block == Q3_K || block == Q6_K ? 16 : block == TQ2_0 ? 128 : 32; }
-DEVICE bool block_has_table(u32 block) { return block == IQ4_NL || block == IQ4_XS; }
+DEVICE u32 block_group(u32 block) { return block == Q2_K || block == Q3_K || block == Q6_K || block == NVFP4_SCALED ? 16 : block == TQ2_0 ? 128 : 32; }
+DEVICE bool block_has_table(u32 block) { return block == IQ4_NL || block == IQ4_XS || block == NVFP4_SCALED; }
 
 // What a code exceeds the integer by that it stands for.
 DEVICE float block_offset(u32 block) {
     return block == Q4_0 ? 8.0f : block == Q5_0 ? 16.0f : block == Q8_0 ? 128.0f : block == Q3_K ? 4.0f : block == Q6_K ? 32.0f : block == TQ2_0 ? 1.0f : 0.0f;
 }
 
-// What the parameters of 32 weights of a block format are made of, as it is stored: bytes of small integers, and factors.
+// What the parameters of 32 weights of a block format are made of, as it is stored: bytes of small integers, or of scales, and factors.
 struct Params {
     u32 a, b, c, d, m;
 };
@@ -210,6 +210,11 @@ DEVICE void ask_params(Params &to, u32 block, const u8 *s, const u8 *supers, u32
     u32 of = u >> 3, j = u & 7;
     if (block <= IQ4_NL || block == TQ2_0) {
         to.d = ((const u16 *)s)[block == TQ2_0 ? of : u];
+        return;
+    }
+    if (block == NVFP4_SCALED) {
+        to.a = ((const u16 *)s)[u];
+        to.d = *(const u32 *)supers;
         return;
     }
     if (block == Q4_K || block == Q5_K) {
@@ -227,6 +232,11 @@ DEVICE void ask_params(Params &to, u32 block, const u8 *s, const u8 *supers, u32
 
 // Scale and bias of the unit, or of each half of it; of a format with a table the bias means nothing.
 DEVICE void params_of(const Params &from, u32 block, u32 u, float *scale, float *bias) {
+    if (block == NVFP4_SCALED) {
+        scale[0] = e4m3(from.a & 255) * 0.5f * __uint_as_float(from.d);
+        scale[1] = e4m3(from.a >> 8) * 0.5f * __uint_as_float(from.d);
+        return;
+    }
     float d = half_to_float((u16)from.d);
     u32 j = u & 7;
     if (block == Q4_K || block == Q5_K) {
@@ -265,6 +275,7 @@ DEVICE float block_weight_at(u64 format, const void *w, const void *s, const voi
     params_of(params, block, u, scale, bias);
     float by = half ? scale[1] : scale[0], plus = half ? bias[1] : bias[0];
     if (!block_has_table(block)) return fmaf(by, (float)code, plus);
+    if (block == NVFP4_SCALED) return by * (float)e2m1_doubled(code);
     u64 table = code & 8 ? 0x7159453526190d01u : 0xf6eaddcfbfad9881u;
     return by * (float)(i8)(table >> 8 * (code & 7));
 }
