@@ -10,6 +10,7 @@ Any rule that does not hold is an error in one line, and exit code 1.
 
 import hashlib
 import json
+import math
 import struct
 import sys
 
@@ -366,7 +367,12 @@ def small_integers(name, b, j):
 
 def scaled_row(inputs, codes, scales, factor):
     """The numbers of a row of `nvfp4_scaled`."""
-    single = lambda x: struct.unpack("<f", struct.pack("<f", x))[0]
+    def single(x):
+        try:
+            return struct.unpack("<f", struct.pack("<f", x))[0]
+        except OverflowError:
+            return math.copysign(math.inf, x)
+
     factor, out = struct.unpack("<f", factor)[0], []
     for i in range(inputs):
         byte = scales[i // 16]

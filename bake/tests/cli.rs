@@ -78,10 +78,20 @@ fn inspect_shows_what_became_of_the_types_of_a_gguf_model() {
         "      1 Q4_K     as q4_k         4.50 ->  4.50 bits a weight",
         "      1 Q6_K     as q6_k         6.56 ->  6.56 bits a weight",
         "      1 Q5_1     as q5g32/f16    6.00 ->  6.00 bits a weight",
-        "bits a weight\n",
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }
+    // All of them together: as many weights as the manifest counts, and their bits.
+    let file = fs::read(&out).expect("baked");
+    let container = loaf_formats::container::Container::open(&file).expect("a loaf");
+    let manifest = container.section(loaf_formats::container::SectionKind::Manifest).expect("a manifest");
+    let manifest: serde_json::Value = serde_json::from_slice(manifest).expect("JSON");
+    let types = manifest["source"]["gguf"]["types"].as_object().expect("types");
+    let weights: u64 = types.values().filter_map(|t| t["weights"].as_u64()).sum();
+    let total = text.lines().find(|l| l.contains(" bytes, ") && l.ends_with(" bits a weight")).expect("a total");
+    let numbers: Vec<f64> = total.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    assert!(numbers.len() == 3 && numbers[0] == weights as f64, "{total}, {weights} weights");
+    assert!((numbers[1] * 8.0 / numbers[0] - numbers[2]).abs() < 0.006, "{total}");
     let missing = dir.path().join("none.gguf");
     let (code, line) = refused(&["build", missing.to_str().expect("UTF-8"), "-o", &out]);
     assert_eq!((code, line.contains("none.gguf")), (1, true), "{line}");
@@ -229,6 +239,26 @@ fn lock_updates_then_checks_and_names_what_changed() {
     assert!(errors.contains("1 of 2 artifacts are not what"), "{errors}");
     fs::write(&lock, text.replace("--quant q8", "--no-such-option")).expect("a writable folder");
     assert!(String::from_utf8_lossy(&bake(&["lock", "--root", root]).stderr).contains("bake: small: options: "));
+}
+
+#[test]
+fn the_lock_takes_gguf_sources_from_the_command_line() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let root = text_of(dir.path());
+    fs::create_dir(dir.path().join("artifacts")).expect("a writable folder");
+    let source = dir.path().join("model.gguf");
+    fs::write(&source, gguf_models::model("qwen3", "Q4_K").bytes()).expect("a writable folder");
+    let text = "[[artifact]]\nname = \"m\"\nsource = \"model.gguf\"\noptions = \"--context 32\"\nid = \"\"\n[artifact.files]\n";
+    fs::write(dir.path().join("artifacts/lock.toml"), text).expect("a writable folder");
+    assert_eq!(stdout(&["lock", "--update", "--root", root]).lines().count(), 1);
+    let locked = fs::read_to_string(dir.path().join("artifacts/lock.toml")).expect("written");
+    assert!(locked.contains("\"model.gguf\" = \"") || locked.contains("model.gguf = \""), "{locked}");
+    assert!(stdout(&["lock", "--check", "--root", root]).ends_with(" m\n"));
+    fs::write(&source, gguf_models::model("qwen3", "Q6_K").bytes()).expect("a writable folder");
+    let output = bake(&["lock", "--check", "--root", root]);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(errors.contains("bake: m: ") && errors.contains("model.gguf"), "{errors}");
 }
 
 #[test]

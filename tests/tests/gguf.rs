@@ -15,7 +15,9 @@ use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::quant::decode_row;
 use loaf_runtime::kernels::Kernels;
 use loaf_tests::gguf::{File, Value};
-use loaf_tests::{assert_bits, bake_dir, decode_logits, fixture, max_diff, prefill_logits, produced, session};
+use loaf_tests::{
+    assert_bits, bake_dir, decode_logits, fixture, gguf_models, max_diff, prefill_logits, produced, session,
+};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -282,7 +284,10 @@ fn what_no_recipe_computes_is_refused_by_key() {
         ),
         (Box::new(set("llama.attention.head_count", Value::I32(-2))), "expected a whole number, found -2"),
         (
-            Box::new(set("llama.attention.head_count", Value::I32s(vec![2, 4]))),
+            Box::new(move |file: &mut File| {
+                set("llama.block_count", Value::U32(2))(file);
+                set("llama.attention.head_count", Value::I32s(vec![2, 4]))(file);
+            }),
             "expected the same number for every layer",
         ),
         (Box::new(set("llama.logit_scale", Value::F32(0.5))), "key \"llama.logit_scale\": expected 1"),
@@ -316,7 +321,25 @@ fn what_no_recipe_computes_is_refused_by_key() {
             Box::new(|file: &mut File| {
                 file.f32s("blk.0.attn_q.bias", &[32], &[0.0; 32]);
             }),
-            "\"attention_bias\": expected false, found true",
+            "tensor blk.0.attn_q.bias: expected only what the model has, found this tensor besides",
+        ),
+        (
+            Box::new(set("llama.attention.head_count_kv", Value::I32s(vec![2, 2]))),
+            "key \"llama.attention.head_count_kv\": expected 1 numbers, one a block",
+        ),
+        (
+            Box::new(set("llama.vocab_size", Value::U32(7))),
+            "key \"llama.vocab_size\": expected the 32 rows of token_embd.weight, found 7",
+        ),
+        (Box::new(set("llama.attention.causal", Value::Bool(false))), "key \"llama.attention.causal\": expected true"),
+        (
+            Box::new(|file: &mut File| {
+                file.key("tokenizer.ggml.model", "llama");
+                let all: Vec<String> = (1..=400).map(|n| "a".repeat(n)).collect();
+                file.key("tokenizer.ggml.scores", Value::F32s((0..400).map(|n| -(n as f32)).collect()));
+                file.key("tokenizer.ggml.tokens", Value::Texts(all));
+            }),
+            "key \"tokenizer.ggml.tokens\": expected at most 16777216 bytes of merges",
         ),
         (
             Box::new(|file: &mut File| file.tensors.retain(|t| t.name != "blk.0.ffn_up.weight")),
@@ -333,6 +356,67 @@ fn what_no_recipe_computes_is_refused_by_key() {
         let error = refused(&*edit);
         assert!(error.contains(complaint), "{error:?} should contain {complaint:?}");
     }
+    // Keys whose value asks for arithmetic.
+    for (key, value) in [
+        ("attention.max_alibi_bias", 8.0),
+        ("attention.clamp_kqv", 30.0),
+        ("attention.temperature_scale", 0.1),
+        ("attn_logit_softcapping", 50.0),
+        ("final_logit_softcapping", 30.0),
+        ("residual_scale", 0.5),
+        ("embedding_scale", 2.0),
+        ("expert_weights_scale", 2.5),
+        ("expert_gating_func", 2.0),
+        ("expert_group_count", 8.0),
+        ("leading_dense_block_count", 1.0),
+        ("rope.scaling.attn_factor", 1.3),
+    ] {
+        let error = refused(&|file: &mut File| {
+            file.key(&format!("llama.{key}"), Value::F32(value));
+        });
+        assert!(error.contains(&format!("key \"llama.{key}\": expected ")), "{error}");
+    }
+    // Tensors that nothing would be computed with.
+    for (name, extent) in [
+        ("blk.0.ffn_gate.bias", 64),
+        ("blk.0.attn_output.bias", 32),
+        ("blk.0.attn_k.bias", 32),
+        ("output.bias", 32),
+        ("blk.1.attn_norm.weight", 32),
+        ("blk.+0.attn_norm.weight", 32),
+        ("blk.0.other.scale", 1),
+        ("rope_freqs.scale", 1),
+        ("anything", 1),
+    ] {
+        let error = refused(&|file: &mut File| {
+            if name.starts_with("rope") {
+                file.f32s("rope_freqs.weight", &[8], &[1.0; 8]);
+            }
+            file.f32s(name, &[extent], &vec![1.0; extent as usize]);
+        });
+        assert!(error.contains(&format!("tensor {name}: expected only what the model has")), "{error}");
+    }
+}
+
+#[test]
+fn frequencies_that_no_position_turns_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let opened = |sections: Vec<i32>| {
+        let mut file = gguf_models::model("qwen35", "F32");
+        let key = "qwen35.rope.dimension_sections";
+        file.keys.retain(|k| k.0 != key);
+        file.key(key, Value::I32s(sections));
+        Checkpoint::open(&written(dir.path(), "m.gguf", &file)).map(|_| ()).map_err(|e| e.to_string())
+    };
+    // Of eight frequencies: every third is for time, height and width, as many as each has.
+    for good in [[3, 3, 2, 0], [11, 11, 10, 0], [1, 0, 0, 0]] {
+        assert_eq!(opened(good.to_vec()), Ok(()), "{good:?}");
+    }
+    for bad in [[4, 2, 2, 0], [3, 3, 1, 1], [2, 0, 0, 0], [0, 0, 0, 0], [3, -3, 2, 0]] {
+        let error = opened(bad.to_vec()).unwrap_err();
+        assert!(error.contains("rope.dimension_sections\": expected shares"), "{bad:?}: {error}");
+    }
+    assert!(opened(vec![3, 3, 2]).unwrap_err().contains("expected 4 numbers"));
 }
 
 #[test]
@@ -433,7 +517,10 @@ fn fused_experts_and_tensor_scales_are_taken_apart() {
         shape: shape.to_vec(),
         class: WeightClass::Experts { count: 2 },
     };
-    let decls = [decl("gate_proj", &[2, 2, 4]), decl("up_proj", &[2, 2, 4]), decl("down_proj", &[2, 4, 2])];
+    let embedding =
+        WeightDecl { name: "model.embed_tokens.weight".into(), shape: vec![3, 4], class: WeightClass::Embedding };
+    let experts = [decl("gate_proj", &[2, 2, 4]), decl("up_proj", &[2, 2, 4]), decl("down_proj", &[2, 4, 2])];
+    let decls = [&experts[..], &[embedding]].concat();
     let weights = resolve(&checkpoint, &decls, &QuantOptions::default()).unwrap().weights;
     let rows = |rows: &[usize]| -> Vec<f32> { rows.iter().flat_map(|r| values[r * 4..][..4].to_vec()).collect() };
     assert_eq!(decoded(&weights[0]), rows(&[0, 1, 4, 5]));

@@ -8,7 +8,7 @@ use loaf_bake::build::{BuildOptions, Prepared, Silent};
 use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::interp::{Interp, PlacedWeights};
 use loaf_bake::passes::{Pass, Pipeline};
-use loaf_bake::weights::{QuantOptions, Resolution, Resolved, resolve};
+use loaf_bake::weights::{QuantOptions, Resolved, resolve};
 use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WeightFormat};
 use loaf_formats::plan::Phase;
@@ -35,16 +35,11 @@ fn written(dir: &Path, file: &File) -> PathBuf {
 
 /// The weights of a model, ready to be produced.
 fn resolved(path: &Path) -> (Checkpoint, Vec<Resolved>) {
-    let (checkpoint, resolution) = resolution(path);
-    (checkpoint, resolution.weights)
-}
-
-fn resolution(path: &Path) -> (Checkpoint, Resolution) {
     let checkpoint = Checkpoint::open(path).unwrap();
     let recipe = loaf_recipes::Options { context: 64, chunk: 16, norms_shifted: checkpoint.norms_shifted() };
     let decls = loaf_recipes::open(checkpoint.config(), recipe).unwrap().decls.weights;
-    let resolution = resolve(&checkpoint, &decls, &QuantOptions::default()).unwrap();
-    (checkpoint, resolution)
+    let weights = resolve(&checkpoint, &decls, &QuantOptions::default()).unwrap().weights;
+    (checkpoint, weights)
 }
 
 /// Ids of a prompt, and logits after each: token by token, and by chunks.
@@ -118,10 +113,6 @@ fn scales_beside_matrices_are_kept_as_factors_of_rows() {
             assert!(error.contains("down_proj") && error.contains("row 256"), "{error}");
             assert!(!dir.path().join("no.loaf").exists());
         }
-        // One that is beside nothing is said to be of no use.
-        file.tensors.retain(|t| t.name != "output.scale");
-        file.f32s("blk.0.other.scale", &[1], &[2.0]);
-        assert_eq!(resolution(&written(dir.path(), &file)).1.unused, ["blk.0.other.scale"], "{name}");
     }
 }
 

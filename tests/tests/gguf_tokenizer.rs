@@ -7,8 +7,8 @@
 
 use loaf_bake::checkpoint::Checkpoint;
 use loaf_runtime::tokenizer::{EncodeOptions, Scratch, Tokenizer};
-use loaf_tests::fixture;
 use loaf_tests::gguf::{File, Value};
+use loaf_tests::{fixture, gguf_models};
 use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
 
@@ -277,4 +277,54 @@ fn a_wrong_rule_gives_other_ids() {
     std::fs::write(&path, written(&file, "gpt2", Some("qwen2"), Some("<|begin_of_text|>")).bytes()).unwrap();
     let (ours, theirs) = (from_gguf(&path), compiled(&json));
     assert!(std::panic::catch_unwind(|| check("canary", &ours, &theirs)).is_err());
+}
+
+/// Ids of a text, and the ids that end an answer, of a model with these metadata and no others.
+fn ids_and_stops(keys: impl FnOnce(&mut File), text: &str) -> (Vec<u32>, Vec<u32>) {
+    let mut file = gguf_models::model("qwen3", "F32");
+    file.keys.retain(|k| !k.0.starts_with("tokenizer."));
+    keys(&mut file);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    let stops = loaf_bake::front::chat(&Checkpoint::open(&path).unwrap(), 48).unwrap().stop_ids;
+    let tables = from_gguf(&path);
+    let (mut scratch, mut ids) = (Scratch::default(), Vec::new());
+    let options = EncodeOptions { add_special: true, parse_special: true };
+    Tokenizer::open(&tables).unwrap().encode_with(text, options, &mut scratch, &mut ids);
+    (ids, stops)
+}
+
+/// As llama.cpp has them (ids of its own for these vocabularies).
+#[test]
+fn what_a_file_does_not_say_of_special_tokens_is_what_its_kind_of_vocabulary_says() {
+    let pieces = |all: &[&str]| Value::Texts(all.iter().map(|t| t.to_string()).collect());
+    let sentence_piece = |file: &mut File| {
+        file.key("tokenizer.ggml.model", "llama");
+        file.key("tokenizer.ggml.tokens", pieces(&["<unk>", "<s>", "</s>", "\u{2581}", "a", "b", "ab", "\u{2581}ab"]));
+        file.key("tokenizer.ggml.scores", Value::F32s(vec![0.0, 0.0, 0.0, -3.0, -4.0, -5.0, -1.0, -2.0]));
+        file.key("tokenizer.ggml.token_type", Value::I32s(vec![2, 3, 3, 1, 1, 1, 1, 1]));
+    };
+    assert_eq!(ids_and_stops(sentence_piece, "ab"), (vec![1, 7], vec![2]));
+    let none = |file: &mut File| {
+        sentence_piece(file);
+        file.key("tokenizer.ggml.bos_token_id", Value::I32(-1));
+    };
+    assert_eq!(ids_and_stops(none, "ab").0, [7]);
+    let byte_level = |merges: &[&str], types: [i32; 7]| {
+        let merges = pieces(merges);
+        move |file: &mut File| {
+            file.key("tokenizer.ggml.model", "gpt2").key("tokenizer.ggml.pre", "qwen2");
+            file.key("tokenizer.ggml.tokens", pieces(&["a", "b", "c", "ab", "bc", "abc", "<|im_end|>"]));
+            file.key("tokenizer.ggml.token_type", Value::I32s(types.to_vec())).key("tokenizer.ggml.merges", merges);
+        }
+    };
+    // A merge that is listed twice counts where it stands first.
+    let repeated = ["b c", "a b", "ab c", "b c"];
+    assert_eq!(ids_and_stops(byte_level(&repeated, [1; 7]), "abc").0, [0, 4]);
+    assert_eq!(ids_and_stops(byte_level(&repeated[1..], [1; 7]), "abc").0, [5]);
+    for (kind, stops) in [(3, vec![6]), (4, vec![6]), (1, vec![])] {
+        let types = [1, 1, 1, 1, 1, 1, kind];
+        assert_eq!(ids_and_stops(byte_level(&repeated, types), "abc").1, stops, "type {kind}");
+    }
 }

@@ -71,6 +71,14 @@ pub enum Error {
         /// The two files.
         files: [String; 2],
     },
+    /// A GGUF file holds tensors that the model has no place for: without them it would compute
+    /// something else.
+    UnknownTensors {
+        /// The first of them.
+        tensor: String,
+        /// How many there are.
+        count: usize,
+    },
     /// A weight the model needs is under none of its published names.
     MissingTensor {
         /// Canonical name.
@@ -153,6 +161,13 @@ impl fmt::Display for Error {
             }
             Error::DuplicateTensor { name: tensor, files } => {
                 write!(f, "tensor {} is in both {} and {}", name(tensor), line(&files[0]), line(&files[1]))
+            }
+            Error::UnknownTensors { tensor, count } => {
+                write!(f, "tensor {}: expected only what the model has", name(tensor))?;
+                match count {
+                    1 => write!(f, ", found this tensor besides"),
+                    n => write!(f, ", found this one and {} others besides", n - 1),
+                }
             }
             Error::MissingTensor { weight, tried } => {
                 write!(f, "weight {} is not in the checkpoint; looked for {}", name(weight), line(tried.join(", ")))

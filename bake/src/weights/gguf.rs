@@ -217,7 +217,7 @@ fn decode(source: &Source, row: u64, bytes: &[u8], out: &mut [f32], w: &Resolved
     if !dequant::dequantise(source.kind, bytes, out) {
         return Err(Error::Options(format!("weight {}: {} cannot be decoded", w.name, source.kind)));
     }
-    // A scale of NaN; dense types may hold what they like, as in other checkpoints.
+    // A scale of NaN; what is dense is looked at when it is stored.
     if let Some(column) = out.iter().position(|v| !v.is_finite()).filter(|_| source.kind.block() > 1) {
         let found = out[column];
         return Err(Error::NotFinite { weight: w.name.clone(), row, column: column as u64, found });

@@ -49,7 +49,7 @@ pub fn resolve(checkpoint: &Checkpoint, decls: &[WeightDecl], quant: &QuantOptio
     Ok(Resolution { weights, unused, became: BTreeMap::new() })
 }
 
-/// [`resolve`] of a GGUF model.
+/// [`resolve`] of a GGUF model, whose tensors are all part of it.
 fn resolve_gguf(gguf: &Gguf, decls: &[WeightDecl], quant: &QuantOptions) -> Result<Resolution, Error> {
     let weights: Vec<Resolved> =
         decls.iter().map(|d| super::gguf::resolve_one(gguf, d, quant)).collect::<Result<_, _>>()?;
@@ -62,9 +62,14 @@ fn resolve_gguf(gguf: &Gguf, decls: &[WeightDecl], quant: &QuantOptions) -> Resu
         entry.stored += w.bytes();
     }
     let declared: BTreeSet<&str> = decls.iter().map(|d| d.name.as_str()).collect();
-    let left = gguf.weight_names().filter(|name| !declared.contains(name)).map(str::to_string);
-    let unused = left.chain(gguf.unused().iter().cloned()).collect();
-    Ok(Resolution { weights, unused, became })
+    let left =
+        gguf.weight_names().filter(|name| !declared.contains(name)).map(|name| gguf.names_of(name).swap_remove(0));
+    // A folder may hold what other programs want; whatever reads GGUF uses all that is there.
+    let unknown: Vec<String> = left.chain(gguf.unused().iter().cloned()).collect();
+    match unknown.first() {
+        Some(tensor) => Err(Error::UnknownTensors { tensor: tensor.clone(), count: unknown.len() }),
+        None => Ok(Resolution { weights, unused: Vec::new(), became }),
+    }
 }
 
 /// A piece that was found: its tensors in the order of the format's planes, with the bytes of a row

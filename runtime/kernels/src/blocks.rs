@@ -4,9 +4,9 @@
 //! Affine and micro-scaled formats have them as they are. In a block format
 //! ([`loaf_formats::block`]) a group's small integers are bytes, or parts of bytes, of `u32` words.
 //! Words of a vector's rows are transposed, so that a lane is a row from there on, and every byte
-//! is then taken out, converted and multiplied with its super-block's factor. All products but those
-//! with a row's factor in f32 are exact, so their order is free. A bias that is a known multiple of its scale is not stored
-//! ([`offset_of`]).
+//! is then taken out, converted and multiplied with its super-block's factor. All products but
+//! those with a row's factor in f32 are exact, so their order is free. A bias that is a known
+//! multiple of its scale is not stored ([`offset_of`]).
 
 use loaf_formats::block::{Block, SUPER};
 use loaf_formats::dtype::{DType, WeightFormat};

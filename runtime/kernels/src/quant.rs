@@ -46,8 +46,8 @@ pub(super) struct Row {
     /// Permuted codes, of [`Rows::panel_bytes`] each, padded with zeros to whole blocks, if any of
     /// the call's matrices has more than [`Rows::STREAMED`] rows.
     codes: *const i8,
-    /// Exact sum of each group's codes.
-    code_sums: *const i32,
+    /// What the dots of each group lack: the exact sum of its codes times [`Packing::bias`].
+    corrections: *const i32,
     scales: *const f32,
     sums: *const f32,
     /// Where its products go.
@@ -60,7 +60,7 @@ pub(super) struct Slots<'a> {
     x: &'a [RawOperand],
     out: &'a RawOperand,
     codes: *const i8,
-    code_sums: *const i32,
+    corrections: *const i32,
     padded: usize,
     /// Bytes of a row of `codes`.
     code_bytes: usize,
@@ -92,7 +92,7 @@ impl Slots<'_> {
             Row {
                 plain: self.x[0].at::<i8>(r, h),
                 codes: self.codes.add(index * self.code_bytes),
-                code_sums: self.code_sums.add(index * self.padded_groups),
+                corrections: self.corrections.add(index * self.padded_groups),
                 scales: self.x[1].at(r, h),
                 sums: self.x[2].at(r, h),
                 out: self.out.at(r, j),
@@ -318,13 +318,13 @@ unsafe fn prepare<'a, S: Rows>(
     again: bool,
     scratch: &mut [u8],
 ) -> (Slots<'a>, Panels) {
-    let (padded, group) = (inp.next_multiple_of(128), packing.group);
+    let (padded, group, bias) = (inp.next_multiple_of(128), packing.group, packing.bias::<S>());
     let padded_groups = (inp / group).next_multiple_of(16);
     let [words, supers] = scratch_lanes(format, inp);
     let mut scratch = Scratch::new(scratch);
     let code_bytes = padded * S::panel_bytes(packing.kind);
     let codes = scratch.take::<i8>(rows * x_slots * code_bytes);
-    let code_sums = scratch.take::<i32>(rows * x_slots * padded_groups);
+    let corrections = scratch.take::<i32>(rows * x_slots * padded_groups);
     let panels = Panels {
         arranged: scratch.take(S::STREAMED * ARRANGED * padded),
         codes: [scratch.take(S::LANES * code_bytes), scratch.take(S::LANES * code_bytes)],
@@ -347,15 +347,15 @@ unsafe fn prepare<'a, S: Rows>(
             if panelled {
                 (steps.permute)(packing, from, inp, codes.add(index * code_bytes));
             }
-            if packing.bias::<S>() != 0 {
+            if bias != 0 {
                 for g in 0..inp / group {
                     let sum = (0..group).fold(0i32, |sum, i| sum + i32::from(*from.add(g * group + i)));
-                    *code_sums.add(index * padded_groups + g) = sum;
+                    *corrections.add(index * padded_groups + g) = bias * sum;
                 }
             }
         }
     }
-    (Slots { x, out, codes, code_sums, padded, code_bytes, padded_groups, k, x_slots, total: rows * k }, panels)
+    (Slots { x, out, codes, corrections, padded, code_bytes, padded_groups, k, x_slots, total: rows * k }, panels)
 }
 
 /// Every product of a matrix's rows `QUANT_ROWS * units` with the slots in `list` (in order if
@@ -415,8 +415,7 @@ pub(super) unsafe fn panelled<S: Rows, const KIND: u8, const GROUP: usize, const
     unsafe {
         if let Some(unit) = unit {
             if !panels.ready {
-                let correction = if packing.is_affine() { None } else { Some(packing.bias::<S>()) };
-                stage(slots, (list, n), correction, &panels.stage);
+                stage(slots, (list, n), !packing.is_affine(), &panels.stage);
             }
             (unit.begin)(packing.group);
         }
@@ -501,13 +500,13 @@ const fn tiles_ask<S: Rows>() -> bool {
     S::LANES > 8
 }
 
-/// The activation rows of a call, laid out for a matrix unit; `correction` as a [`Packing`]'s bias.
-unsafe fn stage(slots: &Slots<'_>, (list, n): (*const u32, usize), correction: Option<i32>, stage: &Stage) {
+/// The activation rows of a call, laid out for a matrix unit, with corrections or sums.
+unsafe fn stage(slots: &Slots<'_>, (list, n): (*const u32, usize), corrected: bool, stage: &Stage) {
     // SAFETY: existing rows of as many padded codes; there is room for `n`.
     unsafe {
         for i in 0..n {
-            let Row { codes, code_sums, scales, sums, out, .. } = slots.listed(list, i);
-            stage.put(i, (codes, out), scales, sums, correction.map(|by| (by, code_sums)));
+            let Row { codes, corrections, scales, sums, out, .. } = slots.listed(list, i);
+            stage.put(i, (codes, out), scales, if corrected { corrections.cast() } else { sums.cast() });
         }
         stage.fill_up(n);
     }
@@ -688,8 +687,7 @@ pub(super) unsafe fn arrange<S: Rows, const KIND: u8, const GROUP: usize, const 
 unsafe fn scaled<S: Rows>(packing: Packing, acc: S::F, d: S::I, x: &Row, panels: &Panels, p: usize, g: usize) -> S::F {
     // SAFETY: an existing group.
     unsafe {
-        let bias = packing.bias::<S>();
-        let d = if bias == 0 { d } else { S::add_i(d, S::splat_i(bias * *x.code_sums.add(g))) };
+        let d = if packing.bias::<S>() == 0 { d } else { S::add_i(d, S::splat_i(*x.corrections.add(g))) };
         let scale = S::load(panels.scales[p].add(g * S::LANES));
         let acc = S::fma(S::mul(scale, S::splat(*x.scales.add(g))), S::to_float(d), acc);
         if !packing.is_affine() {

@@ -106,8 +106,8 @@ impl Stage {
         }
     }
 
-    /// Lays out the `i`-th row: its padded codes, scales, sums, and where its products go. With a
-    /// correction, the exact sums of its codes times that stand in place of sums.
+    /// Lays out the `i`-th row: its padded codes, scales, the bits of sums or of corrections, and
+    /// where its products go.
     ///
     /// # Safety
     /// There is room for it; `codes` are as many as the stage was made for, the others as many as
@@ -117,8 +117,7 @@ impl Stage {
         i: usize,
         (codes, out): (*const i8, *mut f32),
         scales: *const f32,
-        sums: *const f32,
-        correction: Option<(i32, *const i32)>,
+        sums: *const u32,
     ) {
         // SAFETY: the condition above.
         unsafe {
@@ -130,10 +129,7 @@ impl Stage {
             for g in 0..self.groups {
                 let of_group = &mut *self.params.add(i / ROWS * self.groups + g);
                 of_group[0][i % ROWS] = *scales.add(g);
-                of_group[1][i % ROWS] = match correction {
-                    Some((by, code_sums)) => f32::from_bits((by * *code_sums.add(g)) as u32),
-                    None => *sums.add(g),
-                };
+                of_group[1][i % ROWS] = f32::from_bits(*sums.add(g));
             }
         }
     }

@@ -19,8 +19,10 @@ use super::{Metadata, Tensor};
 /// What the names and orders of tensors depend on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
-    /// Layers of the model; blocks past them predict further tokens and are left out.
+    /// Layers of the model.
     pub layers: u64,
+    /// Blocks in the file; those past the layers predict further tokens and are left out.
+    pub blocks: u64,
     /// Rows of q and k are in the order of adjacent-pair rope.
     pub permuted: bool,
     /// Attention heads.
@@ -46,7 +48,7 @@ pub(super) struct Delta {
 const ARCHITECTURES: [&str; 7] = ["llama", "qwen2", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe"];
 
 /// Keys that ask for arithmetic no recipe has, each with the value that asks for nothing.
-const FEATURES: [(&str, f64); 12] = [
+const FEATURES: [(&str, f64); 13] = [
     ("attention.max_alibi_bias", 0.0),
     ("attention.clamp_kqv", 0.0),
     ("attention.temperature_scale", 0.0),
@@ -59,6 +61,7 @@ const FEATURES: [(&str, f64); 12] = [
     ("expert_gating_func", 1.0),
     ("expert_group_count", 1.0),
     ("leading_dense_block_count", 0.0),
+    ("rope.scaling.attn_factor", 1.0),
 ];
 
 /// No dimension is larger; products of three fit in 64 bits.
@@ -104,6 +107,10 @@ pub(super) fn read(metadata: &Metadata, tensors: &BTreeMap<String, Tensor>) -> R
             return metadata.refuse(&key, format!("{neutral}: no recipe computes anything else"));
         }
     }
+    let causal = r.key("attention.causal");
+    if metadata.flag(&causal)? == Some(false) {
+        return metadata.refuse(&causal, "true: no recipe computes anything else");
+    }
     let hybrid = matches!(arch, "qwen3next" | "qwen35" | "qwen35moe");
     let moe = matches!(arch, "qwen3moe" | "qwen3next" | "qwen35moe");
     if !moe && r.count_or_zero("expert_count")? != 0 {
@@ -113,6 +120,10 @@ pub(super) fn read(metadata: &Metadata, tensors: &BTreeMap<String, Tensor>) -> R
         let tried = vec!["token_embd.weight".to_string()];
         return Err(Error::MissingTensor { weight: "model.embed_tokens.weight".into(), tried });
     };
+    let vocab = embedding.info.shape.first().copied().unwrap_or(0);
+    if metadata.count(&r.key("vocab_size"))?.is_some_and(|n| n != vocab) {
+        return metadata.refuse(&r.key("vocab_size"), format!("the {vocab} rows of token_embd.weight"));
+    }
     let hidden = r.dim("embedding_length")?;
     let drafting = r.count_or_zero("nextn_predict_layers")?;
     let blocks = r.dim("block_count")?;
@@ -133,7 +144,6 @@ pub(super) fn read(metadata: &Metadata, tensors: &BTreeMap<String, Tensor>) -> R
     let eps_key = r.key("attention.layer_norm_rms_epsilon");
     let Some(eps) = metadata.real(&eps_key)? else { return metadata.refuse(&eps_key, "a number") };
     let window = r.count_or_zero("attention.sliding_window")?;
-    let biased = tensors.contains_key("blk.0.attn_q.bias");
     let model_type = match arch {
         "llama" if window > 0 => "mistral",
         "qwen3moe" => "qwen3_moe",
@@ -150,11 +160,9 @@ pub(super) fn read(metadata: &Metadata, tensors: &BTreeMap<String, Tensor>) -> R
         "head_dim": head_dim,
         "rms_norm_eps": eps,
         "max_position_embeddings": r.dim_or("context_length", 4096)?,
-        "vocab_size": embedding.info.shape.first().copied().unwrap_or(0),
+        "vocab_size": vocab,
         "tie_word_embeddings": !tensors.contains_key("output.weight"),
         "hidden_act": "silu",
-        // A recipe without biases refuses the key where the file has them.
-        "attention_bias": biased && arch != "qwen2",
     });
     if window > 0 && model_type == "mistral" {
         config["sliding_window"] = window.into();
@@ -174,15 +182,12 @@ pub(super) fn read(metadata: &Metadata, tensors: &BTreeMap<String, Tensor>) -> R
     }
     let delta = if hybrid { Some(delta(&r, tensors, &mut config)?) } else { None };
     let recurrent_key = r.key("attention.recurrent_layers");
-    if let Some(recurrent) = metadata.numbers(&recurrent_key)?.filter(|_| hybrid) {
-        if (recurrent.len() as u64) < layers {
-            return metadata.refuse(&recurrent_key, format!("a flag for each of {layers} layers"));
-        }
+    if let Some(recurrent) = metadata.numbers(&recurrent_key, blocks)?.filter(|_| hybrid) {
         let kind = |flag: &f64| if *flag == 0.0 { "full_attention" } else { "linear_attention" };
         config["layer_types"] = recurrent[..layers as usize].iter().map(kind).collect();
     }
     rope(&r, head_dim, tensors, &mut config)?;
-    Ok((config, Facts { layers, permuted: arch == "llama", heads, kv_heads, delta }))
+    Ok((config, Facts { layers, blocks, permuted: arch == "llama", heads, kv_heads, delta }))
 }
 
 /// Sizes of DeltaNet blocks. Value heads that conversion tiled are moved back, unless blocks of
@@ -227,13 +232,15 @@ fn rope(r: &Reader<'_>, head_dim: u64, tensors: &BTreeMap<String, Tensor>, confi
         partial = partial.next_up();
     }
     config["partial_rotary_factor"] = partial.into();
+    sections(r, width / 2)?;
     let kind_key = r.key("rope.scaling.type");
     let factor = match m.real(&r.key("rope.scaling.factor"))? {
         Some(factor) => factor,
         None => m.real(&r.key("rope.scale_linear"))?.unwrap_or(1.0),
     };
     let kind = m.text(&kind_key)?.unwrap_or(if factor == 1.0 { "none" } else { "linear" });
-    let divisors = match tensors.get("rope_freqs.weight") {
+    // Of other architectures nothing reads the tensor, and it is refused as such.
+    let divisors = match tensors.get("rope_freqs.weight").filter(|_| r.arch == "llama") {
         None => None,
         Some(t) => Some(divisors(t, width / 2)?),
     };
@@ -242,6 +249,26 @@ fn rope(r: &Reader<'_>, head_dim: u64, tensors: &BTreeMap<String, Tensor>, confi
         ("linear", None) => config["rope_scaling"] = json!({ "rope_type": "linear", "factor": factor }),
         ("none", Some(d)) => config["rope_scaling"] = json!({ "rope_type": "divisors", "divisors": d }),
         _ => return m.refuse(&kind_key, "none or linear, and not both that and rope_freqs.weight"),
+    }
+    Ok(())
+}
+
+/// Frequencies are shared out to time, height and width in turns, of which a text has one position;
+/// llama.cpp has none for a frequency that is nobody's.
+fn sections(r: &Reader<'_>, half: u64) -> Result<(), Error> {
+    let key = r.key("rope.dimension_sections");
+    if !r.arch.starts_with("qwen35") || r.metadata.get(&key).is_none() {
+        return Ok(());
+    }
+    let shares = r.metadata.numbers(&key, 4)?.unwrap_or_default();
+    let all: f64 = shares.iter().sum();
+    let is_somebodys = |i: u64| {
+        let sector = i % (all as u64).max(1);
+        // In the order of height, width, time behind multiples of three.
+        (sector as f64) < 3.0 * shares[(sector % 3) as usize]
+    };
+    if shares.iter().any(|n| *n < 0.0) || all < 1.0 || !(0..half).all(is_somebodys) {
+        return r.metadata.refuse(&key, format!("shares that leave none of {half} frequencies to nobody"));
     }
     Ok(())
 }

@@ -18,6 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 
+use loaf_formats::text::line;
+
 use super::types::GgmlType;
 
 /// Most keys a file may have; published ones have fewer than a hundred.
@@ -51,7 +53,7 @@ pub struct HeaderError {
 impl fmt::Display for HeaderError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let HeaderError { at, what, expected, found } = self;
-        write!(f, "byte {at}, {what}: expected {expected}, found {found}")
+        write!(f, "byte {at}, {}: expected {}, found {}", line(what), line(expected), line(found))
     }
 }
 

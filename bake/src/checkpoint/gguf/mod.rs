@@ -189,13 +189,20 @@ impl Metadata {
         }
     }
 
-    /// A whole number, if the key is there; an array of equal numbers, one a layer, stands for the
-    /// number.
+    /// A whole number, if the key is there; an array of equal numbers, one for each block, stands
+    /// for the number.
     pub fn count(&self, key: &str) -> Result<Option<u64>, Error> {
         let array;
         let value = match self.get(key) {
             None => return Ok(None),
             Some(Value::Array(a)) => {
+                let blocks =
+                    self.text("general.architecture")?.and_then(|arch| self.get(&format!("{arch}.block_count")));
+                match blocks {
+                    Some(&Value::Unsigned(blocks)) if a.len == blocks => {}
+                    Some(Value::Unsigned(blocks)) => return self.refuse(key, format!("{blocks} numbers, one a block")),
+                    _ => return self.refuse(key, "a whole number"),
+                }
                 let numbers = header::numbers(self.shard.all(), a).unwrap_or_default();
                 match numbers.split_first() {
                     Some((first, rest)) if *first >= 0.0 && rest.iter().all(|n| n == first) => {
@@ -239,10 +246,14 @@ impl Metadata {
         }
     }
 
-    /// The numbers of an array, if the key is there.
-    pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>, Error> {
+    /// The `len` numbers of an array, if the key is there.
+    pub fn numbers(&self, key: &str, len: u64) -> Result<Option<Vec<f64>>, Error> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let Value::Array(array) = value else { return self.refuse(key, "an array of numbers") };
+        // Before anything is widened.
+        if array.len != len {
+            return self.refuse(key, format!("{len} numbers"));
+        }
         match header::numbers(self.shard.all(), array) {
             Some(numbers) => Ok(Some(numbers)),
             None => self.refuse(key, "an array of numbers"),

@@ -180,7 +180,8 @@ pub(super) fn weights(
     for (name, tensor) in tensors {
         // Used by the config, or by the weight that it scales.
         let scaled = name.strip_suffix(".scale").map(|module| format!("{module}.weight"));
-        if name == "rope_freqs.weight" || scaled.is_some_and(|name| tensors.contains_key(&name)) {
+        let is_divisors = |name: &str| facts.permuted && name == "rope_freqs.weight";
+        if is_divisors(name) || scaled.is_some_and(|name| tensors.contains_key(&name) && !is_divisors(&name)) {
             continue;
         }
         if name.ends_with(".input_scale") || !map.add(name, tensor)? {
@@ -189,7 +190,7 @@ pub(super) fn weights(
     }
     // Blocks past the layers predict further tokens, which nothing here does yet; scales of
     // activations are for others.
-    let drafting = |name: &String| block_of(name).is_some_and(|(block, _)| block >= facts.layers);
+    let drafting = |name: &String| block_of(name).is_some_and(|(n, _)| (facts.layers..facts.blocks).contains(&n));
     unused.retain(|name| !drafting(name) && !name.ends_with(".input_scale"));
     if let Some(legacy) = unused.iter().find(|n| n.ends_with(".ssm_in.weight")) {
         let what =
@@ -202,7 +203,9 @@ pub(super) fn weights(
 /// Block number and the rest of `blk.N.rest`.
 fn block_of(name: &str) -> Option<(u64, &str)> {
     let (block, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    Some((block.parse().ok()?, rest))
+    // As numbers are written, which a sign is not part of.
+    let number: u64 = block.parse().ok()?;
+    (number.to_string() == block).then_some((number, rest))
 }
 
 struct Map<'a> {

@@ -9,7 +9,7 @@
 //! What a GGUF does not say is taken from what the publishers of these families say: NFC for
 //! Qwen's, none for others; added tokens strip nothing around them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use loaf_formats::tokenizer::Deepseek;
 use serde_json::{Map, Value as Json, json};
@@ -90,10 +90,49 @@ const RULES: [Rule; 13] = [
     deepseek(&["deepseek-v3"], Deepseek::V3),
 ];
 
-/// Texts of control tokens that end an answer in the families here, whether or not the metadata
-/// says so.
-const ENDS: [&str; 7] =
-    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"];
+/// Texts of tokens that end an answer, whether or not the metadata says so, of which llama.cpp has
+/// the same list. Tokens of ordinary types may have these texts without meaning that.
+const ENDS: [&str; 33] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+    "[e~[",
+    // What follows in a repository of code, and what fills up.
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "[PAD]",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
+];
+
+/// Most bytes of the merges that a vocabulary of pieces and scores makes: a piece of `n` characters
+/// may have `n` of them, each as long as it is. Published ones of 32,000 pieces make less than one
+/// megabyte.
+const MOST_MERGES: usize = 16 << 20;
 
 /// The tokens of a file.
 struct Vocabulary<'a> {
@@ -106,10 +145,9 @@ struct Vocabulary<'a> {
 impl<'a> Vocabulary<'a> {
     fn read(m: &'a Metadata) -> Result<Option<Self>, Error> {
         let Some(tokens) = m.strings(TOKENS)? else { return Ok(None) };
-        let types: Vec<u64> = match m.numbers("tokenizer.ggml.token_type")? {
+        let types: Vec<u64> = match m.numbers("tokenizer.ggml.token_type", tokens.len() as u64)? {
             None => vec![1; tokens.len()],
-            Some(types) if types.len() == tokens.len() => types.into_iter().map(|t| t as u64).collect(),
-            Some(_) => return m.refuse("tokenizer.ggml.token_type", format!("{} token types", tokens.len())),
+            Some(types) => types.into_iter().map(|t| t as u64).collect(),
         };
         let mut ids = BTreeMap::new();
         for (id, (&token, _)) in tokens.iter().zip(&types).enumerate().filter(|(_, (_, t))| **t != UNUSED) {
@@ -197,7 +235,7 @@ fn byte_level(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
     let Some(lines) = m.strings("tokenizer.ggml.merges")? else {
         return m.refuse("tokenizer.ggml.merges", "an array of strings");
     };
-    let mut merges = Vec::with_capacity(lines.len());
+    let (mut merges, mut seen) = (Vec::with_capacity(lines.len()), HashSet::with_capacity(lines.len()));
     for line in lines {
         // The first character may be a space itself.
         let first = line.chars().next().map_or(0, char::len_utf8);
@@ -208,7 +246,10 @@ fn byte_level(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
                 format!("key \"tokenizer.ggml.merges\": expected two tokens, found {line:?}"),
             ));
         };
-        merges.push(json!([left, &right[1..]]));
+        // The first counts, where a folder's reader takes the last.
+        if seen.insert((left, right)) {
+            merges.push(json!([left, &right[1..]]));
+        }
     }
     Ok(json!({
         "add_bos": rule.add_bos,
@@ -228,7 +269,7 @@ fn sentence_piece(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
         return m.refuse("tokenizer.ggml.remove_extra_whitespaces", "false");
     }
     let key = "tokenizer.ggml.scores";
-    let scores = m.numbers(key)?.unwrap_or_default();
+    let scores = m.numbers(key, v.tokens.len() as u64)?.unwrap_or_default();
     if scores.len() != v.tokens.len() || scores.iter().any(|s| s.is_nan()) {
         return m.refuse(key, format!("{} scores", v.tokens.len()));
     }
@@ -236,21 +277,32 @@ fn sentence_piece(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
     // themselves.
     let is_piece = |t: u64| !matches!(t, UNKNOWN | CONTROL | BYTE | UNUSED);
     let mut merges: Vec<(f64, usize, usize, u64, &str, &str)> = Vec::new();
+    let mut bytes = 0;
     for (id, token, _) in v.used().filter(|(_, _, t)| is_piece(*t)) {
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
             let known = |part: &str| v.ids.get(part).is_some_and(|&id| is_piece(v.types[id as usize]));
             if known(left) && known(right) {
+                bytes += token.len();
+                if bytes > MOST_MERGES {
+                    let what = format!("key {TOKENS:?}: expected at most {MOST_MERGES} bytes of merges, found more");
+                    return Err(Error::malformed(m.path(), what));
+                }
                 merges.push((scores[id as usize], left.chars().count(), right.chars().count(), id, left, right));
             }
         }
     }
-    let first = merges.first().map(|m| m.0);
-    if merges.len() > 1 && merges.iter().all(|m| Some(m.0) == first) {
-        return m.refuse(key, "scores that order the merges (these are all equal)");
-    }
-    // Best first; among equals, as the reference's converter has it, the longer left part first.
+    // Best first; the longer left part first of those that make one piece, as the reference's
+    // converter has it.
     merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((b.1, b.2).cmp(&(a.1, a.2))).then(a.3.cmp(&b.3)));
+    // Of two pieces with one score the leftmost in a text comes first, which no order of merges is.
+    // Pieces of the user's are taken out of a text before anything merges.
+    let trained: Vec<_> = merges.iter().filter(|m| v.types[m.3 as usize] != USER_DEFINED).collect();
+    if let Some(two) = trained.windows(2).find(|two| two[0].0 == two[1].0 && two[0].3 != two[1].3) {
+        let piece = |id: u64| v.text(id).unwrap_or_default();
+        let (one, other) = (piece(two[0].3), piece(two[1].3));
+        return m.refuse(key, format!("scores that order the merges ({one:?} and {other:?} have the same)"));
+    }
     let merges: Vec<Json> = merges.into_iter().map(|(.., left, right)| json!([left, right])).collect();
     let prefix = m.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" });
@@ -266,7 +318,7 @@ fn sentence_piece(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
     if prefix {
         decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
     }
-    let unknown = token_id(m, "tokenizer.ggml.unknown_token_id")?.and_then(|id| v.text(id));
+    let unknown = special(m, "unknown")?.and_then(|id| v.text(id));
     let unknown = unknown.or_else(|| v.used().find(|(_, _, t)| *t == UNKNOWN).map(|(_, token, _)| token));
     Ok(json!({
         "add_bos": true,
@@ -281,25 +333,43 @@ fn sentence_piece(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
     }))
 }
 
+fn special_key(name: &str) -> String {
+    format!("tokenizer.ggml.{name}_token_id")
+}
+
+/// The id of a special token, if the file or its kind of vocabulary says so: what SentencePiece
+/// itself gives the first three ids to.
+fn special(m: &Metadata, name: &str) -> Result<Option<u64>, Error> {
+    let key = special_key(name);
+    let is_sentence_piece = m.text("tokenizer.ggml.model")? == Some("llama");
+    let usual = ["unknown", "bos", "eos"].iter().position(|known| *known == name);
+    match usual.filter(|_| is_sentence_piece && m.get(&key).is_none() && m.get(TOKENS).is_some()) {
+        Some(id) => Ok(Some(id as u64)),
+        None => token_id(m, &key),
+    }
+}
+
 /// The tokens put before and after a text.
 fn template(m: &Metadata, v: &Vocabulary<'_>, add_bos: bool) -> Result<Json, Error> {
     let add_bos = m.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(add_bos);
     let add_eos = m.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
-    let mut special = Map::new();
-    let mut piece = |add: bool, key: &str| -> Result<Option<Json>, Error> {
-        let Some(id) = token_id(m, key)?.filter(|_| add) else { return Ok(None) };
-        let Some(text) = v.text(id) else { return m.refuse(key, format!("one of {} tokens", v.tokens.len())) };
-        special.insert(text.to_string(), json!({ "id": text, "ids": [id], "tokens": [text] }));
+    let mut texts = Map::new();
+    let mut piece = |add: bool, name: &str| -> Result<Option<Json>, Error> {
+        let Some(id) = special(m, name)?.filter(|_| add) else { return Ok(None) };
+        let Some(text) = v.text(id) else {
+            return m.refuse(&special_key(name), format!("one of {} tokens", v.tokens.len()));
+        };
+        texts.insert(text.to_string(), json!({ "id": text, "ids": [id], "tokens": [text] }));
         Ok(Some(json!({ "SpecialToken": { "id": text, "type_id": 0 } })))
     };
-    let before = piece(add_bos, "tokenizer.ggml.bos_token_id")?;
-    let after = piece(add_eos, "tokenizer.ggml.eos_token_id")?;
+    let before = piece(add_bos, "bos")?;
+    let after = piece(add_eos, "eos")?;
     if before.is_none() && after.is_none() {
         return Ok(Json::Null);
     }
     let text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
     let single: Vec<Json> = before.into_iter().chain([text]).chain(after).collect();
-    Ok(json!({ "type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special }))
+    Ok(json!({ "type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": texts }))
 }
 
 /// Chat template and the texts of its special tokens.
@@ -309,11 +379,11 @@ pub(super) fn tokenizer_config(m: &Metadata) -> Result<Json, Error> {
         config["chat_template"] = template.into();
     }
     let Some(v) = Vocabulary::read(m)? else { return Ok(config) };
-    for (name, key) in [("bos_token", "tokenizer.ggml.bos_token_id"), ("eos_token", "tokenizer.ggml.eos_token_id")] {
-        if let Some(id) = token_id(m, key)? {
+    for name in ["bos", "eos"] {
+        if let Some(id) = special(m, name)? {
             match v.text(id) {
-                Some(text) => config[name] = text.into(),
-                None => return m.refuse(key, format!("one of {} tokens", v.tokens.len())),
+                Some(text) => config[format!("{name}_token")] = text.into(),
+                None => return m.refuse(&special_key(name), format!("one of {} tokens", v.tokens.len())),
             }
         }
     }
@@ -323,11 +393,12 @@ pub(super) fn tokenizer_config(m: &Metadata) -> Result<Json, Error> {
 /// Stop ids and sampling.
 pub(super) fn generation_config(m: &Metadata) -> Result<Json, Error> {
     let mut stops = Vec::new();
-    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
-        stops.extend(token_id(m, &format!("tokenizer.ggml.{key}"))?);
+    for name in ["eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"] {
+        stops.extend(special(m, name)?);
     }
     if let Some(v) = Vocabulary::read(m)? {
-        stops.extend(v.used().filter(|(_, token, t)| *t == CONTROL && ENDS.contains(token)).map(|(id, ..)| id));
+        let ends = |(_, token, t): &(u64, &str, u64)| matches!(*t, CONTROL | USER_DEFINED) && ENDS.contains(token);
+        stops.extend(v.used().filter(ends).map(|(id, ..)| id));
     }
     stops.sort_unstable();
     stops.dedup();
