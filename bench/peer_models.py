@@ -294,7 +294,7 @@ def describe(config):
         half = int(c["head_dim"] * rope["partial_rotary_factor"]) // 2
         # Three position axes share the rotated pairs; for text they are equal, so how they share does not matter.
         keys += [("expert_shared_feed_forward_length", c["shared_expert_intermediate_size"]),
-                 ("rope.dimension_count", 2 * half), ("rope.dimension_sections", [half - 2 * (half // 3), half // 3, half // 3, 0]),
+                 ("rope.dimension_count", 2 * half), ("rope.dimension_sections", [(half + 2) // 3, (half + 1) // 3, half // 3, 0]),
                  ("ssm.conv_kernel", c["linear_conv_kernel_dim"]), ("ssm.state_size", c["linear_key_head_dim"]),
                  ("ssm.group_count", c["linear_num_key_heads"]), ("ssm.time_step_rank", c["linear_num_value_heads"]),
                  ("ssm.inner_size", c["linear_num_value_heads"] * c["linear_value_head_dim"]),

@@ -290,8 +290,8 @@ fn main() {
             }
             let small = time(&pool, &kernels, kind, &[1, inp, out, format.code()]);
             // About 64 MB, so that it comes from memory.
-            let long = (64 << 20) / bytes(4096, 1) / 8 * 8;
-            let large = time(&pool, &kernels, kind, &[1, 4096, long, format.code()]);
+            let long = |format: WeightFormat| (64 << 20) / format.row_bytes(4096).unwrap_or(1) / 8 * 8;
+            let large = time(&pool, &kernels, kind, &[1, 4096, long(format), format.code()]);
             let [chunk32, chunk] = [32, 128].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]));
             let few = [2, 3, 4, 6, 8].map(|rows| time(&pool, &kernels, kind, &[rows, inp, out, format.code()]) * 1e6);
             let share = if of_gguf.contains(&format) {
@@ -299,17 +299,18 @@ fn main() {
                     let seconds = time_for(ms, &pool, &kernels, kind_of(format), &[1, inp, out, format.code()]);
                     (out * format.row_bytes(inp).unwrap_or(0)) as f64 / seconds
                 };
-                let of = |inp, out| {
+                let of = |inp, rows: &dyn Fn(WeightFormat) -> u64| {
                     // In turns, the best of each.
                     let mut best = [0.0f64; 2];
                     for _ in 0..3 {
                         for (best, format) in best.iter_mut().zip([format, formats[0]]) {
-                            *best = best.max(speed(60, inp, out, format));
+                            *best = best.max(speed(60, inp, rows(format), format));
                         }
                     }
                     best[0] / best[1]
                 };
-                let [tiny, wide, large] = [(1024, 512), (4096, 512), (4096, long)].map(|(inp, out)| of(inp, out));
+                let [tiny, wide] = [1024, 4096].map(|inp| of(inp, &|_| 512));
+                let large = of(4096, &long);
                 format!("; of {}: 512x1024 {tiny:.2}, 512x4096 {wide:.2}, 64 MB {large:.2}", formats[0])
             } else {
                 String::new()
@@ -322,7 +323,7 @@ fn main() {
                 (24 * inp * 64) as f64 / tiles / 1e9,
                 bytes(inp, out) as f64 / small / 1e9,
                 small * 1e6,
-                bytes(4096, long) as f64 / large / 1e9,
+                bytes(4096, long(format)) as f64 / large / 1e9,
                 (32 * inp * out) as f64 / chunk32 / 1e9,
                 (128 * inp * out) as f64 / chunk / 1e9,
             );
