@@ -321,7 +321,7 @@ fn what_no_recipe_computes_is_refused_by_key() {
             Box::new(|file: &mut File| {
                 file.f32s("blk.0.attn_q.bias", &[32], &[0.0; 32]);
             }),
-            "tensor blk.0.attn_q.bias: expected only what the model has, found this tensor besides",
+            "tensor blk.0.attn_q.bias: expected only what the model has, found it besides",
         ),
         (
             Box::new(set("llama.attention.head_count_kv", Value::I32s(vec![2, 2]))),

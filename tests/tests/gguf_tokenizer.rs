@@ -295,7 +295,6 @@ fn ids_and_stops(keys: impl FnOnce(&mut File), text: &str) -> (Vec<u32>, Vec<u32
     (ids, stops)
 }
 
-/// As llama.cpp has them (ids of its own for these vocabularies).
 #[test]
 fn what_a_file_does_not_say_of_special_tokens_is_what_its_kind_of_vocabulary_says() {
     let pieces = |all: &[&str]| Value::Texts(all.iter().map(|t| t.to_string()).collect());
@@ -311,6 +310,30 @@ fn what_a_file_does_not_say_of_special_tokens_is_what_its_kind_of_vocabulary_say
         file.key("tokenizer.ggml.bos_token_id", Value::I32(-1));
     };
     assert_eq!(ids_and_stops(none, "ab").0, [7]);
+    let scored = |pieces_and_scores: &[(&str, f32)]| {
+        let all: Vec<&str> =
+            ["<unk>", "<s>", "</s>"].into_iter().chain(pieces_and_scores.iter().map(|p| p.0)).collect();
+        let scores = [0.0; 3].into_iter().chain(pieces_and_scores.iter().map(|p| p.1)).collect();
+        let types = (0..all.len()).map(|i| if i < 3 { 3 } else { 1 }).collect();
+        let (all, scores, types) = (pieces(&all), Value::F32s(scores), Value::I32s(types));
+        move |file: &mut File| {
+            file.key("tokenizer.ggml.model", "llama").key("tokenizer.ggml.tokens", all);
+            file.key("tokenizer.ggml.scores", scores).key("tokenizer.ggml.token_type", types);
+        }
+    };
+    // Runs of one character may be of one score, as Llama 2's are, and pieces that never meet.
+    let runs = [("\u{2581}", -9.0), ("a", -8.0), ("b", -8.0), ("c", -8.0), ("d", -8.0), ("ab", -1.0), ("cd", -1.0)];
+    let twos = ["\u{2581}\u{2581}", "\u{2581}\u{2581}\u{2581}", "\u{2581}\u{2581}\u{2581}\u{2581}"];
+    let runs = [&runs[..], &twos.map(|run| (run, -1e9))].concat();
+    assert_eq!(ids_and_stops(scored(&runs), "   abcd").0, [1, 12, 8, 9]);
+    // Those that do are refused: what is left of the text comes first there.
+    let tied = [("\u{2581}", -9.0), ("a", -8.0), ("b", -8.0), ("ab", -1.0), ("ba", -1.0)];
+    let (dir, mut file) = (tempfile::tempdir().unwrap(), gguf_models::model("qwen3", "F32"));
+    file.keys.retain(|k| !k.0.starts_with("tokenizer."));
+    scored(&tied)(&mut file);
+    std::fs::write(dir.path().join("model.gguf"), file.bytes()).unwrap();
+    let error = Checkpoint::open(&dir.path().join("model.gguf")).unwrap_err().to_string();
+    assert!(error.contains("(\"ab\" and \"ba\" have the same)"), "{error}");
     let byte_level = |merges: &[&str], types: [i32; 7]| {
         let merges = pieces(merges);
         move |file: &mut File| {
@@ -319,7 +342,7 @@ fn what_a_file_does_not_say_of_special_tokens_is_what_its_kind_of_vocabulary_say
             file.key("tokenizer.ggml.token_type", Value::I32s(types.to_vec())).key("tokenizer.ggml.merges", merges);
         }
     };
-    // A merge that is listed twice counts where it stands first.
+    // A merge that is listed twice counts where it stands first, as in llama.cpp.
     let repeated = ["b c", "a b", "ab c", "b c"];
     assert_eq!(ids_and_stops(byte_level(&repeated, [1; 7]), "abc").0, [0, 4]);
     assert_eq!(ids_and_stops(byte_level(&repeated[1..], [1; 7]), "abc").0, [5]);

@@ -163,10 +163,10 @@ impl fmt::Display for Error {
                 write!(f, "tensor {} is in both {} and {}", name(tensor), line(&files[0]), line(&files[1]))
             }
             Error::UnknownTensors { tensor, count } => {
-                write!(f, "tensor {}: expected only what the model has", name(tensor))?;
-                match count {
-                    1 => write!(f, ", found this tensor besides"),
-                    n => write!(f, ", found this one and {} others besides", n - 1),
+                write!(f, "tensor {}: expected only what the model has, found it besides", name(tensor))?;
+                match count - 1 {
+                    0 => Ok(()),
+                    more => write!(f, ", and {more} more"),
                 }
             }
             Error::MissingTensor { weight, tried } => {

@@ -244,8 +244,7 @@ fn decode(source: &Source, row: u64, bytes: &[u8], out: &mut [f32], w: &Resolved
     Ok(())
 }
 
-/// The largest number that codes and scale of NVFP4 stand for: 6 times 448 (E2M1, E4M3), halved as
-/// GGUF halves its scales.
+/// No number that codes and scales of NVFP4 stand for is larger: 6 times 448 (E2M1, E4M3).
 const MOST_OF_NVFP4: f32 = 6.0 * 448.0;
 
 /// The factor of a row of a weight that has as many matrices as factors.

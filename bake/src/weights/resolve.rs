@@ -62,8 +62,7 @@ fn resolve_gguf(gguf: &Gguf, decls: &[WeightDecl], quant: &QuantOptions) -> Resu
         entry.stored += w.bytes();
     }
     let declared: BTreeSet<&str> = decls.iter().map(|d| d.name.as_str()).collect();
-    let left =
-        gguf.weight_names().filter(|name| !declared.contains(name)).map(|name| gguf.names_of(name).swap_remove(0));
+    let left = gguf.weight_names().filter(|name| !declared.contains(name)).map(|name| gguf.names_of(name).join(" or "));
     // A folder may hold what other programs want; whatever reads GGUF uses all that is there.
     let unknown: Vec<String> = left.chain(gguf.unused().iter().cloned()).collect();
     match unknown.first() {

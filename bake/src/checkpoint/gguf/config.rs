@@ -23,8 +23,9 @@ pub(super) struct Facts {
     pub layers: u64,
     /// Blocks in the file; those past the layers predict further tokens and are left out.
     pub blocks: u64,
-    /// Rows of q and k are in the order of adjacent-pair rope.
-    pub permuted: bool,
+    /// The architecture is `llama`: rows of q and k are in the order of adjacent-pair rope, and
+    /// `rope_freqs` is read.
+    pub is_llama: bool,
     /// Attention heads.
     pub heads: u64,
     /// Key/value heads.
@@ -187,7 +188,7 @@ pub(super) fn read(metadata: &Metadata, tensors: &BTreeMap<String, Tensor>) -> R
         config["layer_types"] = recurrent[..layers as usize].iter().map(kind).collect();
     }
     rope(&r, head_dim, tensors, &mut config)?;
-    Ok((config, Facts { layers, blocks, permuted: arch == "llama", heads, kv_heads, delta }))
+    Ok((config, Facts { layers, blocks, is_llama: arch == "llama", heads, kv_heads, delta }))
 }
 
 /// Sizes of DeltaNet blocks. Value heads that conversion tiled are moved back, unless blocks of

@@ -180,7 +180,7 @@ pub(super) fn weights(
     for (name, tensor) in tensors {
         // Used by the config, or by the weight that it scales.
         let scaled = name.strip_suffix(".scale").map(|module| format!("{module}.weight"));
-        let is_divisors = |name: &str| facts.permuted && name == "rope_freqs.weight";
+        let is_divisors = |name: &str| facts.is_llama && name == "rope_freqs.weight";
         if is_divisors(name) || scaled.is_some_and(|name| tensors.contains_key(&name) && !is_divisors(&name)) {
             continue;
         }
@@ -269,7 +269,7 @@ impl Map<'_> {
         }
         let Some((_, here)) = BLOCK.iter().find(|(there, _)| *there == module) else { return Ok(false) };
         let mut placed = source(t);
-        if self.facts.permuted && matches!(module, "attn_q" | "attn_k") {
+        if self.facts.is_llama && matches!(module, "attn_q" | "attn_k") {
             let heads = if module == "attn_q" { self.facts.heads } else { self.facts.kv_heads };
             placed = unpermuted(name, t, heads)?;
         }

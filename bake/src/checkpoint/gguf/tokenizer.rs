@@ -90,8 +90,8 @@ const RULES: [Rule; 13] = [
     deepseek(&["deepseek-v3"], Deepseek::V3),
 ];
 
-/// Texts of tokens that end an answer, whether or not the metadata says so, of which llama.cpp has
-/// the same list. Tokens of ordinary types may have these texts without meaning that.
+/// Texts of tokens that end an answer, whether or not the metadata says so: those that llama.cpp
+/// knows. Tokens of ordinary types may have these texts without meaning that.
 const ENDS: [&str; 33] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -276,7 +276,7 @@ fn sentence_piece(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
     // What pieces are made of and merge into; control tokens and the like come from nothing but
     // themselves.
     let is_piece = |t: u64| !matches!(t, UNKNOWN | CONTROL | BYTE | UNUSED);
-    let mut merges: Vec<(f64, usize, usize, u64, &str, &str)> = Vec::new();
+    let mut merges: Vec<Merge<'_>> = Vec::new();
     let mut bytes = 0;
     for (id, token, _) in v.used().filter(|(_, _, t)| is_piece(*t)) {
         for (at, _) in token.char_indices().skip(1) {
@@ -295,12 +295,8 @@ fn sentence_piece(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
     // Best first; the longer left part first of those that make one piece, as the reference's
     // converter has it.
     merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((b.1, b.2).cmp(&(a.1, a.2))).then(a.3.cmp(&b.3)));
-    // Of two pieces with one score the leftmost in a text comes first, which no order of merges is.
-    // Pieces of the user's are taken out of a text before anything merges.
-    let trained: Vec<_> = merges.iter().filter(|m| v.types[m.3 as usize] != USER_DEFINED).collect();
-    if let Some(two) = trained.windows(2).find(|two| two[0].0 == two[1].0 && two[0].3 != two[1].3) {
-        let piece = |id: u64| v.text(id).unwrap_or_default();
-        let (one, other) = (piece(two[0].3), piece(two[1].3));
+    if let Some((one, other)) = undecided(&merges) {
+        let (one, other) = (v.text(one).unwrap_or_default(), v.text(other).unwrap_or_default());
         return m.refuse(key, format!("scores that order the merges ({one:?} and {other:?} have the same)"));
     }
     let merges: Vec<Json> = merges.into_iter().map(|(.., left, right)| json!([left, right])).collect();
@@ -349,6 +345,27 @@ fn special(m: &Metadata, name: &str) -> Result<Option<u64>, Error> {
     }
 }
 
+/// Score, characters of the left part and of the right one, id of the piece, left part, right part.
+type Merge<'a> = (f64, usize, usize, u64, &'a str, &'a str);
+
+/// Two pieces whose merges no order decides: they have one score, so that the leftmost in a text
+/// comes first, and the right part of one is the left part of the other, so that it matters. Runs
+/// of one character, of which Llama 2's vocabulary has sixteen of one score, are the same in any
+/// order.
+fn undecided(merges: &[Merge<'_>]) -> Option<(u64, u64)> {
+    let run = |m: &Merge<'_>| m.4.chars().next().filter(|first| m.4.chars().chain(m.5.chars()).all(|c| c == *first));
+    merges.chunk_by(|a, b| a.0 == b.0).find_map(|tied| {
+        let mut by_left: BTreeMap<&str, Vec<&Merge<'_>>> = BTreeMap::new();
+        tied.iter().for_each(|m| by_left.entry(m.4).or_default().push(m));
+        let meets = |one: &Merge<'_>| {
+            let others = by_left.get(one.5)?.iter();
+            let matters = |other: &&&Merge<'_>| other.3 != one.3 && (run(one).is_none() || run(one) != run(other));
+            others.filter(matters).map(|other| (one.3, other.3)).next()
+        };
+        tied.iter().find_map(meets)
+    })
+}
+
 /// The tokens put before and after a text.
 fn template(m: &Metadata, v: &Vocabulary<'_>, add_bos: bool) -> Result<Json, Error> {
     let add_bos = m.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(add_bos);
@@ -393,10 +410,13 @@ pub(super) fn tokenizer_config(m: &Metadata) -> Result<Json, Error> {
 /// Stop ids and sampling.
 pub(super) fn generation_config(m: &Metadata) -> Result<Json, Error> {
     let mut stops = Vec::new();
-    for name in ["eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"] {
+    for name in ["eos", "eot", "eom"] {
         stops.extend(special(m, name)?);
     }
     if let Some(v) = Vocabulary::read(m)? {
+        for name in ["fim_pad", "fim_rep", "fim_sep"] {
+            stops.extend(special(m, name)?.filter(|id| v.text(*id).is_some()));
+        }
         let ends = |(_, token, t): &(u64, &str, u64)| matches!(*t, CONTROL | USER_DEFINED) && ENDS.contains(token);
         stops.extend(v.used().filter(ends).map(|(id, ..)| id));
     }
