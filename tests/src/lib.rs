@@ -10,9 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use loaf_bake::build::{BuildOptions, Silent, build};
-use loaf_bake::weights::{Resolved, produce};
+use loaf_bake::checkpoint::Checkpoint;
+use loaf_bake::weights::{Resolved, WeightDecl, produce};
 use loaf_cli::{Io, main};
 use loaf_formats::container::{Container, FileLayout, Layout, SectionKind, Writer};
+use loaf_formats::quant::decode_row;
 use loaf_runtime::kernels::Kernels;
 use loaf_runtime::{Engine, EngineOptions, Model, Session};
 use safetensors::SafeTensors;
@@ -196,6 +198,26 @@ pub fn produced(w: &Resolved) -> Vec<Vec<u8>> {
     };
     produce(std::slice::from_ref(w), &sink, &|_| {}).unwrap();
     out.into_iter().map(|part| part.into_inner().unwrap()).collect()
+}
+
+/// The weight in f32, every zero positive.
+pub fn decoded(w: &Resolved) -> Vec<f32> {
+    let parts = produced(w);
+    let in_dim = *w.shape.last().unwrap();
+    let rows = (w.shape.iter().product::<u64>() / in_dim) as usize;
+    let mut out = vec![0.0; rows * in_dim as usize];
+    for (r, row) in out.chunks_mut(in_dim as usize).enumerate() {
+        let part = |i: usize| parts.get(i).map_or(&[][..], |p| &p[p.len() / rows * r..][..p.len() / rows]);
+        decode_row(w.format, in_dim, std::array::from_fn(part), row).unwrap();
+    }
+    out.iter_mut().for_each(|v| *v += 0.0);
+    out
+}
+
+/// The weights that a checkpoint's recipe declares.
+pub fn declared(checkpoint: &Checkpoint) -> Vec<WeightDecl> {
+    let options = loaf_recipes::Options { context: 64, chunk: 16, norms_shifted: checkpoint.norms_shifted() };
+    loaf_recipes::open(checkpoint.config(), options).unwrap().decls.weights
 }
 
 /// Index of the largest logit, ties to the lower.

@@ -9,14 +9,13 @@ use std::sync::Mutex;
 
 use loaf_bake::build::{BuildOptions, Progress, Silent, build, build_from};
 use loaf_bake::checkpoint::Checkpoint;
-use loaf_bake::weights::{QuantOptions, Resolved, WeightClass, WeightDecl, resolve};
+use loaf_bake::weights::{QuantOptions, WeightClass, WeightDecl, resolve};
 use loaf_formats::block::Block;
 use loaf_formats::dtype::{DType, WeightFormat};
-use loaf_formats::quant::decode_row;
 use loaf_runtime::kernels::Kernels;
 use loaf_tests::gguf::{File, Value};
 use loaf_tests::{
-    assert_bits, bake_dir, decode_logits, fixture, gguf_models, max_diff, prefill_logits, produced, session,
+    assert_bits, bake_dir, declared, decode_logits, decoded, fixture, gguf_models, max_diff, prefill_logits, session,
 };
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -130,31 +129,12 @@ fn a_layer_that_predicts_further_tokens_is_left_out_without_a_word() {
     assert_eq!(checkpoint.config()["num_hidden_layers"], 2);
 }
 
-/// The weight in f32, every zero positive.
-fn decoded(w: &Resolved) -> Vec<f32> {
-    let parts = produced(w);
-    let in_dim = *w.shape.last().unwrap();
-    let rows = (w.shape.iter().product::<u64>() / in_dim) as usize;
-    let mut out = vec![0.0; rows * in_dim as usize];
-    for (r, row) in out.chunks_mut(in_dim as usize).enumerate() {
-        let part = |i: usize| parts.get(i).map_or(&[][..], |p| &p[p.len() / rows * r..][..p.len() / rows]);
-        decode_row(w.format, in_dim, std::array::from_fn(part), row).unwrap();
-    }
-    out.iter_mut().for_each(|v| *v += 0.0);
-    out
-}
-
-fn decls(checkpoint: &Checkpoint) -> Vec<WeightDecl> {
-    let options = loaf_recipes::Options { context: 32, chunk: 16, norms_shifted: checkpoint.norms_shifted() };
-    loaf_recipes::open(checkpoint.config(), options).unwrap().decls.weights
-}
-
 #[test]
 fn stored_weights_of_every_type_are_what_the_reference_decodes() {
     let text = std::fs::read(fixture("gguf/mixed/expected.json")).unwrap();
     let expected: serde_json::Value = serde_json::from_slice(&text).unwrap();
     let checkpoint = Checkpoint::open(&fixture("gguf/mixed/model.gguf")).unwrap();
-    let resolution = resolve(&checkpoint, &decls(&checkpoint), &QuantOptions::default()).unwrap();
+    let resolution = resolve(&checkpoint, &declared(&checkpoint), &QuantOptions::default()).unwrap();
     assert_eq!(resolution.weights.len(), expected.as_object().unwrap().len());
     let mut formats = BTreeSet::new();
     for w in &resolution.weights {
@@ -192,7 +172,7 @@ fn types_without_an_exact_form_are_expanded_with_a_word_or_quantised_when_asked(
     // Asked for a width, only what has no exact form and what is dense changes.
     let checkpoint = Checkpoint::open(&source).unwrap();
     let q8 = QuantOptions { bits: Some(8), group: 64, rules: Vec::new() };
-    let weights = resolve(&checkpoint, &decls(&checkpoint), &q8).unwrap().weights;
+    let weights = resolve(&checkpoint, &declared(&checkpoint), &q8).unwrap().weights;
     let format = |name: &str| weights.iter().find(|w| w.name == name).unwrap().format;
     let affine = |bits, group, params| WeightFormat::Affine { bits, group, params };
     assert_eq!(format("model.embed_tokens.weight"), WeightFormat::Block(Block::Q6K));

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use loaf_bake::build::{BuildOptions, Prepared, Silent};
+use loaf_bake::build::{BuildOptions, Prepared, Silent, build};
 use loaf_bake::checkpoint::Checkpoint;
 use loaf_bake::interp::{Interp, PlacedWeights};
 use loaf_bake::passes::{Pass, Pipeline};
@@ -18,7 +18,8 @@ use loaf_runtime::kernels::Kernels;
 use loaf_tests::gguf::{self, File};
 use loaf_tests::gguf_models::{KINDS, model, models};
 use loaf_tests::{
-    Baked, assert_bits, bake_dir, container, decode_logits, fixture, max_diff, prefill_logits, produced, session,
+    Baked, assert_bits, bake_dir, container, declared, decode_logits, fixture, max_diff, prefill_logits, produced,
+    session,
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -36,9 +37,7 @@ fn written(dir: &Path, file: &File) -> PathBuf {
 /// The weights of a model, ready to be produced.
 fn resolved(path: &Path) -> (Checkpoint, Vec<Resolved>) {
     let checkpoint = Checkpoint::open(path).unwrap();
-    let recipe = loaf_recipes::Options { context: 64, chunk: 16, norms_shifted: checkpoint.norms_shifted() };
-    let decls = loaf_recipes::open(checkpoint.config(), recipe).unwrap().decls.weights;
-    let weights = resolve(&checkpoint, &decls, &QuantOptions::default()).unwrap().weights;
+    let weights = resolve(&checkpoint, &declared(&checkpoint), &QuantOptions::default()).unwrap().weights;
     (checkpoint, weights)
 }
 
@@ -98,12 +97,11 @@ fn scales_beside_matrices_are_kept_as_factors_of_rows() {
             assert_eq!(w.bytes(), count / 16 * 9 + 4 * count / w.shape.last().unwrap(), "{}", w.name);
             // Scales as the file has them, and a factor of every row from the tensor beside them.
             let parts = produced(w);
-            let factors: Vec<f32> =
-                parts[2].chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
             // One for every matrix, all its rows alike.
             let rows = w.shape[w.shape.len() - 2] as usize;
-            assert!(factors.chunks(rows).all(|c| c.iter().all(|f| *f == c[0])), "{}", w.name);
-            let of_matrices: Vec<u8> = factors.chunks(rows).flat_map(|c| c[0].to_le_bytes()).collect();
+            let factors: Vec<&[u8]> = parts[2].chunks_exact(4 * rows).collect();
+            assert!(factors.iter().all(|of| of.chunks_exact(4).all(|f| *f == of[..4])), "{}", w.name);
+            let of_matrices = factors.iter().map(|of| &of[..4]).collect::<Vec<_>>().concat();
             let is_its = |t: &gguf::Tensor| t.name.ends_with(".scale") && t.data == of_matrices;
             assert!(file.tensors.iter().any(is_its), "{}", w.name);
             assert!(parts[1].iter().all(|b| b & !7 == 0x38), "{}", w.name);
@@ -112,11 +110,10 @@ fn scales_beside_matrices_are_kept_as_factors_of_rows() {
         if name == "qwen35moe+scaled" {
             let at = file.tensors.iter().position(|t| t.name == "blk.1.ffn_down_exps.scale").unwrap();
             file.tensors[at].data[4..8].copy_from_slice(&1e36f32.to_le_bytes());
-            let error = Checkpoint::open(&written(dir.path(), &file)).unwrap();
-            let error = loaf_bake::build::build_from(error, &dir.path().join("no.loaf"), &options(), &Silent);
-            let error = error.unwrap_err().to_string();
+            let out = dir.path().join("no.loaf");
+            let error = build(&written(dir.path(), &file), &out, &options(), &Silent).unwrap_err().to_string();
             assert!(error.contains("down_proj") && error.contains("row 256"), "{error}");
-            assert!(!dir.path().join("no.loaf").exists());
+            assert!(!out.exists());
         }
     }
 }

@@ -18,7 +18,10 @@ fn compiled(json: &[u8]) -> Vec<u8> {
 
 /// The tables of a GGUF file's vocabulary.
 fn from_gguf(path: &std::path::Path) -> Vec<u8> {
-    let checkpoint = Checkpoint::open(path).unwrap();
+    tables(&Checkpoint::open(path).unwrap())
+}
+
+fn tables(checkpoint: &Checkpoint) -> Vec<u8> {
     compiled(&checkpoint.read_file("tokenizer.json").unwrap().unwrap())
 }
 
@@ -279,16 +282,22 @@ fn a_wrong_rule_gives_other_ids() {
     assert!(std::panic::catch_unwind(|| check("canary", &ours, &theirs)).is_err());
 }
 
-/// Ids of a text, and the ids that end an answer, of a model with these metadata and no others.
-fn ids_and_stops(keys: impl FnOnce(&mut File), text: &str) -> (Vec<u32>, Vec<u32>) {
+/// A model whose vocabulary is what these keys say.
+fn opened(keys: impl FnOnce(&mut File)) -> Result<Checkpoint, String> {
     let mut file = gguf_models::model("qwen3", "F32");
     file.keys.retain(|k| !k.0.starts_with("tokenizer."));
     keys(&mut file);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, file.bytes()).unwrap();
-    let stops = loaf_bake::front::chat(&Checkpoint::open(&path).unwrap(), 48).unwrap().stop_ids;
-    let tables = from_gguf(&path);
+    Checkpoint::open(&path).map_err(|e| e.to_string())
+}
+
+/// Ids of a text there, and the ids that end an answer.
+fn ids_and_stops(keys: impl FnOnce(&mut File), text: &str) -> (Vec<u32>, Vec<u32>) {
+    let checkpoint = opened(keys).unwrap();
+    let stops = loaf_bake::front::chat(&checkpoint, 48).unwrap().stop_ids;
+    let tables = tables(&checkpoint);
     let (mut scratch, mut ids) = (Scratch::default(), Vec::new());
     let options = EncodeOptions { add_special: true, parse_special: true };
     Tokenizer::open(&tables).unwrap().encode_with(text, options, &mut scratch, &mut ids);
@@ -328,11 +337,7 @@ fn what_a_file_does_not_say_of_special_tokens_is_what_its_kind_of_vocabulary_say
     assert_eq!(ids_and_stops(scored(&runs), "   abcd").0, [1, 12, 8, 9]);
     // Those that do are refused: what is left of the text comes first there.
     let tied = [("\u{2581}", -9.0), ("a", -8.0), ("b", -8.0), ("ab", -1.0), ("ba", -1.0)];
-    let (dir, mut file) = (tempfile::tempdir().unwrap(), gguf_models::model("qwen3", "F32"));
-    file.keys.retain(|k| !k.0.starts_with("tokenizer."));
-    scored(&tied)(&mut file);
-    std::fs::write(dir.path().join("model.gguf"), file.bytes()).unwrap();
-    let error = Checkpoint::open(&dir.path().join("model.gguf")).unwrap_err().to_string();
+    let error = opened(scored(&tied)).err().unwrap();
     assert!(error.contains("(\"ab\" and \"ba\" have the same)"), "{error}");
     let byte_level = |merges: &[&str], types: [i32; 7]| {
         let merges = pieces(merges);

@@ -15,8 +15,7 @@ use loaf_formats::experts::stored_planes;
 use loaf_formats::golden::Golden;
 use loaf_formats::graphs::Graphs;
 use loaf_formats::plan::{Plan, Template, records};
-use loaf_formats::quant::decode_row;
-use loaf_tests::{bake, fixture, gguf_models, produced};
+use loaf_tests::{bake, declared, decoded, fixture, gguf_models};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -114,19 +113,10 @@ fn the_second_reader_multiplies_rows_with_their_factors() {
     let found = second(&loaf_tests::bake_dir(&path, &options).path);
     let blocks = found["blocks"].as_object().expect("weights in block formats");
     let checkpoint = Checkpoint::open(&path).expect("a model");
-    let recipe = loaf_recipes::Options { context: 64, chunk: 16, norms_shifted: checkpoint.norms_shifted() };
-    let decls = loaf_recipes::open(checkpoint.config(), recipe).expect("a recipe").decls.weights;
-    let weights = resolve(&checkpoint, &decls, &QuantOptions::default()).expect("weights").weights;
-    let scaled = WeightFormat::Block(Block::Nvfp4Scaled);
-    for w in weights.iter().filter(|w| w.format == scaled) {
-        let (parts, inputs) = (produced(w), *w.shape.last().expect("a matrix"));
-        let rows = (w.shape.iter().product::<u64>() / inputs) as usize;
-        let (mut hash, mut numbers) = (Sha256::new(), vec![0.0; inputs as usize]);
-        for r in 0..rows {
-            let row = |i: usize| parts.get(i).map_or(&[][..], |p| &p[p.len() / rows * r..][..p.len() / rows]);
-            decode_row(scaled, inputs, std::array::from_fn(row), &mut numbers).expect("a row");
-            numbers.iter().for_each(|x| hash.update(x.to_le_bytes()));
-        }
+    let weights = resolve(&checkpoint, &declared(&checkpoint), &QuantOptions::default()).expect("weights").weights;
+    for w in weights.iter().filter(|w| w.format == WeightFormat::Block(Block::Nvfp4Scaled)) {
+        let mut hash = Sha256::new();
+        decoded(w).iter().for_each(|x| hash.update(x.to_le_bytes()));
         assert_eq!(blocks[&w.name], json!(["nvfp4_scaled", hex(&hash.finalize().into())]), "{}", w.name);
     }
     assert_eq!(blocks.len(), 15, "{blocks:?}");

@@ -76,8 +76,8 @@ pub enum Error {
     UnknownTensors {
         /// The first of them.
         tensor: String,
-        /// How many there are.
-        count: usize,
+        /// How many there are besides.
+        more: usize,
     },
     /// A weight the model needs is under none of its published names.
     MissingTensor {
@@ -162,12 +162,9 @@ impl fmt::Display for Error {
             Error::DuplicateTensor { name: tensor, files } => {
                 write!(f, "tensor {} is in both {} and {}", name(tensor), line(&files[0]), line(&files[1]))
             }
-            Error::UnknownTensors { tensor, count } => {
+            Error::UnknownTensors { tensor, more } => {
                 write!(f, "tensor {}: expected only what the model has, found it besides", name(tensor))?;
-                match count - 1 {
-                    0 => Ok(()),
-                    more => write!(f, ", and {more} more"),
-                }
+                if *more > 0 { write!(f, ", and {more} more") } else { Ok(()) }
             }
             Error::MissingTensor { weight, tried } => {
                 write!(f, "weight {} is not in the checkpoint; looked for {}", name(weight), line(tried.join(", ")))

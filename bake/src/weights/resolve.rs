@@ -65,8 +65,8 @@ fn resolve_gguf(gguf: &Gguf, decls: &[WeightDecl], quant: &QuantOptions) -> Resu
     let left = gguf.weight_names().filter(|name| !declared.contains(name)).map(|name| gguf.names_of(name).join(" or "));
     // A folder may hold what other programs want; whatever reads GGUF uses all that is there.
     let unknown: Vec<String> = left.chain(gguf.unused().iter().cloned()).collect();
-    match unknown.first() {
-        Some(tensor) => Err(Error::UnknownTensors { tensor: tensor.clone(), count: unknown.len() }),
+    match unknown.split_first() {
+        Some((tensor, more)) => Err(Error::UnknownTensors { tensor: tensor.clone(), more: more.len() }),
         None => Ok(Resolution { weights, unused: Vec::new(), became }),
     }
 }

@@ -258,10 +258,10 @@ fn rope(r: &Reader<'_>, head_dim: u64, tensors: &BTreeMap<String, Tensor>, confi
 /// llama.cpp has none for a frequency that is nobody's.
 fn sections(r: &Reader<'_>, half: u64) -> Result<(), Error> {
     let key = r.key("rope.dimension_sections");
-    if !r.arch.starts_with("qwen35") || r.metadata.get(&key).is_none() {
+    if !r.arch.starts_with("qwen35") {
         return Ok(());
     }
-    let shares = r.metadata.numbers(&key, 4)?.unwrap_or_default();
+    let Some(shares) = r.metadata.numbers(&key, 4)? else { return Ok(()) };
     let all: f64 = shares.iter().sum();
     let is_somebodys = |i: u64| {
         let sector = i % (all as u64).max(1);

@@ -99,11 +99,12 @@ impl Gguf {
         let Some((version, metadata)) = first else { return Err(Error::Options("no GGUF file was given".into())) };
         let (config, facts) = config::read(&metadata, &tensors)?;
         let (weights, unused) = names::weights(&metadata, &facts, &tensors)?;
+        let vocabulary = tokenizer::Vocabulary::read(&metadata)?;
         let described = Described {
             config,
-            generation_config: tokenizer::generation_config(&metadata)?,
-            tokenizer_config: tokenizer::tokenizer_config(&metadata)?,
-            tokenizer: tokenizer::tokenizer(&metadata)?,
+            generation_config: tokenizer::generation_config(&metadata, vocabulary.as_ref())?,
+            tokenizer_config: tokenizer::tokenizer_config(&metadata, vocabulary.as_ref())?,
+            tokenizer: vocabulary.map(|v| tokenizer::tokenizer(&metadata, &v)).transpose()?,
         };
         let norms_shifted = facts.delta.is_some();
         Ok((Gguf { paths, version, metadata, types, weights, unused, norms_shifted }, described))

@@ -179,9 +179,9 @@ pub(super) fn weights(
     let mut unused = Vec::new();
     for (name, tensor) in tensors {
         // Used by the config, or by the weight that it scales.
-        let scaled = name.strip_suffix(".scale").map(|module| format!("{module}.weight"));
-        let is_divisors = |name: &str| facts.is_llama && name == "rope_freqs.weight";
-        if is_divisors(name) || scaled.is_some_and(|name| tensors.contains_key(&name) && !is_divisors(&name)) {
+        let divisors = "rope_freqs.weight";
+        let beside = name.strip_suffix(".scale").map(|module| format!("{module}.weight"));
+        if facts.is_llama && name == divisors || beside.is_some_and(|w| w != divisors && tensors.contains_key(&w)) {
             continue;
         }
         if name.ends_with(".input_scale") || !map.add(name, tensor)? {

@@ -135,7 +135,7 @@ const ENDS: [&str; 33] = [
 const MOST_MERGES: usize = 16 << 20;
 
 /// The tokens of a file.
-struct Vocabulary<'a> {
+pub(super) struct Vocabulary<'a> {
     tokens: Vec<&'a str>,
     types: Vec<u64>,
     /// Id of each token that is in use.
@@ -143,7 +143,8 @@ struct Vocabulary<'a> {
 }
 
 impl<'a> Vocabulary<'a> {
-    fn read(m: &'a Metadata) -> Result<Option<Self>, Error> {
+    /// `None` for a file without tokens.
+    pub(super) fn read(m: &'a Metadata) -> Result<Option<Self>, Error> {
         let Some(tokens) = m.strings(TOKENS)? else { return Ok(None) };
         let types: Vec<u64> = match m.numbers("tokenizer.ggml.token_type", tokens.len() as u64)? {
             None => vec![1; tokens.len()],
@@ -161,6 +162,15 @@ impl<'a> Vocabulary<'a> {
 
     fn text(&self, id: u64) -> Option<&'a str> {
         self.tokens.get(usize::try_from(id).ok()?).copied()
+    }
+
+    /// Id and text of a special token that the model has, which must be one of these.
+    fn special(&self, m: &Metadata, name: &str) -> Result<Option<(u64, &'a str)>, Error> {
+        let Some(id) = special(m, Some(self), name)? else { return Ok(None) };
+        match self.text(id) {
+            Some(text) => Ok(Some((id, text))),
+            None => m.refuse(&special_key(name), format!("one of {} tokens", self.tokens.len())),
+        }
     }
 
     /// Tokens in use, by id.
@@ -187,18 +197,17 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// The tokenizer.json; `None` for a file without a vocabulary.
-pub(super) fn tokenizer(m: &Metadata) -> Result<Option<Json>, Error> {
+/// The tokenizer.json.
+pub(super) fn tokenizer(m: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json, Error> {
     let key = "tokenizer.ggml.model";
-    let (model, Some(vocabulary)) = (m.text(key)?, Vocabulary::read(m)?) else { return Ok(None) };
-    let mut file = match model {
-        Some("gpt2") => byte_level(m, &vocabulary)?,
-        Some("llama") => sentence_piece(m, &vocabulary)?,
+    let mut file = match m.text(key)? {
+        Some("gpt2") => byte_level(m, vocabulary)?,
+        Some("llama") => sentence_piece(m, vocabulary)?,
         _ => return m.refuse(key, "gpt2 or llama"),
     };
     let default = file["add_bos"].take().as_bool().unwrap_or(false);
-    let template = template(m, &vocabulary, default)?;
-    Ok(Some(json!({
+    let template = template(m, vocabulary, default)?;
+    Ok(json!({
         "version": "1.0", "truncation": null, "padding": null,
         "added_tokens": vocabulary.added(),
         "normalizer": file["normalizer"].take(),
@@ -206,7 +215,7 @@ pub(super) fn tokenizer(m: &Metadata) -> Result<Option<Json>, Error> {
         "post_processor": template,
         "decoder": file["decoder"].take(),
         "model": file["model"].take(),
-    })))
+    }))
 }
 
 fn byte_level(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
@@ -269,10 +278,10 @@ fn sentence_piece(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
         return m.refuse("tokenizer.ggml.remove_extra_whitespaces", "false");
     }
     let key = "tokenizer.ggml.scores";
-    let scores = m.numbers(key, v.tokens.len() as u64)?.unwrap_or_default();
-    if scores.len() != v.tokens.len() || scores.iter().any(|s| s.is_nan()) {
+    let scores = m.numbers(key, v.tokens.len() as u64)?;
+    let Some(scores) = scores.filter(|scores| !scores.iter().any(|s| s.is_nan())) else {
         return m.refuse(key, format!("{} scores", v.tokens.len()));
-    }
+    };
     // What pieces are made of and merge into; control tokens and the like come from nothing but
     // themselves.
     let is_piece = |t: u64| !matches!(t, UNKNOWN | CONTROL | BYTE | UNUSED);
@@ -288,18 +297,21 @@ fn sentence_piece(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
                     let what = format!("key {TOKENS:?}: expected at most {MOST_MERGES} bytes of merges, found more");
                     return Err(Error::malformed(m.path(), what));
                 }
-                merges.push((scores[id as usize], left.chars().count(), right.chars().count(), id, left, right));
+                merges.push(Merge { score: scores[id as usize], id, left, right });
             }
         }
     }
     // Best first; the longer left part first of those that make one piece, as the reference's
     // converter has it.
-    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((b.1, b.2).cmp(&(a.1, a.2))).then(a.3.cmp(&b.3)));
+    let lengths = |m: &Merge<'_>| (m.left.chars().count(), m.right.chars().count());
+    merges.sort_by(|a, b| {
+        b.score.total_cmp(&a.score).then_with(|| lengths(b).cmp(&lengths(a))).then_with(|| a.id.cmp(&b.id))
+    });
     if let Some((one, other)) = undecided(&merges) {
         let (one, other) = (v.text(one).unwrap_or_default(), v.text(other).unwrap_or_default());
         return m.refuse(key, format!("scores that order the merges ({one:?} and {other:?} have the same)"));
     }
-    let merges: Vec<Json> = merges.into_iter().map(|(.., left, right)| json!([left, right])).collect();
+    let merges: Vec<Json> = merges.into_iter().map(|m| json!([m.left, m.right])).collect();
     let prefix = m.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" });
     let normalizer = match prefix {
@@ -314,7 +326,7 @@ fn sentence_piece(m: &Metadata, v: &Vocabulary<'_>) -> Result<Json, Error> {
     if prefix {
         decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
     }
-    let unknown = special(m, "unknown")?.and_then(|id| v.text(id));
+    let unknown = special(m, Some(v), "unknown")?.and_then(|id| v.text(id));
     let unknown = unknown.or_else(|| v.used().find(|(_, _, t)| *t == UNKNOWN).map(|(_, token, _)| token));
     Ok(json!({
         "add_bos": true,
@@ -335,34 +347,47 @@ fn special_key(name: &str) -> String {
 
 /// The id of a special token, if the file or its kind of vocabulary says so: what SentencePiece
 /// itself gives the first three ids to.
-fn special(m: &Metadata, name: &str) -> Result<Option<u64>, Error> {
+fn special(m: &Metadata, v: Option<&Vocabulary<'_>>, name: &str) -> Result<Option<u64>, Error> {
     let key = special_key(name);
     let is_sentence_piece = m.text("tokenizer.ggml.model")? == Some("llama");
     let usual = ["unknown", "bos", "eos"].iter().position(|known| *known == name);
-    match usual.filter(|_| is_sentence_piece && m.get(&key).is_none() && m.get(TOKENS).is_some()) {
+    match usual.filter(|_| is_sentence_piece && m.get(&key).is_none() && v.is_some()) {
         Some(id) => Ok(Some(id as u64)),
         None => token_id(m, &key),
     }
 }
 
-/// Score, characters of the left part and of the right one, id of the piece, left part, right part.
-type Merge<'a> = (f64, usize, usize, u64, &'a str, &'a str);
+/// Two pieces that stand side by side and are another.
+struct Merge<'a> {
+    /// Of the piece they make, as its id.
+    score: f64,
+    id: u64,
+    left: &'a str,
+    right: &'a str,
+}
+
+impl Merge<'_> {
+    /// What the piece is a run of, if it is one.
+    fn run_of(&self) -> Option<char> {
+        let mut all = self.left.chars().chain(self.right.chars());
+        let first = all.next()?;
+        all.all(|c| c == first).then_some(first)
+    }
+}
 
 /// Two pieces whose merges no order decides: they have one score, so that the leftmost in a text
 /// comes first, and the right part of one is the left part of the other, so that it matters. Runs
 /// of one character, of which Llama 2's vocabulary has sixteen of one score, are the same in any
 /// order.
 fn undecided(merges: &[Merge<'_>]) -> Option<(u64, u64)> {
-    let run = |m: &Merge<'_>| m.4.chars().next().filter(|first| m.4.chars().chain(m.5.chars()).all(|c| c == *first));
-    merges.chunk_by(|a, b| a.0 == b.0).find_map(|tied| {
-        let mut by_left: BTreeMap<&str, Vec<&Merge<'_>>> = BTreeMap::new();
-        tied.iter().for_each(|m| by_left.entry(m.4).or_default().push(m));
-        let meets = |one: &Merge<'_>| {
-            let others = by_left.get(one.5)?.iter();
-            let matters = |other: &&&Merge<'_>| other.3 != one.3 && (run(one).is_none() || run(one) != run(other));
-            others.filter(matters).map(|other| (one.3, other.3)).next()
-        };
-        tied.iter().find_map(meets)
+    merges.chunk_by(|a, b| a.score == b.score).find_map(|tied| {
+        let mut by_left: BTreeMap<&str, Vec<(u64, Option<char>)>> = BTreeMap::new();
+        tied.iter().for_each(|m| by_left.entry(m.left).or_default().push((m.id, m.run_of())));
+        tied.iter().find_map(|one| {
+            let run = one.run_of();
+            let meets = |other: &&(u64, Option<char>)| other.0 != one.id && (run.is_none() || other.1 != run);
+            Some((one.id, by_left.get(one.right)?.iter().find(meets)?.0))
+        })
     })
 }
 
@@ -372,10 +397,7 @@ fn template(m: &Metadata, v: &Vocabulary<'_>, add_bos: bool) -> Result<Json, Err
     let add_eos = m.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
     let mut texts = Map::new();
     let mut piece = |add: bool, name: &str| -> Result<Option<Json>, Error> {
-        let Some(id) = special(m, name)?.filter(|_| add) else { return Ok(None) };
-        let Some(text) = v.text(id) else {
-            return m.refuse(&special_key(name), format!("one of {} tokens", v.tokens.len()));
-        };
+        let Some((id, text)) = (if add { v.special(m, name)? } else { None }) else { return Ok(None) };
         texts.insert(text.to_string(), json!({ "id": text, "ids": [id], "tokens": [text] }));
         Ok(Some(json!({ "SpecialToken": { "id": text, "type_id": 0 } })))
     };
@@ -390,32 +412,29 @@ fn template(m: &Metadata, v: &Vocabulary<'_>, add_bos: bool) -> Result<Json, Err
 }
 
 /// Chat template and the texts of its special tokens.
-pub(super) fn tokenizer_config(m: &Metadata) -> Result<Json, Error> {
+pub(super) fn tokenizer_config(m: &Metadata, v: Option<&Vocabulary<'_>>) -> Result<Json, Error> {
     let mut config = json!({});
     if let Some(template) = m.text("tokenizer.chat_template")? {
         config["chat_template"] = template.into();
     }
-    let Some(v) = Vocabulary::read(m)? else { return Ok(config) };
+    let Some(v) = v else { return Ok(config) };
     for name in ["bos", "eos"] {
-        if let Some(id) = special(m, name)? {
-            match v.text(id) {
-                Some(text) => config[format!("{name}_token")] = text.into(),
-                None => return m.refuse(&special_key(name), format!("one of {} tokens", v.tokens.len())),
-            }
+        if let Some((_, text)) = v.special(m, name)? {
+            config[format!("{name}_token")] = text.into();
         }
     }
     Ok(config)
 }
 
 /// Stop ids and sampling.
-pub(super) fn generation_config(m: &Metadata) -> Result<Json, Error> {
+pub(super) fn generation_config(m: &Metadata, v: Option<&Vocabulary<'_>>) -> Result<Json, Error> {
     let mut stops = Vec::new();
     for name in ["eos", "eot", "eom"] {
-        stops.extend(special(m, name)?);
+        stops.extend(special(m, v, name)?);
     }
-    if let Some(v) = Vocabulary::read(m)? {
+    if let Some(v) = v {
         for name in ["fim_pad", "fim_rep", "fim_sep"] {
-            stops.extend(special(m, name)?.filter(|id| v.text(*id).is_some()));
+            stops.extend(special(m, Some(v), name)?.filter(|id| v.text(*id).is_some()));
         }
         let ends = |(_, token, t): &(u64, &str, u64)| matches!(*t, CONTROL | USER_DEFINED) && ENDS.contains(token);
         stops.extend(v.used().filter(ends).map(|(id, ..)| id));
